@@ -366,7 +366,7 @@ class _Bound:
             return None, _error(self.eager_distance)
         parts = torch.view_as_real(self.exact) if self.exact.is_complex() else self.exact
         inner = torch.full(parts.shape, ordinary(parts.double().abs()))  # a running sum may come back to 0
-        ours = distance(value, self.exact, _widened(self.eager), *rounded, group=value.numel(), inner=inner)
+        ours = distance(value, self.exact, _widened(self.eager), *rounded, group_size=value.numel(), inner_size=inner)
         off = _elements_off(value, self.exact)
         chaotic = _error(self.eager_distance) > _CHAOTIC
         if off <= 2 * self.off if chaotic and not ours.nonfinite else ours.is_rounding:

@@ -29,7 +29,7 @@ from ..exporter.decompositions import decomposition_table
 from ..graphs import aot
 from ..graphs.layout import significant_strides
 from ..graphs.locations import UserName, set_user_name
-from ..numerics.program_execution import Results, Twice, as_given, copies, is_plain
+from ..numerics.program_execution import ReferenceRuns, Results, as_given, copies, is_plain
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.verdicts import Verdict
 from .chosen_runs import ChosenRun
@@ -321,11 +321,11 @@ class Call:
         """Compares the gradients the compiled backward returned.
 
         Args:
-            tangents: what the backward was given, see ``Twice.gradients``.
+            tangents: what the backward was given, see ``ReferenceRuns.gradients``.
             gradients: by the position of the captured graph's argument, of those that require one.
 
         Raises:
-            NotRepeatableError: see ``Twice.gradients``.
+            NotRepeatableError: see ``ReferenceRuns.gradients``.
         """
         first = self._captured.pre_grad.first
         unchecked: list[str] = []
@@ -343,12 +343,12 @@ class Call:
         because = self.fault and f"its forward {self.fault}"
         return Finding(culprit, wrong, because, unchecked + self._captured.pre_grad.unchecked)
 
-    def _run(self, graph: fx.GraphModule) -> Twice:
+    def _run(self, graph: fx.GraphModule) -> ReferenceRuns:
         def run(*args: object) -> list[object]:
             with self._as_called():
                 return interpret(graph, args)
 
-        return Twice(run, self.arguments, self.state, self._leaves)
+        return ReferenceRuns(run, self.arguments, self.state, self._leaves)
 
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:
@@ -423,7 +423,7 @@ def _is_gradient(key: object) -> bool:
     return isinstance(key, tuple) and key[0] == "gradient"
 
 
-def _inexact(twice: Twice) -> list[str]:
+def _inexact(twice: ReferenceRuns) -> list[str]:
     return [f"the reference of {name} is not float64: {reason}" for name, reason in twice.inexact.items()]
 
 

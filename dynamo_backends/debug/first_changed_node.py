@@ -24,7 +24,7 @@ from ..exporter.upstream_faults import is_uninitialized
 from ..graphs.locations import where
 from ..numerics.distance import dense, distance, ordinary
 from ..numerics.exact import REFUSALS, attribute
-from ..numerics.graph_execution import FxExecution, perturbed_execution
+from ..numerics.graph_execution import FxExecution, PerturbedExecution
 from ..numerics.program_execution import copies
 from ..numerics.randomness import PERTURBATIONS
 from ..numerics.verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
@@ -70,7 +70,7 @@ def first_wrong_node(
             return found
         if perturbed is None:
             perturbed = [
-                perturbed_execution(before, copies(arguments), state, seed, recorded=old.drawn, compared=set(left))
+                PerturbedExecution(before, copies(arguments), state, seed, recorded=old.drawn, compared=set(left))
                 for seed in range(PERTURBATIONS)
             ]
         for item in list(perturbed):

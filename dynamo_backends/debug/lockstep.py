@@ -30,7 +30,7 @@ from ..numerics.distance import dense, distance
 from ..numerics.exact import REFUSALS, Environment, run_eager
 from ..numerics.graph_execution import FxExecution
 from ..numerics.local_error import NodeCheck, Segment, name_of
-from ..numerics.measure import Measure, group_of
+from ..numerics.measure import Measure, group_size_of
 from ..numerics.value_range import extent, nonfinite_elements
 from ..partition.regions import is_ordered
 from .node_sessions import Replay
@@ -341,7 +341,7 @@ class Lockstep:
         else:
             return
         found = nonfinite_elements(dense(result), [(name, values.get(arg)) for arg, name in names.items()])
-        row.nonfinite_elements = [msgspec.convert(element.as_json(), ElementEntry) for element in found]
+        row.nonfinite_elements = [msgspec.convert(element, ElementEntry) for element in found]
 
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
         """What the run returned for a result: a region's output, or a value PyTorch computed."""
@@ -396,7 +396,7 @@ def _converter(node: fx.Node) -> str:
 
 
 def _propagated(value: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor) -> Measure:
-    return distance(value, exact, eager, group=group_of(eager.shape))
+    return distance(value, exact, eager, group_size=group_size_of(eager.shape))
 
 
 def _as_right(found: Measure) -> Measure:

@@ -140,5 +140,5 @@ def differences_of(
         if not same_elements(before, after):
             is_rounded = before.is_floating_point()
             usual = torch.full(before.shape, _SUMMED * ordinary(before)) if is_rounded else None
-            found = distance(after, before.double() if is_rounded else before, inner=usual)
+            found = distance(after, before.double() if is_rounded else before, inner_size=usual)
             yield i, Instability(threads, other_threads, before.dtype, found)

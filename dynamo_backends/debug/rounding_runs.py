@@ -13,18 +13,14 @@ import contextlib
 from collections.abc import Mapping
 
 import torch
-from torch import fx
-
-from passes.engine.fx.editing import is_view
 
 from ..errors import SessionError
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph
 from ..numerics.distance import dense
-from ..numerics.exact import REFUSALS, Environment, run_only_exact
-from ..numerics.graph_execution import FxExecution, perturbed_execution
-from ..numerics.local_error import SUMS, name_of
-from ..numerics.randomness import MOST_PERTURBATIONS, NEAR_ONE, PERTURBATIONS, perturbed_near_one
+from ..numerics.exact import REFUSALS
+from ..numerics.graph_execution import FxExecution, PerturbedExecution
+from ..numerics.randomness import MOST_PERTURBATIONS, PERTURBATIONS
 from ..numerics.verdicts import verdict
 from .lockstep import item_of, recorded_values
 from .node_sessions import Replay
@@ -36,9 +32,6 @@ _MOST = 64
 
 _ASKED_AFTER = (PERTURBATIONS, 2 * PERTURBATIONS, MOST_PERTURBATIONS)
 """After how many runs it is asked whether they explain all."""
-
-_LINEAR = SUMS | {"add", "sub", "rsub", "mul", "neg", "cat", "where", "relu", "_to_copy"}
-"""Operators, beside views, that carry an error on and make it no larger beside the numbers that it comes from."""
 
 
 def explained_by_rounding(
@@ -64,20 +57,19 @@ def explained_by_rounding(
     recorded, state = recorded_values(graph, run), torch.get_rng_state()
     names = {node.name for node in wanted}
     execution = FxExecution(graph.module, (), state, recorded=recorded, compared=names)
-    _run(graph, execution, None)
+    _run(graph, execution)
     places = {name: place for name, place in places.items() if place[0] in execution.eager}
     furthest: dict[str, torch.Tensor] = {}
     furthest_near_one: dict[str, torch.Tensor] = {}
     explained: dict[str, bool] = {}
     for seed in range(MOST_PERTURBATIONS):
-        item = perturbed_execution(graph.module, (), state, seed, recorded=recorded, compared=names)
-        near_one = _NearOne(torch.Generator().manual_seed(MOST_PERTURBATIONS + seed))
+        item = PerturbedExecution(graph.module, (), state, seed, recorded=recorded, compared=names, has_near_one=True)
         try:
-            _run(graph, item, near_one)
+            _run(graph, item)
         except (*REFUSALS, IndexError):  # a shape depends on a comparison that turned
             continue
         for name, (node, index) in places.items():
-            for values, found in ((item.exact, furthest), (near_one.values, furthest_near_one)):
+            for values, found in ((item.exact, furthest), (item.near_one, furthest_near_one)):
                 if node in values:
                     exact, value = (item_of(value, index) for value in (execution.exact_of(node), values[node]))
                     found[name] = _further(value, found.get(name, exact), exact)
@@ -104,38 +96,11 @@ def _further(value: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> t
     return torch.where((value - exact).abs() <= (other - exact).abs(), other, value)
 
 
-def _run(graph: CompiledGraph, execution: FxExecution, near_one: _NearOne | None) -> None:
+def _run(graph: CompiledGraph, execution: FxExecution) -> None:
     for node in graph.module.graph.nodes:
-        if node.op == "output":
-            continue
-        execution.run(node)
-        if near_one is not None:
-            near_one.run(node, execution.exact)
-        for dead in execution.release(*node.all_input_nodes):
-            if near_one is not None:
-                near_one.values.pop(dead, None)
-
-
-class _NearOne:
-    """Values beside those of a run in float64: with the errors of functions of numbers near one.
-
-    Attributes:
-        values: of the nodes that have such an error.
-    """
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.values: Environment = {}
-        self._generator = generator
-
-    def run(self, node: fx.Node, exact: Environment) -> None:
-        """Runs a node; ``exact`` has its value, and those of what it reads."""
-        name, value, args = name_of(node), exact.get(node), node.all_input_nodes
-        if name in NEAR_ONE and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
-            given = [exact[arg] for arg in args]
-            self.values[node] = perturbed_near_one(name, value, given, node.meta["val"].dtype, self._generator)
-        elif (name in _LINEAR or is_view(node.target)) and any(arg in self.values for arg in args):
-            with contextlib.suppress(*REFUSALS):  # float64 has not the operator
-                self.values[node] = run_only_exact(node, {arg: self.values.get(arg, exact[arg]) for arg in args})
+        if node.op != "output":
+            execution.run(node)
+            execution.release(*node.all_input_nodes)
 
 
 def _values(

@@ -277,7 +277,7 @@ class FrameEntry:
 
 @dataclasses.dataclass(frozen=True)
 class ExtentEntry:
-    """See ``numerics.extent.Extent``."""
+    """See ``numerics.value_range.Extent``."""
 
     smallest: float | None
     largest: float | None
@@ -287,7 +287,7 @@ class ExtentEntry:
 
 @dataclasses.dataclass(frozen=True)
 class ElementEntry:
-    """See ``numerics.extent.Element``; what is NaN or infinite is the text ``nan``, ``inf`` or ``-inf``."""
+    """See ``numerics.value_range.nonfinite_elements``."""
 
     index: Sequence[int]
     value: float | str

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import ml_dtypes
 import numpy as np
 
-from ..numerics.measure import FORMATS, Measure, group_of, measure
+from ..numerics.measure import FORMATS, Measure, group_size_of, measure
 from .models import shape_text, type_name
 
 OnnxValue: TypeAlias = "np.ndarray | list[OnnxValue] | dict[object, object] | None"
@@ -190,7 +190,9 @@ def _measured(
     """The difference of a value from one that counts as right."""
     arrays = [_known_to_numpy(item.reshape(value.shape)) for item in (value, right, *others)]
     extents = np.broadcast_to(inner, value.shape) if inner else None
-    found = measure(arrays[0], arrays[1], dtype.name, arrays[2:], inner=extents, group=group_of(value.shape))
+    found = measure(
+        arrays[0], arrays[1], dtype.name, arrays[2:], inner_size=extents, group_size=group_size_of(value.shape)
+    )
     a, b = (item.reshape(-1) for item in arrays[:2])
     differing = sum(_differing(a[i : i + _CHUNK], b[i : i + _CHUNK]) for i in range(0, a.size, _CHUNK))
     return Difference(found, differing, dtype.name if kind_of(dtype) in ("float", "complex") else "")

@@ -1,14 +1,14 @@
-"""Runs one call of a function again, gradients included: in float64, on another device, or on another runtime.
+"""Runs one call again: in float64, on another device, or on another runtime, with gradients.
 
 ::
 
-    execution = CallExecution(function, args, kwargs)      # before the call: copies of its arguments
+    execution = CallExecution(function, args, kwargs)      # before the call: copies the arguments
     with execution.recording:
         result = function(*args, **kwargs)
-    execution.run(FLOAT64).results                         # of the copies: what was returned, and changed arguments
+    execution.run(FLOAT64).results                         # returned tensors, and arguments that were changed
     execution.run(FLOAT64, with_gradients=True).gradients({"output": gradient})
 
-The call is any: of an ATen operator, of a function made of many, of a user's own.
+The function is any: an ATen operator, one composed of many, a user's own.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
 from .exact import WIDER
-from .program_execution import Float64, Recording, copies
-from .randomness import PrivateRandomness
+from .program_execution import Context, Float64, Recording, Run, copies, requires_grad, version_of
 from .verdicts import epsilon
 
 Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
-"""Is given an argument's name and the argument; returns another of the same shape."""
+"""Takes an argument's name and the argument; returns another of the same shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +34,12 @@ class Target:
     """In which precision, and where, a call is run.
 
     Attributes:
-        wide: whether in float64; comparisons, indices and random numbers are those of the recorded call, see ``twice``.
-        decides: whether comparisons and indices are float64's own all the same.
-        perturbing: with ``wide``, the dtype by whose rounding what is computed inside is perturbed.
-        device: of the copies; ``None`` for the arguments' own.
-        function: computes the same on another runtime; no mode of PyTorch is in its way.
-        timer: makes the context in which the function, and then the backward, is called.
+        wide: whether in float64, with the random numbers and decisions of the recorded call, see ``Float64``.
+        decides: whether float64 decides comparisons and indices itself.
+        perturbing: with ``wide``, the dtype by whose rounding the inputs of each operator are perturbed.
+        device: of the copies; by default that of each argument.
+        function: computes the same on another runtime.
+        timer: creates a context for the function, and one for the backward.
     """
 
     wide: bool = False
@@ -48,26 +47,25 @@ class Target:
     perturbing: torch.dtype | None = None
     device: torch.device | None = None
     function: Callable[..., Any] | None = None
-    timer: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
-
-    def converted(self, value: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor for the run."""
-        dtype = WIDER.get(value.dtype, value.dtype) if self.wide else value.dtype
-        return value.detach().to(self.device or value.device, dtype, copy=True)
+    timer: Context = contextlib.nullcontext
 
     def copies(self, values: Sequence[object], *, in_memory: bool) -> list[object]:
         """Copies of the tensors among some values.
 
         Args:
             values: tensors and other objects.
-            in_memory: whether the copies share memory where the tensors do, and keep what is beside their elements.
+            in_memory: whether the copies share memory where the originals do, and whole storages are copied.
         """
         if in_memory:
             values = copies(values, wide=self.wide)
             if self.device is None:
                 return values
-        known = {id(value): self.converted(value) for value in values if isinstance(value, torch.Tensor)}
+        known = {id(value): self._copy(value) for value in values if isinstance(value, torch.Tensor)}
         return [known.get(id(value), value) for value in values]
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        dtype = WIDER.get(value.dtype, value.dtype) if self.wide else value.dtype
+        return value.detach().to(self.device or value.device, dtype, copy=True)
 
 
 FLOAT64 = Target(wide=True)
@@ -78,18 +76,18 @@ class ChangedSinceError(RuntimeError):
 
 
 class CallExecution:
-    """A call that can be run again; made before the call, which may write into its arguments.
+    """A call that can be run again. Created before the call, which may write into its arguments.
 
-    No mode may be active that is not to see it; random numbers are drawn from a state of their own.
+    Random numbers are drawn from a private state.
 
     Args:
         function: what is called.
         args, kwargs: of the call.
         writes: whether the call may write into its arguments.
-        reads_memory: whether it reads memory beside their elements.
+        reads_memory: whether it reads memory outside of its arguments' elements.
 
     Attributes:
-        recording: a context in which the call itself is made: its random numbers and decisions are remembered.
+        recording: the context for the call itself, which records its random numbers and decisions.
         names: of the flattened arguments: ``args[0]``, ``kwargs[weight]``.
     """
 
@@ -109,9 +107,9 @@ class CallExecution:
         self._in_memory = writes or reads_memory
         paths, self.spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
         self.names = [_name(path) for path, _ in paths]
-        self.requires_grad = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for _, leaf in paths]
+        self._requires_grad = [requires_grad(leaf) for _, leaf in paths]
         self._own = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths]
-        self._versions = [version_of(leaf) for leaf in self._own]
+        self._versions = list(map(version_of, self._own))
         self._before: list[object] | None = Target().copies(self._own, in_memory=self._in_memory)
 
     @property
@@ -125,33 +123,38 @@ class CallExecution:
         """The caller's own tensors among the arguments."""
         return [leaf for leaf in self._own if isinstance(leaf, torch.Tensor)]
 
-    def run(self, target: Target, change: Change | None = None, *, with_gradients: bool = False) -> Run:
-        """Calls the function on copies of the arguments; after the call itself.
+    def run(self, target: Target, change: Change | None = None, *, with_gradients: bool = False) -> CallRun:
+        """Calls the function on copies of the arguments. To be used after the call itself.
 
         Args:
-            target: in what.
-            change: of each floating-point argument.
-            with_gradients: whether gradients can be asked for.
+            target: where to run.
+            change: is applied to each floating-point argument.
+            with_gradients: whether gradients can be computed afterwards.
 
         Raises:
             ChangedSinceError: an argument was changed in place since the first run.
             Whatever the function raises there.
         """
+        leaves = self._leaves(target, with_gradients=with_gradients, change=change)
+        return CallRun(self, target, leaves, with_gradients=with_gradients)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Copies of the arguments as they were before the call."""
+        args, kwargs = pytree.tree_unflatten(self._leaves(Target(), with_gradients=True), self.spec)
+        return args, kwargs
+
+    def _leaves(self, target: Target, *, with_gradients: bool, change: Change | None = None) -> list[object]:
         leaves = target.copies(self._arguments(), in_memory=self._in_memory)
         if change is not None:
             leaves = _changed(self.names, leaves, change)
-        return Run(self, target, leaves, with_gradients=with_gradients)
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Copies of the arguments of the call as they were before it."""
-        leaves = Target().copies(self._arguments(), in_memory=self._in_memory)
-        given = [_requiring(leaf, wanted) for leaf, wanted in zip(leaves, self.requires_grad, strict=True)]
-        args, kwargs = pytree.tree_unflatten(given, self.spec)
-        return args, kwargs
+        for leaf, wanted in zip(leaves, self._requires_grad, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                leaf.requires_grad_(wanted and with_gradients)
+        return leaves
 
     def _arguments(self) -> list[object]:
-        """The arguments as they were before the call; the user's own, without copies, while these are unchanged."""
-        is_unchanged = [version_of(leaf) for leaf in self._own] == self._versions
+        """The arguments as they were before the call: the caller's own tensors while these are unchanged."""
+        is_unchanged = list(map(version_of, self._own)) == self._versions
         if self._before is not None and (self.writes or not is_unchanged):
             return self._before
         if not is_unchanged:
@@ -160,83 +163,64 @@ class CallExecution:
         return self._own
 
 
-class Run:
-    """One run of a call on copies of its arguments.
+class CallRun:
+    """One run of a call.
 
     Attributes:
         returned: what the function returned.
-        results: the tensors in it, by name (``output[1]``), and the arguments that it wrote, ``args[0] after it``.
+        results: the tensors in it, by name (``output[1]``), and the arguments that it wrote (``args[0] after it``).
     """
 
     def __init__(
         self, execution: CallExecution, target: Target, leaves: Sequence[object], *, with_gradients: bool
     ) -> None:
+        first = {id(leaf): name for name, leaf in reversed(list(zip(execution.names, leaves, strict=True)))}
+        self._leaves = {first[id(leaf)]: leaf for leaf in leaves if requires_grad(leaf)}
         self._target = target
-        self._state = execution.random_state
-        self._modes: list[Any] = []
-        if target.function is None:
-            self._modes.append(PrivateRandomness(self._state))
         self._float64 = Float64(
             execution.recording, decides_itself=target.decides, perturbing=target.perturbing or False
         )
-        if target.wide:
-            self._modes.append(self._float64)
-        wanted = execution.requires_grad if with_gradients else [False] * len(leaves)
-        leaves = [_requiring(leaf, is_wanted) for leaf, is_wanted in zip(leaves, wanted, strict=True)]
-        first = {id(leaf): name for name, leaf in reversed(list(zip(execution.names, leaves, strict=True)))}
-        self._leaves = {first[id(leaf)]: leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        with torch.set_grad_enabled(with_gradients), self._running():
-            given = leaves
-            if execution.writes:  # a leaf must not be written
-                given = [leaf.clone() if requires_grad(leaf) else leaf for leaf in leaves]
-            versions = [version_of(leaf) for leaf in given]
+
+        def call(*given: object) -> Any:
             args, kwargs = pytree.tree_unflatten(given, execution.spec)
             with target.timer():
-                self.returned = (target.function or execution.function)(*args, **kwargs)
+                return (target.function or execution.function)(*args, **kwargs)
+
+        are_leaves, mode = [not execution.writes] * len(leaves), self._float64 if target.wide else None
+        is_elsewhere = target.function is not None
+        with torch.set_grad_enabled(with_gradients):
+            self._run = Run(call, leaves, are_leaves, execution.random_state, mode, is_elsewhere=is_elsewhere)
+        self.returned = self._run.returned
         self.results: dict[str, torch.Tensor] = dict(named_tensors(self.returned, "output"))
         returned = {id(value) for value in self.results.values()}
-        for name, value, version in zip(execution.names, given, versions, strict=True):
-            is_written = execution.writes or version_of(value) != version
-            if isinstance(value, torch.Tensor) and is_written and id(value) not in returned:
+        for name, value, is_written in zip(execution.names, self._run.arguments, self._run.are_written, strict=True):
+            if isinstance(value, torch.Tensor) and (execution.writes or is_written) and id(value) not in returned:
                 self.results[f"{name} after it"] = value
 
     @property
     def is_inexact(self) -> bool:
-        """Whether float64 lacks an operator of the call, which ran in a lower precision instead."""
+        """Whether an operator has no float64 kernel, and ran in a lower precision."""
         return bool(self._float64.inexact)
 
     def gradients(self, tangents: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The gradients of the arguments that have one, by name; of one that is there twice, by the first.
+        """The gradients of the arguments that have one, by name; a repeated argument has the first of its names.
 
         Args:
-            tangents: the gradient of each result that has one, by its name.
+            tangents: the gradients of results, by name.
         """
-        ends = {name: value for name, value in self.results.items() if name in tangents and requires_grad(value)}
-        of = {name: leaf for name, leaf in self._leaves.items() if requires_grad(leaf)}
-        if not ends or not of:
+        outputs = {name: value for name, value in self.results.items() if name in tangents and requires_grad(value)}
+        if not outputs or not self._leaves:
             return {}
-        with self._running():
-            given = [self._target.converted(tangents[name]).to(end) for name, end in ends.items()]
-            with self._target.timer():
-                found = torch.autograd.grad(list(ends.values()), list(of.values()), given, allow_unused=True)
-        return {name: gradient for name, gradient in zip(of, found, strict=True) if gradient is not None}
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            if not self._modes:
-                stack.enter_context(torch.random.fork_rng(devices=[]))
-                torch.set_rng_state(self._state)
-            for mode in self._modes:
-                stack.enter_context(mode)
-            yield
+        given = [tangents[name] for name in outputs]
+        found = self._run.gradients(list(outputs.values()), given, list(self._leaves.values()), self._target.timer)
+        return {name: value for name, value in zip(self._leaves, found, strict=True) if value is not None}
 
 
 def as_float64(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """A function's result in float64, discrete results from floating-point values excepted.
+    """A function's result in float64; discrete results that are computed from floating-point values are eager's.
 
     Raises:
-        RuntimeError, TypeError, NotImplementedError: float64 has no kernel for it.
+        RuntimeError, TypeError, NotImplementedError: it has no float64 kernel.
     """
     execution = CallExecution(function, args, kwargs)
     with execution.recording:
@@ -245,43 +229,26 @@ def as_float64(function: Callable[..., object], args: Sequence[object], kwargs: 
 
 
 def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of nested lists, tuples and dictionaries, each with where it is: ``output``, ``output[1]``."""
+    """The tensors in nested lists, tuples and dictionaries, with their names: ``output``, ``output[1]``."""
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from named_tensors(item, f"{name}[{key}]")
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from named_tensors(item, f"{name}[{i}]")
-
-
-def version_of(value: object) -> int:
-    """How often a tensor was changed in place; 0 for one of inference mode, where PyTorch does not count."""
-    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
-
-
-def requires_grad(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a tensor of which gradients are asked for."""
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _name(path: Sequence[Any]) -> str:
-    """The name of a leaf of ``(args, kwargs)``, as ``named_tensors`` gives it."""
+    """The name of a leaf of ``(args, kwargs)``, in the form of ``named_tensors``."""
     keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
     return ("kwargs" if keys[0] else "args") + "".join(f"[{key}]" for key in keys[1:])
 
 
-def _requiring(leaf: object, wanted: bool) -> object:
-    return leaf.requires_grad_(wanted) if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _changed(names: Sequence[str], values: Sequence[object], change: Change) -> list[object]:
-    """The values with their floating-point tensors changed; one that is there twice is changed once."""
+    """The values with their floating-point tensors changed; a repeated tensor is changed once."""
     changed: dict[int, object] = {}
     with torch.no_grad():
         for name, value in zip(names, values, strict=True):
             if isinstance(value, torch.Tensor) and value.is_floating_point() and id(value) not in changed:
-                other = change(name, value)  # in place, where memory beside the elements may matter
-                changed[id(value)] = value.copy_(other) if value.is_contiguous() else other
+                new = change(name, value)
+                changed[id(value)] = value.copy_(new) if value.is_contiguous() else new  # keeps the rest of the memory
     return [changed.get(id(value), value) for value in values]

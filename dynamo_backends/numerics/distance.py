@@ -1,4 +1,4 @@
-"""The distance of tensors, see ``measure``: a tensor enters as an array of numpy, in its own memory where it can."""
+"""``measure`` for tensors, which share memory with numpy's arrays where possible."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from .measure import Measure, measure
 from .measure import ordinary as ordinary_of_array
 
 FLOAT64_ROUNDING = 1e-14
-"""Relative to the largest value: what another order of operations may change in float64. In a deep graph a right pass
-may change more, and then the nodes are looked at; a fault may be damped to little more."""
+"""The error, relative to the largest value, that another order of operations may cause in float64. In a deep graph a
+right pass may exceed it; then the nodes are compared. A fault may be damped to little more."""
 
 
 def dense(value: torch.Tensor) -> torch.Tensor:
-    """A sparse tensor as a dense one, a jagged one as the values of its rows one behind the other; no conjugate bit."""
+    """A sparse tensor as a dense one, a jagged one as its concatenated rows; without a conjugate bit."""
     if value.is_nested:
         return value.values()
     return value.resolve_conj() if value.layout is torch.strided else value.to_dense()
 
 
 def as_array(value: torch.Tensor) -> np.ndarray:
-    """A tensor's elements; those of dtypes that numpy does not have, such as bfloat16, in float32."""
+    """A tensor's elements; dtypes that numpy does not have, such as bfloat16, in float32."""
     value = dense(value).detach().resolve_neg().cpu()
     if value.dtype is torch.bool:
         return np.from_dlpack(value.contiguous().view(torch.uint8)).view(bool)
@@ -35,35 +35,40 @@ def distance(
     value: torch.Tensor,
     exact: torch.Tensor,
     *others: torch.Tensor,
-    inner: torch.Tensor | None = None,
-    group: int = 1,
+    inner_size: torch.Tensor | None = None,
+    group_size: int = 1,
     dtype: torch.dtype | None = None,
 ) -> Measure:
-    """The distance of ``value`` to ``exact``, of the same shape.
+    """The error of ``value`` against ``exact``, of the same shape.
 
     Args:
         value: any dtype.
-        exact: float64 or complex128 for a floating-point value, else of any dtype.
-        others, inner, group: see ``measure``.
-        dtype: whose rounding is no fault; by default the value's.
+        exact: float64 or complex128 if the value is floating-point, else any dtype.
+        others, inner_size, group_size: see ``measure``.
+        dtype: whose rounding is allowed; by default the value's.
     """
     name = str(dtype or value.dtype).removeprefix("torch.").replace("complex32", "float16")
+    references = [exact, *others]
     if not (value.is_floating_point() or value.is_complex()):
-        exact, *others_like = (item.to(value.dtype) for item in (exact, *others))
-        others = tuple(others_like)
-    arrays = [as_array(item) for item in others]
+        references = [item.to(value.dtype) for item in references]
+    right, *more = map(as_array, references)
     return measure(
-        as_array(value), as_array(exact), name, arrays, inner=None if inner is None else as_array(inner), group=group
+        as_array(value),
+        right,
+        name,
+        more,
+        inner_size=None if inner_size is None else as_array(inner_size),
+        group_size=group_size,
     )
 
 
 def ordinary(value: torch.Tensor) -> float:
-    """The size of a tensor's elements that are no outliers, see ``measure.ordinary``."""
+    """The magnitude of a tensor's elements that are no outliers, see ``measure.ordinary``."""
     return ordinary_of_array(as_array(value))
 
 
 def same_elements(first: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype have the same shape and elements; NaN is NaN."""
+    """Whether two tensors of one dtype have the same shape and elements; NaN equals NaN."""
     if torch.equal(first, other):
         return True
     is_float = first.is_floating_point() or first.is_complex()
@@ -71,7 +76,7 @@ def same_elements(first: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def nearer(ours: Measure, eager: Measure) -> str:
-    """Which is nearer to exact: ``runtime``, ``eager`` or ``equal``."""
+    """Which is nearer to float64: ``runtime``, ``eager`` or ``equal``."""
     if ours.max_abs == eager.max_abs:
         return "equal"
     return "runtime" if ours.max_abs < eager.max_abs else "eager"

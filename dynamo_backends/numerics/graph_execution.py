@@ -1,4 +1,4 @@
-"""Runs an FX graph node by node in PyTorch: as eager does, and in float64 beside it.
+"""Runs an FX graph node by node in PyTorch: in eager and in float64, or in float64 with random rounding.
 
 ::
 
@@ -10,15 +10,17 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from .exact import REFUSALS, Environment, attribute, run_eager, run_exact, run_only_exact, widened_copy
-from .randomness import PrivateRandomness, perturbed
-from .verdicts import is_discrete
+from passes.engine.fx.editing import is_view
+
+from .exact import REFUSALS, Environment, attribute, floats, run_eager, run_exact, run_only_exact, widened_copies
+from .local_error import SUMS, name_of
+from .randomness import NEAR_ONE, PrivateRandomness, computes, perturbed, perturbed_near_one
 
 
 class FxExecution:
@@ -28,19 +30,17 @@ class FxExecution:
         module: a graph of any stage.
         arguments: a value for each placeholder; the graph may write into them.
         state: of the CPU's random numbers.
-        eager: whether eager runs. Float64 alone decides its own comparisons, and draws its own random numbers.
+        eager: whether eager runs. Without it, float64 decides comparisons itself and draws its own random numbers.
         exact: whether float64 runs.
-        recorded: by node, results that are not computed again, as of random numbers.
-        compared: names of nodes whose values are needed until ``release`` is called for them.
-        perturbing: without ``eager``, the random numbers by which each value that a node reads is perturbed, by up to a
-            unit in the last place of its dtype in the graph: float64 with random rounding.
+        recorded: by node, results that are not computed again, such as random numbers.
+        compared: names of nodes whose values are kept until ``release`` is called for them.
 
     Attributes:
-        eager, exact: values that are still needed; an argument's in float64 from its first reader on. The two share no
-            memory of floating-point values.
-        inexact: by name of a node, why PyTorch has no float64 of it; eager's result stands for it.
-        drawn: what nodes that drew random numbers returned.
-        decisions: nodes that made discrete values of floating-point ones, which another rounding may turn.
+        eager, exact: the values that are still needed. An argument is in ``exact`` once a node has read it. The two
+            share no memory of floating-point values.
+        inexact: by node name, why PyTorch has no float64 kernel; eager's result is used instead.
+        drawn: the results of nodes that drew random numbers.
+        decisions: nodes that computed discrete values from floating-point ones; rounding may change these.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class FxExecution:
         exact: bool = True,
         recorded: Mapping[fx.Node, object] | None = None,
         compared: Collection[str] = (),
-        perturbing: torch.Generator | None = None,
     ) -> None:
         self.eager: Environment = {}
         self.exact: Environment = {}
@@ -63,7 +62,6 @@ class FxExecution:
         self._module = module
         self._has_eager, self._has_exact = eager, exact
         self._recorded = recorded if recorded is not None else {}
-        self._perturbing = perturbing
         self._nodes = iter(module.graph.nodes)
         self._arguments = iter(arguments)
         self._randomness = PrivateRandomness(state)
@@ -79,25 +77,24 @@ class FxExecution:
             self.release(*following.all_input_nodes)
 
     def run(self, node: fx.Node) -> None:
-        """Runs one node; all that it reads was run. What it reads is kept until ``release``."""
+        """Runs one node, whose inputs were computed. The inputs are kept until ``release``."""
         if node in self._recorded:
             value = self._recorded[node]
-            if self._has_eager:
-                self.eager[node] = value
-            else:
-                self.exact[node] = pytree.tree_map(widened_copy, value)
-        elif node.op in ("placeholder", "get_attr"):
-            is_argument = node.op == "placeholder"
-            value = next(self._arguments) if is_argument else attribute(self._module, str(node.target))
-            if self._has_eager:
-                self.eager[node] = value
-            else:
-                self.exact[node] = pytree.tree_map(widened_copy, value)
+        elif node.op == "placeholder":
+            value = next(self._arguments)
+        elif node.op == "get_attr":
+            value = attribute(self._module, str(node.target))
         elif self._has_eager:
             self._call(node)
+            return
         else:
             with self._randomness:
-                self.exact[node] = self._only_exact(node)
+                self.exact[node] = self._call_exact(node)
+            return
+        if self._has_eager:
+            self.eager[node] = value
+        else:
+            self.exact[node] = widened_copies(value)
 
     def _call(self, node: fx.Node) -> None:
         if self._has_exact:
@@ -106,38 +103,24 @@ class FxExecution:
         draws = self._randomness.draws
         with self._randomness:
             eager = self.eager[node] = run_eager(node, self.eager)
-        if all(map(is_discrete, pytree.tree_leaves(eager))):
-            given = pytree.tree_leaves([self.eager[arg] for arg in node.all_input_nodes])
-            if not all(map(is_discrete, given)):
-                self.decisions.add(node)
+        if not floats(eager) and floats([self.eager[arg] for arg in node.all_input_nodes]):
+            self.decisions.add(node)
         if self._randomness.draws > draws:
             self.drawn[node] = eager
         elif self._has_exact:
             self.exact[node] = run_exact(node, self.exact, eager, self.inexact)
 
-    def _only_exact(self, node: fx.Node) -> object:
-        """A node's results where float64 alone runs."""
-        if self._perturbing is None:
-            return run_only_exact(node, self.exact)
-        given = {arg: self.exact[arg] for arg in node.all_input_nodes}
-        if not _returns_view(node):
-            compares = all(map(is_discrete, pytree.tree_leaves(node.meta.get("val"))))
-            given = {arg: _perturbed(arg, value, self._perturbing, compares) for arg, value in given.items()}
-        try:
-            return run_only_exact(node, given)
-        except REFUSALS:
-            return pytree.tree_map(
-                widened_copy, run_eager(node, {arg: _narrowed(arg, value) for arg, value in given.items()})
-            )
+    def _call_exact(self, node: fx.Node) -> object:
+        return run_only_exact(node, self.exact)
 
     def exact_of(self, node: fx.Node) -> object:
-        """A node's value in float64; eager's, widened, where the node was not computed, or drew random numbers."""
+        """A node's value in float64; eager's, widened, if the node was not computed or drew random numbers."""
         if node not in self.exact:
-            self.exact[node] = pytree.tree_map(widened_copy, self.eager[node])
+            self.exact[node] = widened_copies(self.eager[node])
         return self.exact[node]
 
     def release(self, *nodes: fx.Node) -> list[fx.Node]:
-        """Counts a use of each node; returns those that were used for the last time, whose values are dropped."""
+        """Counts a use of each node. Returns the nodes that are not used any more, whose values are dropped."""
         self._users.subtract(nodes)
         dead = [node for node in nodes if self._users[node] <= 0]
         for node in dead:
@@ -146,45 +129,92 @@ class FxExecution:
         return dead
 
 
-def perturbed_execution(
-    module: fx.GraphModule,
-    arguments: Sequence[object],
-    state: torch.Tensor,
-    seed: int,
-    *,
-    recorded: Mapping[fx.Node, object],
-    compared: Collection[str],
-) -> FxExecution:
-    """An execution of float64 with random rounding, see ``FxExecution``."""
-    perturbing = torch.Generator().manual_seed(seed)
-    options = {"recorded": recorded, "compared": compared, "perturbing": perturbing}
-    return FxExecution(module, arguments, state, eager=False, **options)
+_LINEAR = SUMS | {"add", "sub", "rsub", "mul", "neg", "cat", "where", "relu", "_to_copy"}
+"""Operators, besides views, that propagate an error and do not amplify it relative to the values that it comes from."""
 
 
-def _perturbed(node: fx.Node, value: object, generator: torch.Generator, whole_stay: bool) -> object:
-    """A node's value in float64, perturbed by up to a unit in the last place of the dtype that it has in the graph."""
-    fake = node.meta.get("val")
-    is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float64
-    if not is_wide or not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
-        return value
-    return perturbed(value, generator, dtype=fake.dtype, whole_stay=whole_stay)
+class PerturbedExecution(FxExecution):
+    """Float64 with random rounding.
+
+    Each floating-point value that a node reads is perturbed by up to a unit in the last place of its dtype in the
+    graph.
+
+    Args:
+        module, arguments, state, recorded, compared: see ``FxExecution``.
+        seed: of the perturbations.
+        has_near_one: whether ``near_one`` is computed.
+
+    Attributes:
+        near_one: by node, values with another error: functions such as SiLU are perturbed by the error of a unit of one
+            inside, and linear operators propagate it. Not in ``exact``: an error that is small relative to one is not
+            rounding of ``log(y)``.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        arguments: Sequence[object],
+        state: torch.Tensor,
+        seed: int,
+        *,
+        recorded: Mapping[fx.Node, object],
+        compared: Collection[str] = (),
+        has_near_one: bool = False,
+    ) -> None:
+        super().__init__(module, arguments, state, eager=False, recorded=recorded, compared=compared)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._near_one_generator = torch.Generator().manual_seed(seed + 2**32) if has_near_one else None
+        self.near_one: Environment = {}
+
+    def run(self, node: fx.Node) -> None:
+        """See ``FxExecution.run``."""
+        super().run(node)
+        value, name, generator = self.exact[node], name_of(node), self._near_one_generator
+        if generator is None:
+            return
+        inputs = {arg: self.near_one.get(arg, self.exact[arg]) for arg in node.all_input_nodes}
+        if name in NEAR_ONE and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
+            given = [self.exact[arg] for arg in inputs]
+            self.near_one[node] = perturbed_near_one(name, value, given, node.meta["val"].dtype, generator)
+        elif (name in _LINEAR or is_view(node.target)) and not self.near_one.keys().isdisjoint(inputs):
+            with contextlib.suppress(*REFUSALS):  # no float64 kernel
+                self.near_one[node] = run_only_exact(node, inputs)
+
+    def _call_exact(self, node: fx.Node) -> object:
+        inputs = {arg: self.exact[arg] for arg in node.all_input_nodes}
+        if computes(node.target):
+            compares = not floats(node.meta.get("val"))
+            inputs = {arg: self._perturbed(arg, value, compares) for arg, value in inputs.items()}
+        try:
+            return run_only_exact(node, inputs)
+        except REFUSALS:
+            return widened_copies(run_eager(node, {arg: _narrowed(arg, value) for arg, value in inputs.items()}))
+
+    def _perturbed(self, node: fx.Node, value: object, whole_stay: bool) -> object:
+        fake = node.meta.get("val")
+        is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float64
+        if not is_wide or not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
+            return value
+        return perturbed(value, self._generator, dtype=fake.dtype, whole_stay=whole_stay)
+
+    def release(self, *nodes: fx.Node) -> list[fx.Node]:
+        """See ``FxExecution.release``."""
+        dead = super().release(*nodes)
+        for node in dead:
+            self.near_one.pop(node, None)
+        return dead
 
 
 def _narrowed(node: fx.Node, value: object) -> object:
-    """A node's value in the dtype that it has in the graph."""
+    """A node's value in its dtype in the graph."""
     fake = node.meta.get("val")
     return value.to(fake.dtype) if isinstance(value, torch.Tensor) and isinstance(fake, torch.Tensor) else value
 
 
-def _returns_view(node: fx.Node) -> bool:
-    schema = node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
-    return schema is None or any(result.alias_info is not None for result in schema.returns)
-
-
 def value_of(node: fx.Node, known: Environment) -> object:
-    """The value of a node, computed in PyTorch where it is not known; ``known`` gets what was computed."""
+    """The value of a node. Nodes that are not in ``known`` are computed in PyTorch, and added to it."""
     waiting = [node]
-    while waiting:  # not by recursion: graphs are deep
+    while waiting:  # no recursion: graphs are deep
         last = waiting[-1]
         unknown = [item for item in last.all_input_nodes if item not in known]
         if last not in known and unknown:

@@ -1,22 +1,22 @@
-"""How far computed numbers are from right ones, and how much of that rounding explains: for each element by itself.
+"""The error of computed numbers against a reference, and the tolerance for rounding, element by element.
 
 ::
 
     found = measure(value, exact, "float32", others=[eager])
-    found.max_abs, found.share          # the largest error; the largest error as a multiple of its tolerance
+    found.max_abs, found.share          # the largest error; the largest ratio of an error to its tolerance
     found.is_rounding                   # share <= 1
 
 The tolerance of element i is
 
     units * epsilon * |exact_i|  +  factor * (the largest error of ``others`` at i)  +  4 * epsilon of float32 * inner_i
 
-(of float64 in float64).
+(epsilon of float64 for float64), where inner_i is ``inner_size``.
 
-``others`` are computations that are right, such as eager's, or float64 with its arguments perturbed by a unit of
-rounding. Their errors count where they are more than a unit in the last place. So nothing is excused by what another
-element of the tensor is: neither by an outlier nor by a mask of -1e9.
+``others`` are right computations, such as eager's, or float64 with inputs that are perturbed by a unit of rounding.
+Their errors count if they exceed a unit in the last place. The tolerance does not depend on the size of other elements:
+an outlier, or a mask of -1e9, hides no error.
 
-This file needs numpy alone, and is a part of each ``repro.py``.
+This file needs only numpy, and is copied into each ``repro.py``.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Format:
 
     @property
     def units(self) -> float:
-        """Units in the last place that an element may be off: kernels and approximations of float32 and float64 differ
-        by up to three; half precision is computed in float32 and rounded once."""
+        """The tolerance in units in the last place: kernels and approximations of float32 and float64 differ by up to
+        three; half precision is computed in float32 and rounded once."""
         return 8.0 if self.epsilon < 2**-20 else 2.0 if self.epsilon < 2**-5 else 1.0
 
     @property
     def factor(self) -> float:
-        """By how much an error may be larger than another one that rounding makes there."""
+        """How many times an error may exceed that of another right computation."""
         return 10.0 if self.epsilon < 2**-20 else 2.0
 
     @property
     def floor(self) -> float:
-        """The tolerance of the number 0. Numbers below the smallest normal one may be rounded to 0, but in float16,
-        whose arithmetic is that of float32."""
+        """The tolerance of the number 0. Subnormal numbers may be rounded to 0, except in float16, which is computed in
+        float32."""
         return self.smallest if self.smallest < 1e-30 else self.units * self.epsilon * self.smallest
 
 
@@ -64,44 +64,51 @@ FORMATS = {
     "float8_e5m2": Format(2.0**-2, 2.0**-14, 57344.0),
     "float8_e5m2fnuz": Format(2.0**-2, 2.0**-15, 57344.0),
 }
-"""By the dtype's name. A complex one has that of its parts."""
+"""By the name of the dtype; for a complex one, that of its parts."""
 
 _INNER_UNITS = 4.0
 _SINGLE = FORMATS["float32"].epsilon
+
 _FEW = 16
+"""Elements whose errors show what size their errors have."""
+
 _GROUPS = 16
-"""Elements that tell what size their errors have; groups of a large tensor."""
+"""Groups of a large tensor, at least."""
 
 _EXPONENT = 0x7FF0000000000000
-"""The bits of a float64 that alone make the power of two at or below its magnitude."""
+"""A mask for the bits of a float64 that are the largest power of two up to its magnitude."""
 
 _SAMPLE = 2**13
+"""Elements of which the errors of other computations are estimated."""
+
 _USUAL = 0.99
+"""The share of elements whose errors are no exception."""
+
 _BINS = 2200
-"""Elements that tell what errors others have; the share of them that is no exception; powers of two."""
+"""Powers of two."""
 
 _FAR = 1e3
 """How many times larger than the lower quartile an outlier is."""
 
 _CHUNK = 2**13
-"""Elements measured at a time: few enough for a processor's cache."""
+"""Elements measured at a time, to fit into a processor's cache."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """The distance of a value to a right one, over all elements.
+    """The error of a value against a reference, over all elements.
 
     Attributes:
         max_abs: largest absolute error.
-        max_rel: largest error relative to the right value, where that is not zero.
-        rmse: root of the mean squared error.
-        max_ulp: largest error in units in the last place of the value's dtype; of integers and booleans the number of
-            elements that differ.
+        max_rel: largest error relative to the reference, where that is not zero.
+        rmse: root mean square error.
+        max_ulp: largest error in units in the last place of the value's dtype; for integers and booleans, how many
+            elements differ.
         nonfinite: elements that are NaN or infinite on one side only, or infinite with another sign.
-        scale: largest finite magnitude of the right value.
-        share: the largest error as a multiple of its tolerance: up to 1 it is rounding.
-        position: where that is, in row-major order.
-        error, limit: the error and the tolerance there.
+        scale: largest finite magnitude of the reference.
+        share: largest ratio of an error to its tolerance: up to 1 it is rounding.
+        position: of that element, in row-major order.
+        error, limit: the error and the tolerance of that element.
     """
 
     max_abs: float = 0.0
@@ -117,12 +124,12 @@ class Measure:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains it at each element."""
+        """Whether each element is within its tolerance."""
         return self.share <= 1.0
 
     @property
     def relative(self) -> float:
-        """The largest error relative to the largest magnitude; infinite where one side only is NaN or infinite."""
+        """The largest error relative to the largest magnitude; infinite if only one side is NaN or infinite."""
         if self.nonfinite:
             return math.inf
         return self.max_abs / self.scale if self.scale else self.max_abs
@@ -139,24 +146,25 @@ def measure(
     dtype: str,
     others: Sequence[np.ndarray] = (),
     *,
-    inner: np.ndarray | None = None,
-    group: int = 1,
+    inner_size: np.ndarray | None = None,
+    group_size: int = 1,
 ) -> Measure:
     """Measures a value.
 
     Args:
-        value: of any dtype of numpy.
-        exact: what it should be, of the same shape; in float64 if it is rounded.
-        dtype: the name of the dtype that the value is rounded to; its units are those of the tolerance.
-        others: results of computations that are right.
-        inner: for each element, the magnitude of numbers inside of its computation, which is one of float32.
-        group: how many elements, one after the other, have rounding errors of one size: those of a row, or all. Each
-            by itself is chance. So that of ``others`` counts which all but one in a hundred of the elements that are no
-            larger, or are among the smallest quarter, do not exceed, and somewhere in the group do reach.
+        value: any numpy dtype.
+        exact: the reference, of the same shape; in float64 for floating-point values.
+        dtype: the name of the dtype whose rounding is allowed.
+        others: results of right computations.
+        inner_size: for each element, the magnitude of numbers inside its computation, which is done in float32.
+        group_size: how many consecutive elements have rounding errors of one size: those of a row, or all. The error
+            of a single element is chance. The error of ``others`` that counts for an element is then the one that 99 %
+            of all elements that are no larger, or are among the smallest quarter, do not exceed, but no more than the
+            largest in the group.
     """
     if value.dtype.kind == "c" or exact.dtype.kind == "c":
         value, exact, *others = (_parts(item) for item in (value, exact, *others))
-        inner, group = None if inner is None else np.repeat(inner.reshape(-1), 2), 2 * group
+        inner_size, group_size = None if inner_size is None else np.repeat(inner_size.reshape(-1), 2), 2 * group_size
     arrays = [item.reshape(-1) for item in (value, exact, *others)]
     if not arrays[0].size:
         return Measure()
@@ -164,65 +172,72 @@ def measure(
         return _discrete(*arrays)
     name = dtype.replace("complex64", "float32").replace("complex128", "float64")
     rule = FORMATS.get(name, FORMATS["float64"])
-    extents = inner.reshape(-1) if inner is not None else None
-    found, beyond, reached = _measured(arrays, rule, extents, group)
-    if beyond.size and not found.nonfinite and group > 1 and others:
-        return _with_those_of_others(found, beyond, arrays, rule, extents, reached[beyond // group])
+    inner_size = None if inner_size is None else inner_size.reshape(-1)
+    with np.errstate(all="ignore"):
+        found, beyond, reached = _measured(arrays, rule, inner_size, group_size)
+        if beyond.size and not found.nonfinite and group_size > 1 and others:
+            return _with_errors_of_group(found, beyond, arrays, rule, inner_size, reached[beyond // group_size])
     return found
 
 
 def _measured(
-    arrays: Sequence[np.ndarray], rule: Format, inner: np.ndarray | None, group: int
+    arrays: Sequence[np.ndarray], rule: Format, inner_size: np.ndarray | None, group_size: int
 ) -> tuple[Measure, np.ndarray, np.ndarray]:
-    """The measure of all elements, chunk by chunk; the positions of those beyond their tolerance; and, where there are
-    others, their largest error in each group."""
-    found, squares, finite, beyond = Measure(), 0.0, 0, [np.zeros(0, np.intp)]
-    reached = np.zeros(arrays[0].size // group + 1)
-    with np.errstate(all="ignore"):
-        for part in _chunks(arrays[0].size, group):
-            value, exact, *others = (item[part].astype(np.float64, copy=False) for item in arrays)
-            known = _known(others, exact, rule) if others else None
-            if known is not None and group > 1:
-                first, width = part.start // group, min(group, known.size)
-                largest = known.reshape(-1, width).max(axis=1)
-                reached[first : first + largest.size] = np.maximum(reached[first : first + largest.size], largest)
-            tolerance = _tolerance(np.abs(exact), rule, None if inner is None else inner[part], known)
-            one, error, shares = _chunk(value, exact, others, rule, tolerance, part.start)
-            squares, finite = squares + float(np.dot(error, error)), finite + error.size
-            found = _together(found, one)
-            if one.share > 1.0:
-                beyond.append(part.start + np.flatnonzero(shares > 1.0))
-    found = dataclasses.replace(found, rmse=math.sqrt(squares / max(finite, 1)))
-    return found, np.concatenate(beyond), reached
+    """The measure, chunk by chunk; the positions beyond their tolerance; the largest error of others in each group."""
+    found, squares, finite, beyond = [], 0.0, 0, [np.zeros(0, np.intp)]
+    reached = np.zeros(arrays[0].size // group_size + 1)
+    for part in _chunks(arrays[0].size, group_size):
+        value, exact, *others = (item[part].astype(np.float64, copy=False) for item in arrays)
+        known = _known(others, exact, rule) if others else None
+        if known is not None and group_size > 1:
+            first, width = part.start // group_size, min(group_size, known.size)
+            largest = known.reshape(-1, width).max(axis=1)
+            reached[first : first + largest.size] = np.maximum(reached[first : first + largest.size], largest)
+        tolerance = _tolerance(np.abs(exact), rule, None if inner_size is None else inner_size[part], known)
+        one, error, shares = _chunk(value, exact, others, rule, tolerance, part.start)
+        squares, finite = squares + float(np.dot(error, error)), finite + error.size
+        found.append(one)
+        if one.share > 1.0:
+            beyond.append(part.start + np.flatnonzero(shares > 1.0))
+    together = dataclasses.replace(
+        max(found, key=lambda one: one.share),
+        max_abs=max(one.max_abs for one in found),
+        max_rel=max(one.max_rel for one in found),
+        max_ulp=max(one.max_ulp for one in found),
+        nonfinite=sum(one.nonfinite for one in found),
+        scale=max(one.scale for one in found),
+        rmse=math.sqrt(squares / max(finite, 1)),
+    )
+    return together, np.concatenate(beyond), reached
 
 
-def _chunks(size: int, group: int) -> Iterator[slice]:
-    """Parts of some groups, or parts of a group."""
-    step = max(_CHUNK // group, 1) * group
+def _chunks(size: int, group_size: int) -> Iterator[slice]:
+    """Slices of several groups, or of a part of a group."""
+    step = max(_CHUNK // group_size, 1) * group_size
     for start in range(0, size, step):
         stop = min(start + step, size)
-        width = stop - start if group <= _CHUNK else _CHUNK
+        width = stop - start if group_size <= _CHUNK else _CHUNK
         for part in range(start, stop, width):
             yield slice(part, min(part + width, stop))
 
 
-def _with_those_of_others(
+def _with_errors_of_group(
     found: Measure,
     beyond: np.ndarray,
     arrays: Sequence[np.ndarray],
     rule: Format,
-    inner: np.ndarray | None,
+    inner_size: np.ndarray | None,
     reached: np.ndarray,
 ) -> Measure:
-    """The measure where the elements ``beyond`` their tolerance have that of the errors that others have at their
-    magnitude, and somewhere in their group do reach."""
-    with np.errstate(all="ignore"):
-        value, exact, *others = (item[beyond].astype(np.float64) for item in arrays)
-        error, size = _apart(value, exact), np.abs(exact)
-        known = np.minimum(_Envelope(arrays, rule).largest(size), reached)
-        known = np.maximum(known, _known(others, exact, rule))
-        tolerance = _tolerance(size, rule, None if inner is None else inner[beyond], known)
-        shares = error / tolerance
+    """The measure if the elements ``beyond`` their tolerance may have the errors that others have at their magnitude.
+
+    ``reached`` is the largest error in the group of each of these elements.
+    """
+    value, exact, *others = (item[beyond].astype(np.float64) for item in arrays)
+    error, size = np.abs(value - exact), np.abs(exact)
+    known = np.maximum(np.minimum(_usual_errors(arrays, rule, size), reached), _known(others, exact, rule))
+    tolerance = _tolerance(size, rule, None if inner_size is None else inner_size[beyond], known)
+    shares = error / tolerance
     worst = int(shares.argmax())
     return dataclasses.replace(
         found,
@@ -233,21 +248,24 @@ def _with_those_of_others(
     )
 
 
-def _tolerance(size: np.ndarray, rule: Format, inner: np.ndarray | None, known: np.ndarray | None) -> np.ndarray:
-    """See the module; ``known`` are the errors of others."""
+def _tolerance(size: np.ndarray, rule: Format, inner_size: np.ndarray | None, known: np.ndarray | None) -> np.ndarray:
+    """The formula in the module's docstring; ``known`` are the errors of others."""
     tolerance = np.where(np.isfinite(size), size, 0.0)
     tolerance *= rule.units * rule.epsilon
     tolerance += rule.floor
-    if inner is not None:
-        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner, nan=0.0, posinf=0.0)
+    if inner_size is not None:
+        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner_size, nan=0.0, posinf=0.0)
     if known is not None:
         tolerance += rule.factor * known
     return tolerance
 
 
-def group_of(shape: Sequence[int]) -> int:
-    """How many elements of a tensor, one after the other, are judged by errors that any of them has: some rows, a
-    sixteenth of all rows at most, so that eager's luck in one of them is no measure; all of a small tensor."""
+def group_size_of(shape: Sequence[int]) -> int:
+    """How many consecutive elements of a tensor are judged by errors that any of them has.
+
+    All elements of a small tensor; else some rows, since eager may be exact in one of them by luck, but no more than a
+    sixteenth of all rows.
+    """
     row = max(shape[-1], 1) if shape else 1
     rows = math.prod(shape[:-1])
     if row * rows <= _FEW:
@@ -257,7 +275,7 @@ def group_of(shape: Sequence[int]) -> int:
 
 
 def ordinary(value: np.ndarray) -> float:
-    """The root of the mean square of the elements that are neither 0 nor far larger than the lower quartile."""
+    """The root mean square of the elements that are neither 0 nor far larger than the lower quartile."""
     size = np.abs(value[np.isfinite(value) & (value != 0)]).reshape(-1).astype(np.float64)
     if not size.size:
         return 0.0
@@ -266,7 +284,7 @@ def ordinary(value: np.ndarray) -> float:
 
 
 def _parts(value: np.ndarray) -> np.ndarray:
-    """The real and imaginary parts of complex numbers one after the other."""
+    """Complex numbers as alternating real and imaginary parts."""
     if value.dtype.kind != "c":
         value = value.astype(np.complex128)
     return np.ascontiguousarray(value).view("f4" if value.dtype.itemsize == 8 else "f8")
@@ -301,14 +319,14 @@ def _chunk(
     tolerance: np.ndarray,
     start: int,
 ) -> tuple[Measure, np.ndarray, np.ndarray]:
-    """The measure of some elements, the errors of the finite ones, and each error as a multiple of its tolerance."""
-    error, size = _apart(value, exact), np.abs(exact)
+    """The measure of some elements, their errors (0 if not finite), and the ratios of errors to tolerances."""
+    error, size = _difference(value, exact), np.abs(exact)
     largest = float(error.max())
     nonfinite, where = 0, 0
     if not math.isfinite(largest):
         finite = np.isfinite(value) & np.isfinite(exact)
         wrong = _one_sided(value, exact, rule)
-        for other in others:  # what no other computation can represent either
+        for other in others:  # another right computation cannot represent it either
             leaves = np.isfinite(exact) & (np.abs(other) > rule.largest)
             wrong &= ~_one_sided(other, exact, rule) & ~(leaves & (value == np.copysign(np.inf, other)))
         nonfinite, where = int(np.count_nonzero(wrong)), int(wrong.argmax())
@@ -323,7 +341,7 @@ def _chunk(
     share, worst = float(shares[position]), float(error[position])
     nonzero = np.where(size > 0, size, np.inf)
     max_rel = float((error / nonzero).max())
-    nonzero.view(np.int64)[...] &= _EXPONENT  # the power of two at or below each magnitude
+    nonzero.view(np.int64)[...] &= _EXPONENT
     unit = np.maximum(nonzero, rule.smallest, out=nonzero)
     found = Measure(
         max_abs=largest,
@@ -339,7 +357,7 @@ def _chunk(
     return found, error, shares
 
 
-def _apart(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
+def _difference(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
     difference = value - exact
     return np.abs(difference, out=difference)
 
@@ -353,52 +371,32 @@ def _one_sided(value: np.ndarray, exact: np.ndarray, rule: Format) -> np.ndarray
 
 
 def _known(others: Sequence[np.ndarray], exact: np.ndarray, rule: Format) -> np.ndarray:
-    """For each element, the largest error of the other computations, where it is more than a unit in the last place."""
-    errors = [_apart(other, exact) for other in others]
+    """For each element, the largest error of the other computations; 0 up to a unit in the last place."""
+    errors = [_difference(other, exact) for other in others]
     known = np.maximum.reduce(errors) if len(errors) > 1 else errors[0]
     known *= known > rule.epsilon * np.abs(exact)
     return known if math.isfinite(float(known.max())) else np.nan_to_num(known, copy=False, nan=0.0, posinf=0.0)
 
 
-class _Envelope:
-    """For each magnitude, the error that other computations have at elements that are no larger, or are among the
-    smallest quarter: that of all but one in a hundred, of a sample."""
-
-    def __init__(self, arrays: Sequence[np.ndarray], rule: Format) -> None:
-        step = max(arrays[0].size // _SAMPLE, 1) | 1  # odd: not the same column of each row
-        _, exact, *others = (item[::step].astype(np.float64) for item in arrays)
-        errors, bins = _known(others, exact, rule), _binary(np.abs(exact))
-        order = np.lexsort((errors, bins))
-        errors, bins = errors[order], bins[order]
-        present, starts, counts = np.unique(bins, return_index=True, return_counts=True)
-        largest = np.zeros(_BINS)
-        largest[present] = errors[starts + np.ceil(counts * _USUAL).astype(int) - 1]
-        self._largest = np.maximum.accumulate(largest)
-        nonzero = bins > 0
-        if nonzero.any():  # the smaller the fewer to learn from
-            quarter = int(bins[nonzero][(nonzero.sum() - 1) // 4])
-            self._largest[: quarter + 1] = self._largest[quarter]
-
-    def largest(self, size: np.ndarray) -> np.ndarray:
-        """For each magnitude, the error."""
-        return self._largest[_binary(size)]
+def _usual_errors(arrays: Sequence[np.ndarray], rule: Format, size: np.ndarray) -> np.ndarray:
+    """For each magnitude, the error that 99 % of a sample of no larger elements do not exceed in other computations;
+    for the smallest quarter of magnitudes, that of this quarter."""
+    step = max(arrays[0].size // _SAMPLE, 1) | 1  # odd: not the same column of each row
+    _, exact, *others = (item[::step].astype(np.float64) for item in arrays)
+    errors, bins = _known(others, exact, rule), _binary(np.abs(exact))
+    order = np.lexsort((errors, bins))
+    errors, bins = errors[order], bins[order]
+    present, starts, counts = np.unique(bins, return_index=True, return_counts=True)
+    largest = np.zeros(_BINS)
+    largest[present] = errors[starts + np.ceil(counts * _USUAL).astype(int) - 1]
+    largest = np.maximum.accumulate(largest)
+    nonzero = bins[bins > 0]
+    if nonzero.size:
+        quarter = int(nonzero[(nonzero.size - 1) // 4])
+        largest[: quarter + 1] = largest[quarter]
+    return largest[_binary(size)]
 
 
 def _binary(size: np.ndarray) -> np.ndarray:
     """The index of the power of two next to each magnitude."""
     return np.clip(np.frexp(np.nan_to_num(size, nan=0.0, posinf=0.0))[1] + _BINS // 2, 1, _BINS - 1) * (size > 0)
-
-
-def _together(first: Measure, other: Measure) -> Measure:
-    worst = other if other.share > first.share else first
-    return Measure(
-        max_abs=max(first.max_abs, other.max_abs),
-        max_rel=max(first.max_rel, other.max_rel),
-        max_ulp=max(first.max_ulp, other.max_ulp),
-        nonfinite=first.nonfinite + other.nonfinite,
-        scale=max(first.scale, other.scale),
-        share=worst.share,
-        position=worst.position,
-        error=worst.error,
-        limit=worst.limit,
-    )

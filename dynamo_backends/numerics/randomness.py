@@ -1,8 +1,11 @@
-"""Random numbers for a second computation beside the user's: drawn from a state of its own.
+"""Random numbers of runs that are made for a comparison: drawn from a private state, and used to imitate rounding.
 
-PyTorch's generator of the CPU is the whole process's. A comparison that set it would let other threads draw the same
-numbers twice, so operators are given another generator; the few that cannot be told of one run between two settings of
-the process's, under a lock.
+PyTorch has one generator for the CPU. A comparison that set it would let other threads draw the same numbers twice, so
+operators receive another generator. The few that accept none run under a lock, with the process's generator set before
+and restored afterwards.
+
+``perturbed`` and ``perturbed_near_one`` are the random rounding with which all modules find out how sensitive a
+computation is.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from passes.engine.fx.editing import is_view
 from passes.engine.locks import Lock
 
 aten = torch.ops.aten
@@ -43,10 +47,10 @@ def draws_numbers(function: object, args: Sequence[object], kwargs: Mapping[str,
 
 
 class PrivateRandomness(TorchDispatchMode):
-    """Inside, random numbers of the CPU come from a state of its own; the process's is neither read nor moved.
+    """Draws random numbers of the CPU from a private state. The process's generator is neither read nor changed.
 
     Args:
-        state: as ``torch.get_rng_state`` gives it.
+        state: as returned by ``torch.get_rng_state``.
 
     Attributes:
         draws: how many operators have drawn numbers.
@@ -62,17 +66,17 @@ class PrivateRandomness(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.HigherOrderOperator):  # what is inside may draw, or ask for the state
+        if isinstance(func, torch._ops.HigherOrderOperator):  # its subgraph may draw, or read the state
             return self._with_process_generator(func, args, kwargs)
         if not draws_numbers(func, args, kwargs) or kwargs.get("generator") is not None or not _is_on_cpu(args, kwargs):
             return func(*args, **kwargs)
         self.draws += 1
         if func is aten.native_dropout.default and args[0].dtype in (torch.float32, torch.float64):
             return self._dropout(*args, **kwargs)
-        told = _taking_generator(func)
-        if told is None:
+        overload = _with_generator(func)
+        if overload is None:
             return self._with_process_generator(func, args, kwargs)
-        return told(*args, **{**kwargs, "generator": self._generator})
+        return overload(*args, **{**kwargs, "generator": self._generator})
 
     def _dropout(self, input: torch.Tensor, p: float, train: bool | None) -> object:
         """As ``native_dropout_cpu`` of ``aten/src/ATen/native/Dropout.cpp``, which takes no generator."""
@@ -89,13 +93,11 @@ class PrivateRandomness(TorchDispatchMode):
         return result
 
 
-def _taking_generator(func: torch._ops.OpOverload) -> Callable[..., object] | None:
+def _with_generator(func: torch._ops.OpOverload) -> Callable[..., object] | None:
     """The overload of an operator with the same arguments and a generator; ``None`` if there is none."""
-    names = [argument.name for argument in func._schema.arguments]
-    if "generator" in names:
-        return func
+    names = [argument.name for argument in func._schema.arguments if argument.name != "generator"]
     packet = func.overloadpacket
-    for overload in (getattr(packet, name) for name in packet.overloads()):
+    for overload in (func, *(getattr(packet, name) for name in packet.overloads())):
         others = [argument.name for argument in overload._schema.arguments]
         if "generator" in others and [name for name in others if name != "generator"] == names:
             return overload
@@ -109,9 +111,21 @@ def _is_on_cpu(args: object, kwargs: dict[str, Any]) -> bool:
 
 
 PERTURBATIONS = 4
+"""Runs with random rounding: in a single one, the perturbation of an element may be nearly 0."""
+
 MOST_PERTURBATIONS = 16
-"""How often what a computation reads is perturbed: at an element, one perturbation may be next to nothing by chance;
-and how often at most, as where a comparison near a tie turns in one of two."""
+"""The limit where these do not explain an error, such as that of a comparison near a tie."""
+
+
+def computes(target: object) -> bool:
+    """Whether an ATen operator computes new values: it writes into no argument and returns no view."""
+    return isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable and not is_view(target)
+
+
+def _noise(size: torch.Tensor, unit: float, generator: torch.Generator) -> torch.Tensor:
+    """Uniform random numbers of up to ``unit`` times each size."""
+    noise = torch.rand(size.shape, dtype=torch.float64, generator=generator).mul_(2).sub_(1).mul_(unit)
+    return size * noise.to(size.device)
 
 
 def perturbed(
@@ -122,17 +136,16 @@ def perturbed(
     whole_stay: bool = False,
     zeros_stay: bool = False,
 ) -> Any:
-    """A floating-point tensor in float64, each element off by up to a unit in the last place, at random; anything else
-    as it is.
+    """A floating-point tensor in float64, each element changed by up to a unit in the last place; others unchanged.
 
-    Zeros and infinities stay, but those of float16, which ONNX Runtime computes in float32: they may stand for numbers
-    that are only too small or too large for it, and become such.
+    Zeros and infinities stay, except in float16: ONNX Runtime computes it in float32, where they may be numbers that
+    are too small or too large for float16. They are replaced by such.
 
     Args:
-        value: any.
+        value: anything.
         generator: of the random numbers.
         dtype: whose unit; by default the tensor's.
-        whole_stay: whether all whole numbers stay, which are exact where they are compared: those of a mask, indices.
+        whole_stay: whether all whole numbers stay. Where values are compared, those are exact: masks, indices.
         zeros_stay: whether zeros of float16 stay.
     """
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -142,43 +155,41 @@ def perturbed(
         wide = torch.where(wide.isinf(), wide.sign() * 2 * torch.finfo(value.dtype).max, wide)
         if not zeros_stay:
             wide = torch.where(wide == 0, torch.finfo(value.dtype).smallest_normal * 2**-11, wide)
-    by = torch.rand(wide.shape, dtype=torch.float64, generator=generator).mul_(2).sub_(1).mul_(info.eps)
-    size = wide.abs().clamp_(min=info.smallest_normal)  # smaller ones are as far apart as these
+    size = wide.abs().clamp_(min=info.smallest_normal)  # subnormal numbers have the same spacing
     stays = ~wide.isfinite() | (wide == (wide.round() if whole_stay else 0.0))
-    return torch.where(stays, wide, wide + size * by.to(wide.device))
+    return torch.where(stays, wide, wide + _noise(size, info.eps, generator))
 
 
 NEAR_ONE = frozenset(
     {"erf", "sigmoid", "silu", "gelu", "elu", "celu", "selu", "mish", "hardswish", "hardsigmoid", "log_sigmoid_forward"}
 )
-"""Functions that kernels compute of numbers near one, such as ``exp(x) - 1``, or times such numbers."""
+"""Functions that kernels compute from numbers near one, such as ``exp(x) - 1``, or multiples of such numbers."""
 
 _GRADIENTS_NEAR_ONE = frozenset({f"{name}_backward" for name in (*NEAR_ONE, "tanh", "log_sigmoid", "softplus")})
 
 
-def size_near_one(name: str, args: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The size of the numbers near one, or times such numbers, inside of an operator; ``None`` if it has none.
+def size_near_one(name: str, args: Sequence[object]) -> torch.Tensor | None:
+    """The magnitude of numbers near one, or of their multiples, inside an operator; ``None`` if it has none.
 
     Args:
         name: of the operator, without its overload.
-        args: its floating-point arguments.
+        args: its arguments.
     """
-    if name in NEAR_ONE and args:
-        return args[0].abs().clamp(min=1.0)
-    if name in _GRADIENTS_NEAR_ONE and len(args) > 1:
-        return args[0].abs() * args[1].abs().clamp(min=1.0)
+    floats = [item for item in args if isinstance(item, torch.Tensor) and item.is_floating_point()]
+    if name in NEAR_ONE and floats:
+        return floats[0].abs().clamp(min=1.0)
+    if name in _GRADIENTS_NEAR_ONE and len(floats) > 1:
+        return floats[0].abs() * floats[1].abs().clamp(min=1.0)
     return None
 
 
 def perturbed_near_one(
-    name: str, result: torch.Tensor, args: Sequence[Any], dtype: torch.dtype, generator: torch.Generator
+    name: str, result: torch.Tensor, args: Sequence[object], dtype: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    """A result in float64 of an operator, perturbed by what a unit in the last place of one, inside of the
-    function, makes; as it is where there are no such numbers. No dtype has larger units than float32: half precision is
-    computed in that."""
-    size = size_near_one(name, [item for item in args if isinstance(item, torch.Tensor) and item.is_floating_point()])
-    if size is None:
-        return result
+    """The float64 result of an operator, changed by the error of a unit in the last place of one inside of it.
+
+    Unchanged if there are no numbers near one. Half precision is computed in float32, so units are at most float32's.
+    """
+    size = size_near_one(name, args)
     unit = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    by = torch.rand(result.shape, dtype=torch.float64, generator=generator).mul_(2).sub_(1).mul_(unit)
-    return result + size * by.to(result.device)
+    return result if size is None else result + _noise(size.expand(result.shape), unit, generator)

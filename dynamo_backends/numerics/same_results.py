@@ -1,93 +1,32 @@
-"""Whether two runs of one graph returned the same, but for rounding."""
+"""Compares the results of two runs of one graph: kinds, dtypes, shapes, layouts, and values up to rounding."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ..graphs.layout import significant_strides
-from .distance import dense, ordinary
-from .verdicts import is_discrete, verdict
+from .verdicts import epsilon, is_near, verdict
 
 _SAMPLE = 2**18
 """Elements of the largest tensor that is compared as a whole."""
 
 _UNITS = 64.0
+"""Units in the last place up to which results are near, if float64 decides about the others."""
+
 _CARRIED = 0.01
-"""Units in the last place that are near; the share that rounding carried through a graph makes at most."""
-
-
-def difference_of_results(
-    expected: Sequence[object],
-    actual: Sequence[object],
-    perturbed: Sequence[object] | None = None,
-    *,
-    exact: Sequence[object] | None = None,
-    float32_as: torch.dtype = torch.float32,
-    is_checked: bool = False,
-) -> str:
-    """What distinguishes the results of two runs beyond rounding; empty if nothing does.
-
-    Args:
-        expected: the results of PyTorch, each as it is or a ``Sample`` of it.
-        actual: the others, in the same way.
-        perturbed: those of PyTorch on arguments that are a rounding away: how far they are from ``expected`` tells how
-            much rounding grows.
-        exact: those of float64, which tells what rounding accounts for.
-        float32_as: the dtype by whose rounding float32 is judged.
-        is_checked: whether what is no rounding is compared again, with ``exact``; else half of the digits are enough.
-    """
-    if len(actual) != len(expected):
-        return f"{len(actual)} results, not {len(expected)}"
-    for i, (our, their) in enumerate(zip(actual, expected, strict=True)):
-        ours, theirs = _like(our), _like(their)
-        if ours is None or theirs is None:
-            if type(our) is not type(their) or our != their:
-                return f"result {i} is {our!r}, not {their!r}"
-            continue
-        for is_, is_to_be in ((ours.dtype, theirs.dtype), (ours.shape, theirs.shape), (ours.layout, theirs.layout)):
-            if is_ != is_to_be:
-                return f"result {i} is {is_}, not {is_to_be}"
-        if significant_strides(ours) != significant_strides(theirs):
-            return f"result {i} is laid out in another way"
-        rounded_to = float32_as if ours.dtype is torch.float32 else ours.dtype
-        actual_elements, expected_elements = _elements(our), _elements(their)
-        unit = torch.finfo(rounded_to).eps if rounded_to.is_floating_point or rounded_to.is_complex else 0.0
-        if _is_near(actual_elements, expected_elements, _UNITS * unit if is_checked else min(unit**0.5, _CARRIED)):
-            continue
-        found = verdict(
-            actual_elements,
-            expected_elements,
-            expected_elements if exact is None else exact[i],
-            [] if perturbed is None else [_elements(perturbed[i])],
-            rounded_to=rounded_to,
-        )
-        if found.is_wrong:
-            return f"result {i} has other values"
-    return ""
-
-
-def _like(value: object) -> torch.Tensor | None:
-    if isinstance(value, Sample):
-        return value.like
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def _elements(value: object) -> torch.Tensor:
-    found = value.elements if isinstance(value, Sample) else value
-    assert isinstance(found, torch.Tensor)
-    return found
+"""The largest relative error that rounding may accumulate in a graph, in any dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Some elements of a large tensor, spread evenly over its memory.
+    """Some elements of a large tensor, spread evenly over its memory; all of a small one.
 
     Attributes:
-        like: a tensor on ``meta`` of the same dtype, shape and strides.
-        elements: one-dimensional.
+        like: a tensor of the same dtype, shape and strides; on ``meta`` if the tensor is large.
+        elements: one-dimensional if the tensor is large.
     """
 
     like: torch.Tensor
@@ -95,25 +34,62 @@ class Sample:
 
 
 def sampled(results: Sequence[object]) -> list[object]:
-    """The results, with a ``Sample`` of each that is large."""
+    """The results, with a ``Sample`` for each tensor."""
     return [_sample(value) if isinstance(value, torch.Tensor) else value for value in results]
 
 
-def _sample(value: torch.Tensor) -> torch.Tensor | Sample:
+def _sample(value: torch.Tensor) -> Sample:
     if value.layout is not torch.strided or value.numel() <= _SAMPLE:
-        return value
+        return Sample(value, value)
     step = value.numel() // _SAMPLE | 1  # odd: not the same column of each row
     order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
     memory = value.detach().permute(order).reshape(-1)
     return Sample(value.to("meta"), memory[::step].clone())
 
 
-def _is_near(ours: torch.Tensor, theirs: torch.Tensor, share: float) -> bool:
-    """Whether each element is within a share of itself, and of the tensor's ordinary elements."""
-    if is_discrete(theirs):
-        return torch.equal(ours, theirs)
-    dtype = torch.complex128 if theirs.is_complex() else torch.float64
-    wide, right = (dense(item.detach()).to(dtype) for item in (ours, theirs))
-    same = (wide == right) | (wide.isnan() & right.isnan())
-    allowed = share * (right.abs() + ordinary(right))
-    return bool((same | (wide.isfinite() & right.isfinite() & ((wide - right).abs() <= allowed))).all())
+def difference_of_results(
+    expected: Sequence[object],
+    actual: Sequence[object],
+    perturbed: Sequence[object] | None = None,
+    *,
+    exact: Callable[[], Sequence[object]] | None = None,
+    float32_as: torch.dtype = torch.float32,
+) -> str:
+    """The first difference of two runs that is not rounding; empty if there is none.
+
+    Without ``exact``, results that agree in half of their digits are equal: rounding accumulates in a graph.
+
+    Args:
+        expected: PyTorch's results: tensors, samples of tensors, or other objects.
+        actual: the others, of the same kinds.
+        perturbed: PyTorch's results on arguments that differ by a rounding, which show how much that changes.
+        exact: computes the float64 results, which are the reference for results that are not near.
+        float32_as: the dtype whose rounding float32 may have.
+    """
+    if len(actual) != len(expected):
+        return f"{len(actual)} results, expected {len(expected)}"
+    expected, actual, others = sampled(expected), sampled(actual), sampled(perturbed or [])
+    for i, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
+        if not isinstance(ours, Sample) or not isinstance(theirs, Sample):
+            if type(ours) is not type(theirs) or ours != theirs:
+                return f"result {i} is {_in_words(ours)}, expected {_in_words(theirs)}"
+            continue
+        for kind in ("dtype", "shape", "layout"):
+            is_, expected_kind = getattr(ours.like, kind), getattr(theirs.like, kind)
+            if is_ != expected_kind:
+                return f"result {i} has {kind} {is_}, expected {expected_kind}"
+        if significant_strides(ours.like) != significant_strides(theirs.like):
+            return f"result {i} has another memory layout"
+        rounded_to = float32_as if ours.like.dtype is torch.float32 else ours.like.dtype
+        unit = epsilon(rounded_to)
+        if is_near(ours.elements, theirs.elements, min(unit**0.5, _CARRIED) if exact is None else _UNITS * unit):
+            continue
+        reference = theirs.elements if exact is None else exact()[i]
+        more = [item.elements for item in others[i : i + 1] if isinstance(item, Sample)]
+        if verdict(ours.elements, theirs.elements, reference, more, rounded_to=rounded_to).is_wrong:
+            return f"result {i} has other values"
+    return ""
+
+
+def _in_words(value: object) -> str:
+    return f"a tensor of shape {tuple(value.like.shape)}" if isinstance(value, Sample) else repr(value)

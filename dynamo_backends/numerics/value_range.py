@@ -1,7 +1,8 @@
-"""The range of a value's elements, and how many are NaN or infinite."""
+"""The range of a tensor's elements, and which of them are NaN or infinite."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -9,16 +10,17 @@ from collections.abc import Iterable
 import torch
 
 from .distance import dense
+from .exact import is_floating
 
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """What the elements of a floating-point or complex tensor are.
+    """The range of a floating-point or complex tensor.
 
     Attributes:
-        smallest, largest: of the finite elements; ``None`` if there are none. Of the parts of complex ones.
-        nan: elements that are NaN.
-        infinite: elements that are infinite.
+        smallest, largest: of the finite elements, ``None`` if there are none; for complex ones, of their parts.
+        nan: how many elements are NaN.
+        infinite: how many elements are infinite.
     """
 
     smallest: float | None
@@ -35,76 +37,60 @@ class Extent:
 
 
 def extent(value: object) -> Extent | None:
-    """The extent of a tensor; ``None`` of anything else, and of integers and booleans, which are all finite."""
-    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+    """The extent of a tensor; ``None`` for integers and booleans, which are finite, and for anything else."""
+    if not is_floating(value):
         return None
-    dense_value = dense(value).detach()
-    if dense_value.dtype.is_floating_point and dense_value.dtype.itemsize == 1:
-        dense_value = dense_value.float()  # PyTorch has no minimum, and no selection, of float8
-    return _extent(torch.view_as_real(dense_value.resolve_conj()) if value.is_complex() else dense_value)
-
-
-def _extent(value: torch.Tensor) -> Extent:
-    if not value.numel():
+    elements = dense(value).detach()
+    if elements.is_complex():
+        elements = torch.view_as_real(elements.resolve_conj())
+    elif elements.itemsize == 1:
+        elements = elements.float()  # float8 has no ``aminmax`` and no indexing
+    if not elements.numel():
         return Extent(None, None)
-    smallest, largest = (float(bound) for bound in torch.aminmax(value))
-    if math.isfinite(smallest) and math.isfinite(largest):  # of most values: one pass; a NaN is both bounds
+    smallest, largest = map(float, torch.aminmax(elements))
+    if math.isfinite(smallest) and math.isfinite(largest):  # usually: one pass; with a NaN, both are NaN
         return Extent(smallest, largest)
-    finite = value[value.isfinite()]
-    nan = int(value.isnan().sum())
-    infinite = value.numel() - finite.numel() - nan
+    finite = elements[elements.isfinite()]
+    nan = int(elements.isnan().sum())
+    infinite = elements.numel() - finite.numel() - nan
     if not finite.numel():
         return Extent(None, None, nan, infinite)
-    smallest, largest = (float(bound) for bound in torch.aminmax(finite))
+    smallest, largest = map(float, torch.aminmax(finite))
     return Extent(smallest, largest, nan, infinite)
 
 
-@dataclasses.dataclass(frozen=True)
-class Element:
-    """One element of a result, and what it was computed of.
-
-    Attributes:
-        index: where it is.
-        value: it.
-        inputs: for each input that has as many elements, or is broadcast to the result, its element there, by name.
-    """
-
-    index: tuple[int, ...]
-    value: float
-    inputs: dict[str, float]
-
-    def as_json(self) -> dict[str, object]:
-        """JSON has no NaN or infinity: ``nan``, ``inf`` and ``-inf`` are texts."""
-        inputs = {name: number(value) for name, value in self.inputs.items()}
-        return {"index": list(self.index), "value": number(self.value), "inputs": inputs}
-
-
-def number(value: float) -> float | str:
-    """A number for JSON; a text where it is NaN or infinite."""
-    return value if math.isfinite(value) else str(value)
-
-
-def nonfinite_elements(result: torch.Tensor, inputs: Iterable[tuple[str, object]], most: int = 3) -> list[Element]:
-    """The first elements of a real result that are NaN or infinite; NaN first.
+def nonfinite_elements(
+    result: torch.Tensor, inputs: Iterable[tuple[str, object]], most: int = 3
+) -> list[dict[str, object]]:
+    """The first elements of a real result that are NaN or infinite, NaN first, for a JSON file.
 
     Args:
         result: of any shape.
-        inputs: what it was computed of, each with its name.
+        inputs: what it was computed from, each with its name.
         most: how many elements.
+
+    Returns:
+        For each element its ``index``, its ``value``, and the ``inputs``: by name, the element at this index of each
+        input that has the result's shape or is broadcast to it. ``nan``, ``inf`` and ``-inf`` are texts.
     """
     if not result.is_floating_point() or result.layout is not torch.strided:
         return []
-    found = torch.cat([result.isnan().nonzero()[:most], result.isinf().nonzero()[:most]])[:most]
-    broadcast = []
+    positions = torch.cat([result.isnan().nonzero()[:most], result.isinf().nonzero()[:most]])[:most]
+    broadcast = {}
     for name, item in inputs:
-        if not isinstance(item, torch.Tensor) or item.is_complex() or item.layout is not torch.strided:
-            continue
-        try:
-            broadcast.append((name, item.expand(result.shape)))
-        except RuntimeError:  # of another shape: which of its elements count, only the operator knows
-            continue
-    elements = []
-    for row in found.tolist():
-        index = tuple(row)
-        elements.append(Element(index, float(result[index]), {name: float(item[index]) for name, item in broadcast}))
-    return elements
+        if isinstance(item, torch.Tensor) and not item.is_complex() and item.layout is torch.strided:
+            with contextlib.suppress(RuntimeError):  # another shape: which elements count, only the operator knows
+                broadcast[name] = item.expand(result.shape)
+    return [
+        {
+            "index": list(index),
+            "value": _number(result[index]),
+            "inputs": {name: _number(item[index]) for name, item in broadcast.items()},
+        }
+        for index in map(tuple, positions.tolist())
+    ]
+
+
+def _number(element: torch.Tensor) -> float | str:
+    value = float(element)
+    return value if math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""The one verdict on a value: whether it is as near to float64 as rounding makes a right computation of it."""
+"""The verdict on a value: whether its error against float64 is within the tolerance of ``measure``."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .distance import dense, distance, ordinary
-from .measure import Measure, group_of
+from .exact import floats, is_floating
+from .measure import Measure, group_size_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How a value compares with what it should be.
+    """The result of comparing a value with its reference.
 
     Attributes:
-        complaint: why elements cannot be compared, such as another dtype; ``""`` where they can.
-        ours: the value's distance to float64; ``None`` where that is no matter of size.
-        eager: the distance to float64 of the computation that it is compared with, if the value is wrong.
-        index: of the element that is worst for its tolerance.
-        is_of_size: whether it is a matter of elements, and of none of dtype, shape or kind.
+        complaint: why elements cannot be compared, such as another dtype; or how many discrete ones differ.
+        ours: the value's error against float64; ``None`` for discrete values.
+        eager: if the value is wrong, eager's error against float64.
+        index: of the element whose error is the largest multiple of its tolerance.
+        is_of_size: whether elements were compared: dtype, shape and kind are as expected.
     """
 
     complaint: str = ""
@@ -32,7 +32,7 @@ class Verdict:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it is further from float64 than rounding explains."""
+        """Whether the error exceeds the tolerance."""
         return bool(self.complaint) or (self.ours is not None and not self.ours.is_rounding)
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Verdict:
         where = f" at element {list(self.index)}" if self.index else ""
         if self.ours.nonfinite:
             return f"{self.ours.nonfinite} elements are NaN or infinite and should not be, the first{where}"
-        return f"off float64 by {self.ours.error:.3g}{where}, where rounding explains {self.ours.limit:.3g}"
+        return f"error {self.ours.error:.3g}{where}, tolerance {self.ours.limit:.3g}"
 
 
 RIGHT = Verdict()
@@ -53,77 +53,81 @@ def verdict(
     exact: object,
     others: Sequence[object] = (),
     *,
-    group: int | None = None,
-    inner: torch.Tensor | None = None,
+    group_size: int | None = None,
+    inner_size: torch.Tensor | None = None,
     rounded_to: torch.dtype | None = None,
 ) -> Verdict:
-    """The verdict on a value.
+    """Compares a value with eager's and with float64.
 
-    The dtypes of floating-point values are no matter of it: within a graph a pass may change them, and some kernels of
-    PyTorch return others than their fake tensors (the statistics of a layer norm of bfloat16 with float32 weights).
+    Floating-point dtypes may differ: a pass may change them within a graph, and some kernels of PyTorch return another
+    dtype than their fake tensors (the statistics of a layer norm of bfloat16 with float32 weights).
 
     Args:
         actual: a tensor or a number.
         eager: the same as PyTorch computes it.
         exact: the same in float64.
-        others: more computations of it that are right, such as float64 with rounding at random.
-        group, inner: see ``measure``; by default see ``group_of``.
-        rounded_to: the dtype whose rounding is no fault; by default the coarser one of the two.
+        others: more right computations of it, such as float64 with random rounding.
+        group_size, inner_size: see ``measure``; the default of ``group_size`` is ``group_size_of``.
+        rounded_to: the dtype whose rounding is allowed; by default the coarser of ``actual`` and ``eager``.
     """
-    if (
-        not isinstance(eager, torch.Tensor)
-        or not isinstance(actual, torch.Tensor)
-        or not isinstance(exact, torch.Tensor)
-    ):
+    if not (isinstance(actual, torch.Tensor) and isinstance(eager, torch.Tensor) and isinstance(exact, torch.Tensor)):
         return RIGHT if same_number(eager, actual) else Verdict(f"{_in_words(actual)} instead of {_in_words(eager)}")
-    return _verdict(dense(actual), dense(eager), dense(exact), others, group, inner, rounded_to)
-
-
-def _verdict(
-    actual: torch.Tensor,
-    eager: torch.Tensor,
-    exact: torch.Tensor,
-    others: Sequence[object],
-    group: int | None,
-    inner: torch.Tensor | None,
-    rounded_to: torch.dtype | None,
-) -> Verdict:
-    is_rounded = actual.is_floating_point() and eager.is_floating_point()
-    if actual.dtype != eager.dtype and not is_rounded:
-        return Verdict(f"dtype {actual.dtype} instead of {eager.dtype}")
-    if actual.shape != eager.shape:
-        return Verdict(f"shape {tuple(actual.shape)} instead of {tuple(eager.shape)}")
-    if torch.equal(actual, eager):
+    ours, theirs, wide = dense(actual), dense(eager), dense(exact)
+    if ours.dtype != theirs.dtype and not (ours.is_floating_point() and theirs.is_floating_point()):
+        return Verdict(f"dtype {ours.dtype} instead of {theirs.dtype}")
+    if ours.shape != theirs.shape:
+        return Verdict(f"shape {tuple(ours.shape)} instead of {tuple(theirs.shape)}")
+    if torch.equal(ours, theirs):
         return RIGHT
-    coarser = rounded_to or max((actual.dtype, eager.dtype), key=epsilon)
-    tensors = [dense(item) for item in others if isinstance(item, torch.Tensor) and item.shape == eager.shape]
-    if is_discrete(actual):
-        found = distance(actual, eager, *tensors)
-        said = "" if found.is_rounding else f"{found.max_ulp:.0f} of {actual.numel()} elements differ"
-        return Verdict(said, index=index_of(found, actual), is_of_size=True)
-    ours = distance(actual, exact, eager, *tensors, group=group or group_of(eager.shape), inner=inner, dtype=coarser)
-    theirs = None if ours.is_rounding else distance(eager, exact)
-    return Verdict("", ours, theirs, index_of(ours, actual), is_of_size=True)
+    tensors = [dense(item) for item in others if isinstance(item, torch.Tensor) and item.shape == theirs.shape]
+    if is_discrete(ours):
+        found = distance(ours, theirs, *tensors)
+        complaint = "" if found.is_rounding else f"{found.max_ulp:.0f} of {ours.numel()} elements differ"
+        return Verdict(complaint, index=index_of(found, ours), is_of_size=True)
+    coarser = rounded_to or max((ours.dtype, theirs.dtype), key=epsilon)
+    found = distance(
+        ours,
+        wide,
+        theirs,
+        *tensors,
+        group_size=group_size or group_size_of(theirs.shape),
+        inner_size=inner_size,
+        dtype=coarser,
+    )
+    of_eager = None if found.is_rounding else distance(theirs, wide)
+    return Verdict("", found, of_eager, index_of(found, ours), is_of_size=True)
 
 
-_TURNED = 0.01
-_CHANGED = 64.0
+_CHANGED_ELEMENTS = 0.01
+_CHANGED_UNITS = 64.0
 
 
 def is_changed(new: torch.Tensor, old: torch.Tensor) -> bool:
-    """Whether a value inside a model is another than in a model that should compute the same, of which one is known to
-    be wrong: by 64 units at an element, or at the ordinary ones; of discrete elements, one in a hundred."""
+    """Whether an intermediate value differs in two models that should be equal, one of which is known to be wrong.
+
+    By more than 64 units in the last place; of discrete elements, more than one in a hundred.
+    """
     if is_discrete(old):
-        return float((new != old).sum()) > _TURNED * old.numel()
-    wide, right = (dense(item.detach()) for item in (new, old))
+        return float((new != old).sum()) > _CHANGED_ELEMENTS * old.numel()
+    return not is_near(new, old, _CHANGED_UNITS * epsilon(old.dtype))
+
+
+def is_near(value: torch.Tensor, other: torch.Tensor, share: float) -> bool:
+    """Whether elements differ by no more than ``share`` of themselves plus the tensor's ordinary elements.
+
+    A filter where no float64 reference exists, or before one is computed. Discrete elements must be equal.
+    """
+    if not is_floating(other):
+        return torch.equal(value, other)
+    dtype = torch.complex128 if other.is_complex() else torch.float64
+    wide, right = (dense(item.detach()).to(dtype) for item in (value, other))
     same = (wide == right) | (wide.isnan() & right.isnan())
-    right = right.nan_to_num(0.0, 0.0, 0.0)
-    allowed = _CHANGED * epsilon(old.dtype) * (right.abs().double() + ordinary(right.abs()))
-    return not bool((same | ((wide.double() - right.double()).abs() <= allowed)).all())
+    tolerance = share * (right.abs() + ordinary(right))
+    return bool((same | (wide.isfinite() & right.isfinite() & ((wide - right).abs() <= tolerance))).all())
 
 
 def index_of(found: Measure, value: torch.Tensor) -> tuple[int, ...]:
-    """The index of the element that is worst for its tolerance."""
+    """The index of the element whose error is the largest multiple of its tolerance."""
     if not value.numel():
         return ()
     position = found.position // 2 if value.is_complex() else found.position
@@ -132,13 +136,13 @@ def index_of(found: Measure, value: torch.Tensor) -> tuple[int, ...]:
 
 def is_discrete(value: object) -> bool:
     """Whether a result has no floating-point values."""
-    return not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex())
+    return not is_floating(value)
 
 
 def largest(values: Iterable[object]) -> float:
-    """The largest finite magnitude of floating-point tensors, nested or not; 0 if there is none."""
-    tensors = (dense(leaf) for leaf in pytree.tree_leaves(list(values)) if not is_discrete(leaf) and leaf.numel())
-    wide = (leaf.float() if leaf.itemsize == 1 else leaf for leaf in tensors)  # PyTorch has no largest of float8
+    """The largest finite magnitude in floating-point tensors, nested or not; 0 if there is none."""
+    tensors = (dense(leaf) for leaf in floats(list(values)) if leaf.numel())
+    wide = (leaf.float() if leaf.itemsize == 1 else leaf for leaf in tensors)  # float8 has no ``max``
     return max((float(leaf.abs().nan_to_num(0.0, 0.0, 0.0).max()) for leaf in wide), default=0.0)
 
 
@@ -148,7 +152,7 @@ def epsilon(dtype: torch.dtype) -> float:
 
 
 def same_number(first: object, other: object) -> bool:
-    """Whether two results that are not both tensors are equal; NaN is NaN, and a tensor of one element its number."""
+    """Whether two results that are not both tensors are equal. NaN equals NaN, a tensor of one element its number."""
     if any(isinstance(item, torch.Tensor) and item.numel() != 1 for item in (first, other)):
         return False
     return bool(first == other) or bool(first != first and other != other)

@@ -21,7 +21,7 @@ from ..numerics.call_execution import FLOAT64, CallExecution, Change, Target
 from ..numerics.distance import distance, ordinary
 from ..numerics.exact import WIDER
 from ..numerics.local_error import is_broadcast
-from ..numerics.measure import group_of
+from ..numerics.measure import group_size_of
 from ..numerics.randomness import PERTURBATIONS, perturbed
 from ..numerics.verdicts import RIGHT, Verdict, epsilon, is_discrete, largest, verdict
 from .gradients import Gradients
@@ -175,16 +175,16 @@ class CallJudge:
             if is_discrete(value):
                 return self._discrete_verdict(name, value, reference, run)
             wide = value.to(reference.dtype) if value.shape == reference.shape else value
-            inner = self._magnitudes(reference) + largest_result / _INSIDE
-            found = verdict(wide, reference, reference, inner=inner, rounded_to=value.dtype)
+            inner_size = self._magnitudes(reference) + largest_result / _INSIDE
+            found = verdict(wide, reference, reference, inner_size=inner_size, rounded_to=value.dtype)
             if found.ours is None or not found.is_wrong or found.ours.nonfinite:
                 return found
             coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)
             base, *others = perturbed_runs(coarser)
             # around the reference's value, which need not be float64's
             near = [reference + (item[name] - base[name]).cpu() for item in others if name in item]
-            group = group_of(reference.shape)
-            return verdict(wide, reference, reference, near, group=group, inner=inner, rounded_to=coarser)
+            group_size = group_size_of(reference.shape)
+            return verdict(wide, reference, reference, near, group_size=group_size, inner_size=inner_size, rounded_to=coarser)
 
         def compare(name: str, value: torch.Tensor, reference: torch.Tensor) -> ComparedValue:
             shape, is_comparable = tuple(value.shape), value.shape == reference.shape

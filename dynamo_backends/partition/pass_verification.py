@@ -28,9 +28,9 @@ from ..graphs.example_values import synthetic
 from ..graphs.locations import where
 from ..graphs.operators import is_collective
 from ..numerics.distance import ordinary
-from ..numerics.exact import widen
+from ..numerics.exact import is_floating, widen
 from ..numerics.graph_execution import FxExecution
-from ..numerics.verdicts import is_changed, is_discrete, verdict
+from ..numerics.verdicts import is_changed, verdict
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.exposed_values import common_values
 from ..runtime.session import Session
@@ -184,23 +184,18 @@ class ModelChecker:
 
 
 def _first_difference(before: object, exact: object, after: object) -> str | None:
-    """In words, the first of the tensors of a result that a pass made worse; ``None`` if there is none."""
+    """In words, the first tensor of a result whose error after a pass exceeds the tolerance; ``None`` if none does."""
     leaves = (pytree.tree_leaves(item) for item in (before, exact, after))
     for old, reference, new in zip(*leaves, strict=False):
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.dtype != new.dtype:
             return f"dtype {new.dtype} instead of {old.dtype}"
-        said = verdict(new, old, reference, inner=_ordinary(reference))
-        if said.is_wrong:
-            return str(said)
+        inner = None  # terms as large as the ordinary elements may cancel in each element
+        if is_floating(reference):
+            inner = torch.full(reference.shape, ordinary(reference), dtype=torch.float64)
+        found = verdict(new, old, reference, inner_size=inner)
+        if found.is_wrong:
+            return str(found)
     return None
-
-
-def _ordinary(value: object) -> torch.Tensor | None:
-    """The magnitude of a value's ordinary elements, for each: terms of that size may cancel in it."""
-    if is_discrete(value):
-        return None
-    assert isinstance(value, torch.Tensor)
-    return torch.full(value.shape, ordinary(value), dtype=torch.float64)
 
 
 def _at(node: fx.Node, said: str) -> str:

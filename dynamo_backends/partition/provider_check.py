@@ -160,12 +160,12 @@ class CheckedSession:
         raise SessionError(self._failure)
 
     def _difference(self, expected: Sequence[object], results: Sequence[object], args: Sequence[object]) -> str:
-        """What is wrong about results beyond rounding; empty if nothing is."""
-        wrong = difference_of_results(expected, results, float32_as=self._float32_as, is_checked=True)
-        if not wrong:
-            return ""
-        values = Evaluation(self._region, args, exact=True).exact
-        outputs = self._region.graph.output_node().args[0]
-        assert isinstance(outputs, (list, tuple))
-        exact = [values[item] if isinstance(item, fx.Node) else None for item in outputs]
-        return difference_of_results(expected, results, exact=exact, float32_as=self._float32_as, is_checked=True)
+        """The first difference that is not rounding; empty if there is none."""
+
+        def exact() -> list[object]:
+            values = Evaluation(self._region, args, exact=True).exact
+            outputs = self._region.graph.output_node().args[0]
+            assert isinstance(outputs, (list, tuple))
+            return [values[item] if isinstance(item, fx.Node) else None for item in outputs]
+
+        return difference_of_results(expected, results, exact=exact, float32_as=self._float32_as)

@@ -244,7 +244,7 @@ def test_elements_with_what_they_are_made_of() -> None:
         ("flags", torch.tensor([True, False])),
     ]
     found = nonfinite_elements(result, inputs)
-    assert [element.as_json() for element in found] == [
+    assert found == [
         {"index": [1, 0], "value": "nan", "inputs": {"column": 6.0, "flags": 1.0}},
         {"index": [0, 0], "value": "inf", "inputs": {"column": 5.0, "flags": 1.0}},
     ]

@@ -59,7 +59,7 @@ def pairs(dtype: torch.dtype, size: int) -> list[tuple[torch.Tensor, torch.Tenso
 def test_the_distance_to_float64_and_what_it_explains(dtype: torch.dtype, size: int) -> None:
     found = set()
     for ours, eager, exact in pairs(dtype, size):
-        expected = in_torch.distance(ours, exact, eager, group=max(size, 1))
+        expected = in_torch.distance(ours, exact, eager, group_size=max(size, 1))
         actual = distance(numpy_of(ours), exact.numpy(), [numpy_of(eager)])
         assert actual.measured == expected
         assert actual.is_rounding == expected.is_rounding

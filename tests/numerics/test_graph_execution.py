@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.debug.rounding_runs import explained_by_rounding
 from dynamo_backends.debug.rows import Row
 from dynamo_backends.exporter.translate import value_names
-from dynamo_backends.numerics.graph_execution import FxExecution, value_of
+from dynamo_backends.numerics.graph_execution import FxExecution, PerturbedExecution, value_of
 from dynamo_backends.numerics.local_error import NodeCheck, Segment
 
 aten = torch.ops.aten
@@ -106,9 +106,7 @@ def test_float64_with_rounding_at_random() -> None:
     nodes = module.graph.output_node().all_input_nodes
     found = []
     for seed in (0, 0, 1):
-        noise = torch.Generator().manual_seed(seed)
-        state, recorded = torch.get_rng_state(), {nodes[1]: x}
-        execution = FxExecution(module, [x], state, eager=False, recorded=recorded, perturbing=noise)
+        execution = PerturbedExecution(module, [x], torch.get_rng_state(), seed, recorded={nodes[1]: x})
         execution.reach(nodes[-1])
         viewed, random, turned, product, halves = (execution.exact[node] for node in nodes)
         assert torch.equal(viewed, x.double().view(2, 50)) and torch.equal(random, x.double())  # type: ignore[arg-type]

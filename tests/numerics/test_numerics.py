@@ -14,7 +14,7 @@ from dynamo_backends.numerics.call_execution import as_float64
 from dynamo_backends.numerics.distance import distance, nearer, ordinary
 from dynamo_backends.numerics.exact import widen
 from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.program_execution import NotRepeatableError, Results, Twice, copies
+from dynamo_backends.numerics.program_execution import NotRepeatableError, ReferenceRuns, Results, copies
 from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
 from dynamo_backends.numerics.same_results import difference_of_results
 from dynamo_backends.numerics.verdicts import is_changed, is_discrete, largest, verdict
@@ -60,14 +60,14 @@ def test_each_element_of_a_large_tensor_counts(position: int, group: int) -> Non
     exact = torch.ones(300, 301, dtype=torch.float64)
     value, eager = exact.float(), exact.float()
     value.view(-1)[position] = 1.5
-    found = distance(value, exact, eager, group=group)
+    found = distance(value, exact, eager, group_size=group)
     assert (found.max_abs, found.max_rel, found.scale, found.position) == (0.5, 0.5, 1.0, position)
     assert found.rmse == pytest.approx(0.5 / math.sqrt(exact.numel()))
     assert found.max_ulp == 0.5 / EPS and not found.is_rounding
     eager.view(-1)[position] = 1.1
-    assert distance(value, exact, eager, group=group).is_rounding
+    assert distance(value, exact, eager, group_size=group).is_rounding
     value.view(-1)[position] = NAN
-    found = distance(value, exact, eager, group=group)
+    found = distance(value, exact, eager, group_size=group)
     assert (found.nonfinite, found.position, found.relative) == (1, position, INF) and not found.is_rounding
     value.view(-1)[position] = 1.0
     exact.view(-1)[position] = 7.0
@@ -90,8 +90,8 @@ def test_an_infinity_is_the_rounding_of_what_the_dtype_does_not_hold() -> None:
     assert measured([INF, 1.0], [70000.0, 1.0]).nonfinite == 1  # float32 holds it
     one = [1.0, 1.0]  # what another computation does not represent at the same element, which excuses no finite error
     assert measured([INF, 1.0], one, torch.float32, [INF, 1.0]).is_rounding
-    assert measured([INF, 1.0], one, torch.float32, [1.0, INF], group=2).nonfinite == 1
-    assert not measured([1.5, 1.0], one, torch.float32, [INF, NAN], group=2).is_rounding
+    assert measured([INF, 1.0], one, torch.float32, [1.0, INF], group_size=2).nonfinite == 1
+    assert not measured([1.5, 1.0], one, torch.float32, [INF, NAN], group_size=2).is_rounding
 
 
 def test_complex_values_are_measured_by_their_parts() -> None:
@@ -103,7 +103,7 @@ def test_complex_values_are_measured_by_their_parts() -> None:
     assert distance(value, exact, torch.tensor([1 + 2j, 3 - 4.4j])).is_rounding
     assert distance(value, exact, torch.tensor([1 + 2j, 3.4 - 4j])).is_rounding, "the other part is of the same number"
     assert not distance(value, exact, torch.tensor([1.5 + 2j, 3 - 4j])).is_rounding
-    assert distance(value, exact, inner=torch.tensor([0.0, 1e7])).is_rounding
+    assert distance(value, exact, inner_size=torch.tensor([0.0, 1e7])).is_rounding
     assert verdict(value, exact.to(torch.complex64), exact).index == (1,)
     assert distance((exact * (1 + 4 * EPS)).to(torch.complex64), exact).is_rounding
     assert distance(torch.tensor([1.0]), torch.tensor([1 + 1j], dtype=torch.complex128)).max_abs == 1.0
@@ -149,8 +149,8 @@ def test_what_may_become_nothing() -> None:
     assert measured([0.0], [2.0**-24], torch.float16).is_rounding
     assert not measured([0.0], [2.0**-15], torch.float16).is_rounding, "float32 computes with it"
     inner = torch.tensor([1.0, 100.0])
-    assert measured([4 * EPS, 400 * EPS], [0.0, 0.0], inner=inner).is_rounding
-    assert not measured([5 * EPS, 0.0], [0.0, 0.0], inner=inner).is_rounding
+    assert measured([4 * EPS, 400 * EPS], [0.0, 0.0], inner_size=inner).is_rounding
+    assert not measured([5 * EPS, 0.0], [0.0, 0.0], inner_size=inner).is_rounding
 
 
 @pytest.mark.parametrize("outlier", [-1e9, LOWEST, 1e30, INF])
@@ -159,8 +159,8 @@ def test_nothing_is_excused_by_another_element(outlier: float) -> None:
     wrong, exact = [outlier, 1.0 + 20 * EPS, *[1.0] * 6], [outlier, *[1.0] * 7]
     others = [[outlier * (1 + 20 * EPS), *[1.0] * 7]]
     for group in (1, 2, 8):
-        assert not measured(wrong, exact, torch.float32, *others, group=group).is_rounding
-        assert measured(others[0], exact, torch.float32, *others, group=group).is_rounding
+        assert not measured(wrong, exact, torch.float32, *others, group_size=group).is_rounding
+        assert measured(others[0], exact, torch.float32, *others, group_size=group).is_rounding
     assert not measured([1.0, 1.0], [outlier, 1.0]).is_rounding
 
 
@@ -183,19 +183,19 @@ def test_errors_have_one_size_in_a_group(group: int, known: int, first: int, end
     def off(position: int) -> list[float]:
         return [item + 0.01 * (i == position) for i, item in enumerate(exact)]
 
-    found = [i for i in range(8) if measured(off(i), exact, torch.float32, off(known), group=group).is_rounding]
+    found = [i for i in range(8) if measured(off(i), exact, torch.float32, off(known), group_size=group).is_rounding]
     assert found == list(range(first, end))
-    right = measured([0.01] * 8 + exact, zeros + exact, torch.float32, zeros + off(known), group=16)
+    right = measured([0.01] * 8 + exact, zeros + exact, torch.float32, zeros + off(known), group_size=16)
     assert right.is_rounding == (known < 2)
 
 
 def test_what_excuses_nothing() -> None:
     """One error of a thousand elements, an infinity that both have, a NaN in ``inner``, NaN for what overflows."""
     ones = [1.0] * 1000
-    assert not measured([1.4] * 500 + ones[500:], [1.05] + ones[1:], torch.float32, ones, group=1000).is_rounding
+    assert not measured([1.4] * 500 + ones[500:], [1.05] + ones[1:], torch.float32, ones, group_size=1000).is_rounding
     for wrong in (3.0, NAN, -INF):
-        assert not measured([1.0, wrong], [1.0, INF], torch.float32, [1.0, INF], group=2).is_rounding
-    assert not measured([NAN, 1.5], [NAN, 1.0], torch.float32, inner=torch.tensor([NAN, 1.0])).is_rounding
+        assert not measured([1.0, wrong], [1.0, INF], torch.float32, [1.0, INF], group_size=2).is_rounding
+    assert not measured([NAN, 1.5], [NAN, 1.0], torch.float32, inner_size=torch.tensor([NAN, 1.0])).is_rounding
     assert [measured([item], [1e39], torch.float32).is_rounding for item in (INF, NAN, -INF)] == [True, False, False]
     assert not is_changed(torch.tensor([INF, 1.0]), torch.tensor([INF, 1.0]))
     assert is_changed(torch.tensor([3.0, 1.0]), torch.tensor([INF, 1.0]))
@@ -324,8 +324,8 @@ def test_which_operators_draw() -> None:
 # Two runs
 
 
-def run_twice(function: object, *args: object, leaves: list[bool] | None = None) -> Twice:
-    return Twice(function, args, torch.get_rng_state(), leaves)  # type: ignore[arg-type]
+def run_twice(function: object, *args: object, leaves: list[bool] | None = None) -> ReferenceRuns:
+    return ReferenceRuns(function, args, torch.get_rng_state(), leaves)  # type: ignore[arg-type]
 
 
 def test_the_float64_run_is_of_the_same_values() -> None:
@@ -445,6 +445,15 @@ def test_float64_with_rounding_at_random() -> None:
         assert_same_values([found[key] for key in "234"], expected)
 
 
+def test_random_numbers_that_are_changed_in_place_are_the_same_in_each_run() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.rand(3, dtype=torch.float64).mul_(2), torch.randint(9, (3,)).add_(1) + 0]
+
+    results = run_twice(function, torch.ones(3)).outputs
+    for found in (results.exact, *results.perturbed(2)):
+        assert_same_values(found, dict(results.eager), rtol=1e-12, atol=0.0)
+
+
 def test_what_rounding_at_random_explains() -> None:
     """Where terms cancel, an error that eager, by chance, does not make; of gradients too."""
     x = torch.ones(4, requires_grad=True)
@@ -493,6 +502,8 @@ def test_copies_share_memory_as_the_originals_do() -> None:
 
 
 def test_copies_of_unusual_tensors() -> None:
+    many = [torch.full((4,), complex(i, 1)).conj() for i in range(50)]
+    assert_same_values(copies(many), many)
     conjugated, negative = torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag
     assert conjugated.is_conj() and negative.is_neg()
     sparse = torch.tensor([[0.0, 2.0]]).to_sparse()

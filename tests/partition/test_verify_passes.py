@@ -125,9 +125,7 @@ def test_a_bad_pass_is_undone(
     assert counted(f"pass {stage}.bad") == 0
     (said,) = [record.getMessage() for record in caplog.records if record.name == "passes.engine.manager"]
     assert f"pass {stage}.bad" in said
-    assert re.search(r"\bsin \([^ ]*test_verify_passes.py:\d+\): off float64 by", said), (
-        "it names the node and its line"
-    )
+    assert re.search(r"\bsin \([^ ]*test_verify_passes.py:\d+\): error", said), "it names the node and its line"
 
 
 def test_a_right_pass_stays(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +210,7 @@ def test_the_manifest_and_the_diff_say_what_was_undone(plant: Callable[..., None
     (graph,) = manifest["graphs"]
     assert graph["verdict"] == "ok"
     (undone,) = [result["undone"] for result in graph["passes"] if result["name"] == "post_grad.bad"]
-    assert undone.startswith("sin (") and "off float64 by" in undone
+    assert undone.startswith("sin (") and "tolerance" in undone
     (file,) = run.glob("graph_*/inference/passes/post_grad.bad.diff")
     diff = file.read_text()
     assert "undone: sin (" in diff and "-        sin" in diff
