@@ -345,7 +345,7 @@ def test_results_and_gradients_of_the_stage_joint() -> None:
     assert finding.culprit is not None
     graphs.arguments[0] = None  # as what AOTAutograd adds, states of random numbers
     (said,) = graphs.judge({}, [X], state, gradients=False)[0].unchecked
-    assert f" {first}," in said
+    assert f" {first} " in said
     finding, _ = joint(before, before, end=after).judge({name: X}, [X], state, gradients=True)
     assert finding.culprit is not None and str(finding.culprit.cause) == "stage joint"
     graphs = joint(before)
