@@ -621,7 +621,7 @@ def test_what_is_damaged_of_a_graph_is_said_in_its_place(
     page = write_page(report, tmp_path / "report.html")
 
     browser.open(page)
-    assert "cannot be shown" in browser.text("#content .notice")
+    assert "cannot be read" in browser.text("#content .notice")
     browser.open(page, f"{faulty}/comparison")
     assert "side_by_side.json is damaged" in browser.text("#panel")
     browser.open(page, f"{faulty}/stages")
