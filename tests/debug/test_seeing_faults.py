@@ -320,7 +320,7 @@ def test_a_model_of_a_library_has_its_line_and_the_line_that_calls_it(
     function = compiled(Model(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     function(torch.randn(4, 8))  # the library is called
     (graph,) = find_run(tmp_path).graphs
-    own = f"{short_file(str(Path(__file__).parents[1]))}/{line_of('the library is called')}"
+    own = f"{short_file(str(Path(__file__).parent))}/{line_of('the library is called')}"
     place = f"a_model_of_others.py:5, called from {own}"
     assert graph.verdict == f"diverges at sinh ({place})" and graph.entry.blame.source == place
     assert place in (graph.folder / "side_by_side.txt").read_text()

@@ -626,7 +626,7 @@ def test_what_is_damaged_of_a_graph_is_said_in_its_place(
     assert "side_by_side.json is damaged" in browser.text("#panel")
     browser.open(page, f"{faulty}/stages")
     stages = browser.text("#panel .chooser")
-    assert "onnxnot there" in stages and "post_grad" in stages
+    assert "onnxmissing" in stages and "post_grad" in stages
     browser.open(page, f"{faulty}/placement")
     assert "regions.txt" in browser.text("#panel .notice") and "no translation to ONNX" in browser.text("#panel")
     browser.open(page, f"{faulty.replace('forward', 'backward')}/comparison")
