@@ -30,7 +30,7 @@ EVENTS = {
     "autotune_rejected ENGINE": "graphs that this engine could not compile or run, or computed wrongly",
     "pass NAME": "how often the pass fired",
     "undone pass NAME": "how often the pass was undone: it failed, made an invalid graph, or changed results",
-    "unused_converter OPERATOR": "graphs in which passes removed every node that a registered converter would translate",
+    "unused_converter OPERATOR": "graphs whose passes removed every node that a registered converter would translate",
     "graphs_not_verified": "graphs with collectives, which verify_passes cannot check",
     "constant_weights": "weights that are constants of a session",
     "weights_left_inputs": "weights that stayed inputs: too little memory, or ONNX Runtime rejected the model",

@@ -1,5 +1,5 @@
-"""The observer of ``onnx_debug``: writes the dump folder, and compares each run with eager and with float64.
+"""The observer of ``onnx_debug``: writes the dump folder, and compares runs with eager and float64.
 
-It takes what the pipeline tells an observer, and gives files and verdicts. It sees the rest of the product only through
-the observer and the artifacts of the stages. ``backends`` makes it when the debug backend is asked for.
+The pipeline passes it the graph of each stage and each compiled graph; it returns files and verdicts. ``backends``
+creates it when the debug backend is used.
 """

@@ -1,8 +1,8 @@
-"""The user's program beside the compiled one: Dynamo's graph as it was captured, run by PyTorch, with autograd.
+"""Dynamo's graph as it was captured, run by PyTorch with autograd: the reference for the results of a compiled graph.
 
-What a compiled graph returned, wrote into its arguments and gave as gradients is judged by it, in eager and in
-float64. Where a result is wrong, or a stage changed what is computed, the stages in between say which: the passes of
-``pre_grad``, AOTAutograd's trace and the decompositions, the passes of ``joint``. ``judge`` compares the later ones.
+Results, changed arguments and gradients are compared with it, in eager and in float64. If they differ, the stages in
+between are compared too: the passes of ``pre_grad``, AOTAutograd's trace and decompositions, the passes of ``joint``.
+``run_verdict`` compares the later stages.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
 
 from ..common.operator_watchers import unseen
 from ..dumps.blame import Cause, Kind
-from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
 from ..graphs import aot
 from ..graphs.layout import significant_strides
@@ -32,15 +30,16 @@ from ..graphs.locations import UserName, set_user_name
 from ..numerics.program_execution import ReferenceRuns, Results, as_given, copies, is_plain
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.verdicts import Verdict
-from .chosen_runs import ChosenRun
-from .rows import Blame, Finding
+from .chosen_runs import SelectedRun
+from .interpreter import flat
+from .rows import Blame, Finding, error_text
 from .stage_comparison import StageGraphs, Step, changed, copy_of, difference, interpret, name_of_result
 from .wrong_decomposition import DecompositionCheck, NodeTracker
 
 logger = logging.getLogger(__name__)
 
 KEPT_CALLS = 4
-"""Calls whose backward may still come that are kept for it, the latest ones."""
+"""How many compared calls are kept for their backward."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,7 +47,7 @@ class JointGraphs(StageGraphs):
     """The graphs of the stage ``joint``.
 
     Attributes:
-        arguments, results: what they take and return, see ``aot.keys_of_arguments`` and ``aot.keys_of_results``.
+        arguments, results: see ``aot.keys_of_arguments`` and ``aot.keys_of_results``.
     """
 
     arguments: list[object] = dataclasses.field(default_factory=list)
@@ -67,11 +66,12 @@ class JointGraphs(StageGraphs):
     def judge(
         self, values: Mapping[str, object], given: Sequence[object], state: torch.Tensor, *, gradients: bool
     ) -> tuple[Finding, Results | None]:
-        """The first pass that changed the results, or the gradients; and what the first graph gave, by its keys.
+        """The first pass that made results wrong, or gradients; and the results of the first graph, by key.
 
         Args:
-            values: what placeholders hold, by name, as far as the direction knows them.
-            given: the arguments of the captured graph; none where there is no captured graph.
+            values: the known values of placeholders, by name.
+            given: the arguments of the captured graph; empty if there is none.
+            gradients: whether the gradients are compared, or the other results.
         """
         arguments = self._arguments(values, given, gradients=gradients)
         if arguments is None:
@@ -85,9 +85,9 @@ class JointGraphs(StageGraphs):
     def _arguments(
         self, values: Mapping[str, object], given: Sequence[object], *, gradients: bool
     ) -> list[object] | str | None:
-        """One value for each placeholder; in words, why there is not; ``None`` if there is nothing to judge."""
+        """One value for each placeholder, or the reason why one is not known; ``None`` if nothing is compared."""
         if not self.steps or (not given and not any(step.is_pass for step in self.steps)):
-            return None  # with nothing before it to compare with, and no pass that fired
+            return None  # there is no captured graph to compare with, and no pass fired
         arguments: list[object] = []
         placeholders = self.first.graph.find_nodes(op="placeholder")
         for node, key in zip(placeholders, self.arguments, strict=True):
@@ -97,17 +97,17 @@ class JointGraphs(StageGraphs):
             elif kind == "argument" and given:
                 arguments.append(given[position])
             elif kind == "tangent" and not gradients:
-                arguments.append(None)  # no result of the forward depends on it
+                arguments.append(None)  # the results of the forward do not depend on it
             else:
-                return f"the passes of joint: {node.name}, which they were given, is not handed to this graph"
+                return f"the passes of joint: the value of their input {node.name} is not known"
         return arguments
 
 
 @dataclasses.dataclass(eq=False)
-class CapturedGraphs(StageGraphs):
-    """The graphs of the stage ``pre_grad``, with the attributes that AOTAutograd makes arguments as arguments.
+class PreGradGraphs(StageGraphs):
+    """The graphs of the stage ``pre_grad``, with the same attributes as arguments as in AOTAutograd's graphs.
 
-    As attributes they would be the user's own, and a graph that changes them would change them once more.
+    A comparison must not change the user's tensors, so a graph that changes attributes gets copies as arguments.
 
     Attributes:
         attributes: the tensors that are the first arguments.
@@ -143,8 +143,8 @@ def _lifted(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
     return copied
 
 
-class Captured:
-    """One of Dynamo's graphs, with the stages up to the joint graph.
+class CapturedGraph:
+    """One of Dynamo's graphs, with the stages up to the joint graph, and its compared calls.
 
     Args:
         opset: decides which operators are decomposed.
@@ -154,42 +154,42 @@ class Captured:
     """
 
     def __init__(self, opset: int) -> None:
-        self.pre_grad = CapturedGraphs()
+        self.pre_grad = PreGradGraphs()
         self.joint = JointGraphs()
         self._opset = opset
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ComparedCall] = {}
         self._numbers = itertools.count()
         self._active = threading.local()
 
     @property
-    def call(self) -> Call | None:
-        """The call that is running in this thread and is compared."""
+    def current_call(self) -> ComparedCall | None:
+        """The compared call that runs in this thread."""
         return getattr(self._active, "call", None)
 
-    def call_for(self, arguments: Sequence[object]) -> Call | None:
-        """What the captured graph needs to run beside a call of the compiled one; ``None`` if it cannot."""
+    def begin_call(self, arguments: Sequence[object]) -> ComparedCall | None:
+        """Copies the arguments of a call that is compared; ``None`` if they cannot be copied."""
         try:
             with unseen():
-                return Call(self, self.all_arguments(arguments))
-        except Exception as error:  # a tensor of another's class may be copied in no way; the user's run goes on
-            logger.warning("a call is not compared: %s: %s", type(error).__name__, first_line(str(error)))
+                return ComparedCall(self, self.all_arguments(arguments))
+        except Exception as error:  # a tensor subclass may refuse to be copied; the user's run goes on
+            logger.warning("a call is not compared: %s", error_text(error))
             return None
 
-    def called(self, function: Callable[..., Any], arguments: Sequence[object], call: Call | None) -> Any:
-        """Calls the compiled graph, whose runs are those of a compared call, if there is one."""
+    def run_in_call(self, compiled: Callable[..., Any], arguments: Sequence[object], call: ComparedCall | None) -> Any:
+        """Runs the compiled graph as part of a compared call, if there is one."""
         self._active.call = call
         try:
-            return function(*arguments)
+            return compiled(*arguments)
         finally:
             self._active.call = None
 
     def all_arguments(self, arguments: Sequence[object]) -> list[object]:
-        """What AOTAutograd's graph takes, where Dynamo's takes these."""
+        """The arguments of AOTAutograd's graph, from those of Dynamo's graph."""
         return [*self.pre_grad.attributes, *arguments]
 
-    def keep_for_backward(self, call: Call, graph: Sequence[torch.autograd.graph.Node]) -> None:
-        """Keeps a call whose forward is judged as long as the user can reach its backward by one of these nodes."""
-        if not graph:
+    def keep_for_backward(self, call: ComparedCall, nodes: Sequence[torch.autograd.graph.Node]) -> None:
+        """Keeps a compared call as long as one of these autograd nodes lives, so that its backward may run."""
+        if not nodes:
             return
         for other in list(self._calls.values()):
             call.share_arguments(other)
@@ -198,25 +198,25 @@ class Captured:
         number = next(self._numbers)
         self._calls[number] = call
         mark = _Mark()
-        for node in graph:
+        for node in nodes:
             node.metadata[mark] = None
         weakref.finalize(mark, self._calls.pop, number, None).atexit = False
 
-    def call_of(self, saved: Mapping[str, object]) -> Call | None:
-        """The compared call that handed these values to its backward; each call is found once.
+    def find_call(self, saved: Mapping[str, object]) -> ComparedCall | None:
+        """Finds the compared call that saved these values for its backward, and removes it.
 
-        The partitioner renames states of random numbers in the backward: what has no namesake does not count. A
-        backward that was handed nothing does not depend on the call.
+        Names that only the backward has are ignored: the partitioner renames states of random numbers. A backward that
+        reads no saved values belongs to any call.
         """
         for number, call in list(self._calls.items()):
-            handed = call.saved or {}
-            common = saved.keys() & handed
-            if (common or not saved) and all(handed[name] == _identity(saved[name]) for name in common):
+            known = call.saved or {}
+            common = saved.keys() & known
+            if (common or not saved) and all(known[name] == _identity(saved[name]) for name in common):
                 return self._calls.pop(number, None)
         return None
 
     def drop(self) -> None:
-        """Forgets the graphs and calls; no run will be compared any more."""
+        """Frees the graphs and calls; no further run is compared."""
         self.pre_grad.drop()
         self.joint.drop()
         self._calls.clear()
@@ -226,40 +226,40 @@ class Captured:
 
 
 class _Mark:
-    """Lives in autograd's nodes, as long as one of them does."""
+    """Lives in the metadata of autograd nodes, as long as one of them does."""
 
 
 def _nodes_of(values: Sequence[object]) -> list[torch.autograd.graph.Node]:
-    """The nodes of autograd's graph that computed tensors, and those that computed what these are views of."""
+    """The autograd nodes of tensors, and of the tensors that these are views of."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     tensors += [value._base for value in tensors if value._base is not None]
     return [value.grad_fn for value in tensors if value.grad_fn is not None]
 
 
 def _identity(value: object) -> object:
-    """By what a tensor that a forward saves for its backward is known again; its memory is not kept alive.
+    """Identifies a tensor that a forward saves for its backward, without keeping its memory alive.
 
-    An address would not do: the next batch may lie in the same buffer, or in memory that was let go. The reference to
-    the storage, though weak, keeps its place from being another storage's.
+    An address is not enough: the next batch may be in the same buffer, or in memory that was freed. A weak reference to
+    the storage still prevents another storage from getting the same id.
     """
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return StorageWeakRef(value.untyped_storage()), value._version, value.shape
     return value
 
 
-class Call:
-    """One compared call of a captured graph: what it was given, and what PyTorch makes of it.
+class ComparedCall:
+    """One compared call of a captured graph, with what is needed to repeat it.
 
     Attributes:
-        arguments: copies of what AOTAutograd's graph takes.
-        saved: by the name of the node, the values that the forward handed to the backward, to be known again.
-        traced: what the first joint graph gave, if it was run.
-        finish: makes the verdict on the graph that ran, from what is found in the results.
+        arguments: copies of the arguments of AOTAutograd's graph.
+        saved: identities of the values that the forward saved for the backward, by node name.
+        traced: the results of the first joint graph, if it was run.
+        finish: makes the verdict on the compiled graph, with the finding on its results.
         fault: the verdict on the forward, if it is not ``ok``.
-        chosen: its sizes; ``None`` where nobody chose it.
+        selected: the run as it was selected.
     """
 
-    def __init__(self, captured: Captured, arguments: Sequence[object]) -> None:
+    def __init__(self, captured: CapturedGraph, arguments: Sequence[object]) -> None:
         self._captured = captured
         self.arguments = copies(arguments)
         self._nodes_before = set(_nodes_of(arguments))
@@ -276,19 +276,19 @@ class Call:
         self.traced: Results | None = None
         self.finish: Callable[[Finding], None] | None = None
         self.fault = ""
-        self.chosen: ChosenRun | None = None
+        self.selected: SelectedRun | None = None
 
     def save(self, values: Mapping[str, object]) -> None:
-        """The values a forward hands to its backward, by the name of the node."""
+        """Keeps the identities of the values that a forward saves for its backward, by node name."""
         self.saved = {name: _identity(value) for name, value in values.items()}
 
     def new_nodes(self, values: Sequence[object]) -> list[torch.autograd.graph.Node]:
-        """The nodes of autograd's graph that the call made, of its results and arguments; to be asked for once."""
+        """The autograd nodes of results and arguments that the call created; can be called once."""
         before, self._nodes_before = self._nodes_before, set()
         return [node for node in _nodes_of(values) if node not in before]
 
-    def share_arguments(self, other: Call) -> None:
-        """Takes another call's copies of the arguments that are the same, such as weights that no step changed."""
+    def share_arguments(self, other: ComparedCall) -> None:
+        """Replaces copies by another call's equal copies, such as of unchanged weights."""
         tensors = filter(is_plain, [*self.arguments, *other.arguments])
         users = collections.Counter(map(_storage, tensors))
         alone = {storage for storage, count in users.items() if count == 1}
@@ -299,12 +299,12 @@ class Call:
                 self.arguments[i] = theirs
 
     def judge_joint(self, values: Mapping[str, object], *, gradients: bool) -> Finding:
-        """Compares the passes of ``joint``, see ``JointGraphs.judge``, and keeps what its first graph gave."""
+        """Compares the passes of ``joint``, see ``JointGraphs.judge``, and keeps the results of its first graph."""
         finding, self.traced = self._captured.joint.judge(values, self.arguments, self.state, gradients=gradients)
         return finding
 
     def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
-        """Compares what the compiled graph returned, and what it left in its arguments."""
+        """Compares the results of the compiled graph, and the arguments that it changed."""
         first = self._captured.pre_grad.first
         twice = self._run(first)
         reference = twice.outputs
@@ -318,11 +318,11 @@ class Call:
         return Finding(culprit, wrong, unchecked=_inexact(twice) + self._captured.pre_grad.unchecked)
 
     def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
-        """Compares the gradients the compiled backward returned.
+        """Compares the gradients that the compiled backward returned.
 
         Args:
-            tangents: what the backward was given, see ``ReferenceRuns.gradients``.
-            gradients: by the position of the captured graph's argument, of those that require one.
+            tangents: the backward's input gradients, see ``ReferenceRuns.gradients``.
+            gradients: by the position of the captured graph's argument.
 
         Raises:
             NotRepeatableError: see ``ReferenceRuns.gradients``.
@@ -362,7 +362,7 @@ class Call:
     def _culprit(
         self, reference: Results, run: Callable[[Step], Results], tangents: Mapping[object, torch.Tensor]
     ) -> Blame | None:
-        """What is wrong among the passes of ``pre_grad``, and what AOTAutograd made of the graph after them."""
+        """The wrong pass of ``pre_grad``, or what is wrong in AOTAutograd's trace."""
         graphs, (traced, self.traced) = self._captured.pre_grad, (self.traced, None)
         graphs.unchecked = []
         last = reference
@@ -375,15 +375,15 @@ class Call:
         return self._trace(last, traced, tangents) if traced is not None else None
 
     def _trace(self, before: Results, traced: Results, tangents: Mapping[object, torch.Tensor]) -> Blame | None:
-        """What AOTAutograd's trace changed: a decomposition, or the trace as a whole."""
+        """The wrong decomposition, or else AOTAutograd's trace as a whole."""
         common = [key for key in before.exact if key in traced.exact]
         before, traced = (item.under({key: key for key in common}) for item in (before, traced))
         if not changed(before, traced):
             return None
         last = self._captured.pre_grad.steps[-1].graph
         culprit = self._wrong_decomposition(last, tangents)
-        said = ((key, difference(before, traced, key)) for key in common)
-        wrong = (_wrong_result(last, key, found, Kind.TRACE) for key, found in said if found.is_wrong)
+        differences = ((key, difference(before, traced, key)) for key in common)
+        wrong = (_wrong_result(last, key, found, Kind.TRACE) for key, found in differences if found.is_wrong)
         return culprit or next(wrong, None)
 
     def _wrong_decomposition(self, graph: fx.GraphModule, tangents: Mapping[object, torch.Tensor]) -> Blame | None:
@@ -393,7 +393,7 @@ class Call:
             given = list(map(as_given, copies(self.arguments), self._leaves))
             with PrivateRandomness(self.state), check:
                 returned = tracker.run(*given, enable_io_processing=False)
-                results = pytree.tree_leaves(returned, is_leaf=lambda x: x is None)
+                results = flat(returned)
                 ends = [(results[key], grad) for key, grad in tangents.items() if isinstance(key, int)]
                 ends = [(end, grad) for end, grad in ends if isinstance(end, torch.Tensor) and end.requires_grad]
                 if ends:
@@ -406,7 +406,7 @@ def _storage(value: torch.Tensor) -> int:
 
 
 def _is_same_copy(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same to autograd and bit for bit, also between their elements."""
+    """Whether two tensors have equal metadata and storages."""
     kinds = [
         (item.dtype, item.device, item.shape, item.stride(), item.storage_offset(), item.requires_grad, item.is_leaf)
         for item in (one, other)
@@ -427,35 +427,31 @@ def _inexact(twice: ReferenceRuns) -> list[str]:
     return [f"the reference of {name} is not float64: {reason}" for name, reason in twice.inexact.items()]
 
 
-def _wrong_result(graph: fx.GraphModule, key: object, said: Verdict, kind: Kind = Kind.RESULT) -> Blame:
+def _wrong_result(graph: fx.GraphModule, key: object, found: Verdict, kind: Kind = Kind.RESULT) -> Blame:
     name, source = name_of_result(graph, key)
-    return Blame(name, Cause(kind), source=source, said=said)
-
-
-def _both_tensors(reference: Results, actual: Mapping[Any, object]) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
-    """The results that are tensors, in eager and actually, with their keys."""
-    for key, value in actual.items():
-        eager = reference.eager.get(key)
-        if isinstance(value, torch.Tensor) and isinstance(eager, torch.Tensor):
-            yield key, eager, value
+    return Blame(name, Cause(kind), source=source, difference=found)
 
 
 def _wrongly_laid_out(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[Blame]:
-    """The results with other strides than eager's, where they address something."""
+    """The results whose significant strides differ from eager's."""
+    pairs = ((key, reference.eager.get(key), value) for key, value in actual.items())
     return [
         _wrong_result(graph, key, Verdict(f"strides {tuple(value.stride())} instead of {tuple(eager.stride())}"))
-        for key, eager, value in _both_tensors(reference, actual)
-        if value.shape == eager.shape and significant_strides(value) != significant_strides(eager)
+        for key, eager, value in pairs
+        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and value.shape == eager.shape
+        if significant_strides(value) != significant_strides(eager)
     ]
 
 
 def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[Blame]:
-    """The results that are further from float64 than eager's error, or else rounding at random, explains."""
-    found = []
+    """The results with errors that neither eager's error nor random rounding explains."""
+    wrong = []
     for key, value in actual.items():
         eager = reference.eager.get(key)
-        is_other = isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and eager.dtype != value.dtype
-        said = Verdict(f"dtype {value.dtype} instead of {eager.dtype}") if is_other else reference.verdict(value, key)  # type: ignore[attr-defined]
-        if said.is_wrong:
-            found.append(_wrong_result(graph, key, said))
-    return found
+        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and eager.dtype != value.dtype:
+            found = Verdict(f"dtype {value.dtype} instead of {eager.dtype}")
+        else:
+            found = reference.verdict(value, key)
+        if found.is_wrong:
+            wrong.append(_wrong_result(graph, key, found))
+    return wrong

@@ -1,4 +1,4 @@
-"""The text and JSON of a comparison: ``side_by_side.txt``, ``side_by_side.json``, ``regions.txt``."""
+"""Formats the files ``side_by_side.txt``, ``side_by_side.json`` and ``regions.txt``."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ..numerics.measure import Measure
 from .rows import GraphComparison
 
 _LEGEND = """\
-mark     '=' eager's bits   '~' another rounding   '!' wrong by itself   '?' different each time   ' ' not compared
-value    the FX node, 'name__1' for the second of several results; '>' what the graph returns; (your name of it)
+mark     '=' bitwise equal to eager   '~' within rounding   '!' node is wrong   '?' not deterministic   ' ' not compared
+value    the FX node, 'name__1' for its second result; '>': a result of the graph; (your name of it)
 onnx, eager
-         largest absolute error against float64, each on its own upstream values (propagated)
-session  the same in the session that really ran, where its model still has the value
-local    the node by itself, on what it is given in the model: onnx | eager, against float64 on the same, or against
-         eager (| 0) where that is no more than rounding
+         largest absolute error against float64, with upstream errors (propagated)
+session  the same for the session that ran, if its model still has the value
+local    the error of the node alone, on its inputs in the model: onnx | eager, against float64; or onnx | 0, against
+         eager, if that is only rounding
 ulp      the local error of onnx in units in the last place
-share    the local error as a multiple of what rounding explains at that element: above 1 the node is wrong
-region   which ONNX model computes it; 'PyTorch': it does not run on ONNX Runtime
-source   the line; of a library's also the line of your own files that led there; what is wrong with a type follows
-'3 NaN/Inf' instead of a number: so many elements are NaN or infinite on one side only
+share    the local error relative to the tolerance at that element: above 1 the node is wrong
+region   the ONNX model that computes it; 'PyTorch' if it does not run on ONNX Runtime
+source   the line; for a library's line also the line in your files that called it; then a wrong dtype or shape
+'3 NaN/Inf' instead of a number: 3 elements are NaN or infinite on one side only
 """
 
 
 def side_by_side_text(comparison: GraphComparison) -> str:
-    """The table of a graph: what was computed, in execution order, and then what the graph takes and holds."""
+    """The table of computed values in execution order, then a table of the graph's arguments and attributes."""
     computed = [row for row in comparison.rows if row.is_computed]
     table = [
         [
@@ -51,9 +51,9 @@ def side_by_side_text(comparison: GraphComparison) -> str:
         ]
         for i, row in enumerate(computed)
     ]
-    taken = [(row.name, row.user_name, row.type) for row in comparison.rows if not row.is_computed]
+    arguments = [(row.name, row.user_name, row.type) for row in comparison.rows if not row.is_computed]
     note = f"note: {comparison.note}\n" if comparison.note else ""
-    tables = text_table(table, _HEADERS), text_table(taken, ["what it takes", "your name", "type"])
+    tables = text_table(table, _HEADERS), text_table(arguments, ["argument", "your name", "type"])
     return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{tables[0]}\n\n{tables[1]}\n"
 
 
@@ -62,7 +62,7 @@ _HEADERS = ["#", "mark", "value", "operator", "type", *_MEASURES, "region", "mod
 
 
 def side_by_side_json(comparison: GraphComparison) -> str:
-    """The rows with every measure, what the graph takes among them, for programs; each row on a line of its own."""
+    """All rows, arguments included, with every measure; one row a line."""
     content = ComparisonEntry(verdict=comparison.verdict, note=comparison.note, rows=[])
     head = msgspec.json.encode(content).decode().removesuffix("]}")
     rows = ",\n".join(msgspec.json.encode(row.entry).decode() for row in comparison.rows)
@@ -70,7 +70,7 @@ def side_by_side_json(comparison: GraphComparison) -> str:
 
 
 def regions_text(graph: CompiledGraph) -> str:
-    """What went to ONNX Runtime, what stayed in PyTorch, and why."""
+    """The regions on ONNX Runtime, and the nodes that run in PyTorch, with the reasons."""
     split, coverage = graph.split, graph.split.coverage
     lines = [
         f"{graph.name}: {coverage.share:.1%} of the operators on ONNX Runtime, in {len(split.regions)} region(s)",

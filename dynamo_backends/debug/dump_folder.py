@@ -1,4 +1,4 @@
-"""The folder that ``onnx_debug`` and ``fx_debug`` write: a run folder for each process, ``latest`` beside it.
+"""The dump folder of ``onnx_debug`` and ``fx_debug``, with a run folder for each process, and the link ``latest``.
 
 ::
 
@@ -6,8 +6,8 @@
     folder.write_text("graph_000/dynamo.py", text)
     folder.location          # onnx_debug/run_20260131_120000_pid4711, onnx_debug/latest points to it
 
-A dump never breaks the model it describes: each file is written whole or not at all, and the first error of
-the file system (unwritable, disk full) ends the dump with one warning, while the model runs on.
+Files are written atomically. The first error of the file system, such as a full disk, disables the dump with one
+warning, and the model runs on.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from ..graphs.artifacts import GraphName
 
 logger = logging.getLogger(__name__)
 
-
 _folders: dict[str, DumpFolder] = {}
 _folders_lock = threading.Lock()
 _temporary_numbers = itertools.count()
 
 
 def dump_folder(root: str | os.PathLike[str]) -> DumpFolder:
-    """This process's run folder under ``root``, the same at each call; made with its first file."""
+    """This process's run folder under ``root``, created with its first file."""
     path = os.path.abspath(root)
     with _folders_lock:
         if path not in _folders:
@@ -51,13 +50,10 @@ def graph_folder(graph: GraphName) -> str:
 
 
 class DumpFolder:
-    """A run folder, ``<root>/run_<date>_<time>_pid<N>[_rank<R>]``, and ``<root>/latest`` beside it.
+    """A run folder, ``<root>/run_<date>_<time>_pid<N>[_rank<R>]``; a forked child gets a new one.
 
-    In a forked child it is a new run folder.
-
-    Relative paths use ``/``. All methods may be called from several threads. None raises ``OSError``: after
-    the first one the folder is disabled, which is said once, and all further writes do nothing and return
-    ``False``; ``is_enabled`` tells.
+    Relative paths use ``/``. Thread-safe. No method raises ``OSError``: the first one is logged and clears
+    ``is_enabled``; later writes do nothing and return ``False``.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -68,12 +64,11 @@ class DumpFolder:
         self._is_announced = False
         self._by_digest: dict[bytes, str] = {}
         self._digests: dict[str, bytes] = {}
-        self.forked_from: str | None = None
-        """The name of the run folder of the process that forked this one."""
+        self.forked_from: str | None = None  # the name of the run folder of the parent process
         renew_in_children(self)
 
     def renew_in_child(self) -> None:
-        """See ``forks.Renewable``."""
+        """See ``fork_safety.Renewable``."""
         self._lock = threading.RLock()
         if self._location is not None:
             self.forked_from = self._location.name
@@ -84,7 +79,7 @@ class DumpFolder:
 
     @property
     def location(self) -> Path | None:
-        """The run folder, made if it is not there yet; ``None`` if it cannot be."""
+        """The run folder, created if it does not exist; ``None`` if that fails."""
         with self._lock:
             if self._location is None and self.is_enabled:
                 try:
@@ -96,7 +91,7 @@ class DumpFolder:
             return self._location
 
     def announce(self) -> None:
-        """Tells the user once, at the level of a warning so that it is seen, where the folder is."""
+        """Logs once where the folder is, as a warning, because that is shown by default."""
         with self._lock:
             location = None if self._is_announced else self.location
             if location is not None:
@@ -104,31 +99,26 @@ class DumpFolder:
                 logger.warning("dumping graphs, models and comparisons to %s", location)
 
     def path(self, relative: str) -> Path:
-        """Where a file of this run is or would be; nothing is made except the run folder."""
+        """The path of a file, which need not exist."""
         return (self.location or self.root).joinpath(*relative.split("/"))
 
     def write_text(self, relative: str, text: str) -> bool:
-        """Writes a file, UTF-8 with Unix line ends; returns whether it is there now."""
+        """Writes a file in UTF-8 with Unix line ends; returns whether it was written."""
         return self.write_bytes(relative, text.encode("utf-8"))
 
     def write_bytes(self, relative: str, data: bytes | memoryview) -> bool:
-        """Writes a file; returns whether it is there now."""
+        """Writes a file; returns whether it was written."""
         return self.write_with(relative, lambda path: path.write_bytes(data))
 
     def write_once(self, relative: str, data: bytes) -> bool:
-        """Writes a file whose bytes another file of the run may have: then both are one file with two names, if the
-        file system has hard links.
-
-        Returns:
-            Whether it is there now.
-        """
+        """Writes a file, or a hard link to a file of the run with equal content; returns whether it was written."""
         digest = hashlib.sha256(data).digest()
         target = self.path(relative)
         with self._lock:
             if self._digests.get(relative) == digest and target.exists():
                 return True
             first = self._by_digest.get(digest, relative)
-            if self._digests.get(first) != digest:  # it is new, or something else was written to the first one since
+            if self._digests.get(first) != digest:  # new content, or the first file was overwritten
                 first = self._by_digest[digest] = relative
             self._digests[relative] = digest
 
@@ -137,20 +127,16 @@ class DumpFolder:
                 try:
                     os.link(self.path(first), path)
                     return
-                except OSError as error:  # no hard links here, too many of one file, or a user moved it
-                    logger.debug("%s is written a second time: %s", first, error)
+                except OSError as error:  # no hard links, too many of one file, or a user moved it
+                    logger.debug("cannot link to %s, its content is copied: %s", first, error)
             path.write_bytes(data)
 
         return self.write_with(relative, write)
 
     def write_with(self, relative: str, write: Callable[[Path], object]) -> bool:
-        """Lets ``write`` make a file at a temporary path in the right folder, then gives the file its name.
+        """Lets ``write`` write a temporary file, then renames it; returns whether it was written.
 
-        Returns:
-            Whether the file is there now.
-
-        Raises:
-            Whatever ``write`` raises, except ``OSError``; the temporary file is removed first.
+        Exceptions of ``write`` other than ``OSError`` are raised, after the temporary file is removed.
         """
         if self.location is None or not self.is_enabled:
             return False
@@ -170,7 +156,7 @@ class DumpFolder:
         return True
 
     def remove(self, relative: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file if it exists."""
         if self._location is not None and self.is_enabled:
             _remove(self.path(relative))
 
@@ -182,14 +168,14 @@ class DumpFolder:
             location = self.root / (name if number == 1 else f"{name}_{number}")
             try:
                 location.mkdir()
-            except FileExistsError:  # containers that share a folder, each with this process id
+            except FileExistsError:  # containers that share the folder may have equal process ids
                 continue
             break
         self._point_latest_to(location.name)
         return location
 
     def _point_latest_to(self, name: str) -> None:
-        """Makes ``latest`` a symbolic link, or where there are none a file that holds the folder's name."""
+        """Makes ``latest`` a symbolic link, or a file with the folder's name if the file system has no links."""
         temporary = self.root / f".{LATEST}.{name}.tmp"
         try:
             try:
@@ -206,19 +192,19 @@ class DumpFolder:
             was_enabled, self.is_enabled = self.is_enabled, False
         if was_enabled:
             logger.warning(
-                "cannot write the dump folder %s: %s. The model runs on, and nothing more is dumped; give a "
-                "folder with write permission and space: options={'dump_dir': ...}",
+                "cannot write the dump folder %s: %s. The dump stops, and the model runs on. Choose a writable folder "
+                "with free space: options={'dump_dir': ...}",
                 self._location or self.root,
                 error,
             )
 
 
 def rank() -> str:
-    """This process's rank among those of a distributed run, ``0``; ``""`` outside of one."""
+    """This process's rank in a distributed run, such as ``0``; otherwise ``""``."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return str(torch.distributed.get_rank())
-    told = os.environ.get("RANK", "")
-    return told if told.isdigit() else ""
+    from_launcher = os.environ.get("RANK", "")
+    return from_launcher if from_launcher.isdigit() else ""
 
 
 def _remove(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is right at the node that a verdict names, so that a dump can be cut down without PyTorch."""
+"""The expected results of one node, so that ``dumps`` can bisect its region without PyTorch."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from ..graphs.artifacts import CompiledRegion
 from ..numerics.distance import dense
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..numerics.graph_execution import value_of
-from .node_sessions import Replay
+from .node_sessions import NodeSessions
 
 
 def reference_of(
-    compiled: CompiledRegion, value: str, actual: Mapping[fx.Node, object], replay: Replay
+    compiled: CompiledRegion, value: str, actual: Mapping[fx.Node, object], sessions: NodeSessions
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """The node of a region that computes ``value``, on the values before it in the region's unoptimized model.
+    """Computes the node whose result is ``value`` in PyTorch, on the inputs it has in the region's unoptimized model.
 
     Args:
         compiled: the region.
         value: the name of one of the node's results.
         actual: the values of the run, by node.
-        replay: the sessions.
+        sessions: compute the values inside the region.
 
     Returns:
-        By ONNX value: under ``input`` what the node is given, under ``eager`` what PyTorch makes of it in the model's
-        dtype, under ``exact`` the same in float64.
+        Tensors by ONNX value name: ``input`` has the node's inputs, ``eager`` its results in the model's dtype,
+        ``exact`` its results in float64.
 
     Raises:
-        SessionError: the runtime refuses the model with all values exposed.
+        SessionError: the runtime rejects the model with all values as outputs.
     """
     nodes = [node for node in compiled.region.nodes if node.target is not operator.getitem]
     node = next(node for node in nodes if value in value_names(node))
-    inside = replay.region_values(compiled, [actual[item.node] for item in compiled.region.inputs])
+    inside = sessions.region_values(compiled, [actual[item.node] for item in compiled.region.inputs])
     known: Environment = dict(actual)
     for item in compiled.region.nodes:
         if not isinstance(item.meta.get("val"), (tuple, list)) and value_names(item)[0] in inside:
             known[item] = inside[value_names(item)[0]]
-    # what nothing in the model needs, such as the bias that the gradient of a normalization is given, is computed
-    given = {argument: value_of(argument, known) for argument in node.all_input_nodes}
-    eager = run_eager(node, given)
-    exact = run_exact(node, {key: pytree.tree_map(widen, item) for key, item in given.items()}, eager)
+    # inputs that the translation does not read, such as the bias in a normalization's backward, are not in the model
+    inputs = {argument: value_of(argument, known) for argument in node.all_input_nodes}
+    eager = run_eager(node, inputs)
+    exact = run_exact(node, {key: pytree.tree_map(widen, item) for key, item in inputs.items()}, eager)
     return {
-        "input": _tensors({value_names(key)[0]: item for key, item in given.items()}),
+        "input": _tensors({value_names(key)[0]: item for key, item in inputs.items()}),
         "eager": _by_name(node, eager),
         "exact": _by_name(node, exact),
     }

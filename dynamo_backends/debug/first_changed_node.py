@@ -1,13 +1,12 @@
-"""The first node of a graph whose value is not what it was before a pass changed the graph.
+"""Finds the first node whose value changed when a pass changed the graph.
 
-Both graphs run side by side, node by node, on the same arguments. Nodes of the same name are compared as soon as both
-are computed.
+The graphs before and after the pass run in step on the same arguments. Nodes of the same name are compared as soon as
+both are computed. There are two comparisons:
 
-There are two measures. In eager, the later value may be as far from float64 as the earlier one and rounding explain.
-That lets pass what rounding may do: a comparison or an index of floating-point values that comes out otherwise, in half
-precision an error of one or two percent, and a fault that a layer norm behind it damps. So both graphs run in float64
-alone too: there a right pass turns no comparison, and changes nothing but constants that it rounded to the graph's
-dtype.
+- In eager: the error of the later value may be as large as the earlier value's error and rounding explain. This misses
+  what rounding could also do: a comparison or an index with another result, in half precision an error of one or two
+  percent, and a fault that a later layer norm damps.
+- In float64 alone: a right pass changes no comparison there, and only constants that it rounded to the graph's dtype.
 """
 
 from __future__ import annotations
@@ -28,37 +27,40 @@ from ..numerics.graph_execution import FxExecution, PerturbedExecution
 from ..numerics.program_execution import copies
 from ..numerics.randomness import PERTURBATIONS
 from ..numerics.verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
+from .interpreter import flat
 
 _UNITS = 4.0
 _UNITS_OF_HALF = 0.5
-"""By how many units of its dtype a constant that a pass computes once and for all may change a value in float64."""
+"""A constant that a pass computes may change a value in float64 by so many units of the graph's dtype."""
 
 _NOISE = 1e-12
-"""What is left in float64 of values that cancel."""
+"""The relative error in float64 of values that cancel."""
 
 _TIES = 0.01
-"""The share of comparisons and indices that may come out otherwise in float64, where two values are equal."""
+"""The share of comparisons and indices that may differ in float64, because values tie."""
+
+WrongNode = tuple[str, str, Verdict]
+"""Name, source line, and the difference."""
 
 _Difference = Callable[[fx.Node, fx.Node], Verdict]
 
 
 def first_wrong_node(
     before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor
-) -> tuple[str, str, Verdict] | None:
-    """The first node of ``after`` whose value is not that of its namesake: name, line, by how much.
+) -> WrongNode | None:
+    """The first node of ``after`` whose value differs from that of the same name in ``before``, in eager.
 
-    A node that the pass made has no namesake. Where one is what the found node reads, it is named, with the line of
-    what was read before.
+    If that node reads one that the pass added, the added node is returned, with the line of the node it replaces.
 
     Args:
         before, after: graphs of any stage, with the same placeholders.
         arguments: a value for each placeholder.
         state: of the CPU's random numbers at the start.
     """
-    left = _common_names(before, after)
-    old = FxExecution(before, copies(arguments), state, compared=left)
-    new = FxExecution(after, copies(arguments), state, compared=left, exact=False)
-    perturbed: list[FxExecution] | None = None
+    uncompared = _common_names(before, after)
+    old = FxExecution(before, copies(arguments), state, compared=uncompared)
+    new = FxExecution(after, copies(arguments), state, compared=uncompared, exact=False)
+    perturbed: list[FxExecution] | None = None  # made when eager's error does not explain a difference
 
     def difference(theirs: fx.Node, ours: fx.Node) -> Verdict:
         nonlocal perturbed
@@ -70,18 +72,18 @@ def first_wrong_node(
             return found
         if perturbed is None:
             perturbed = [
-                PerturbedExecution(before, copies(arguments), state, seed, recorded=old.drawn, compared=set(left))
+                PerturbedExecution(before, copies(arguments), state, seed, recorded=old.drawn, compared=set(uncompared))
                 for seed in range(PERTURBATIONS)
             ]
         for item in list(perturbed):
             try:
                 item.reach(theirs)
-            except (*REFUSALS, IndexError):  # a shape depends on a comparison that turned
+            except (*REFUSALS, IndexError):  # a shape depends on a comparison with another result
                 perturbed.remove(item)
         return _difference(*values, [item.exact[theirs] for item in perturbed])
 
     def compared(theirs: fx.Node) -> None:
-        left.discard(theirs.name)
+        uncompared.discard(theirs.name)
         for item in perturbed or ():
             item.release(theirs)
 
@@ -90,8 +92,8 @@ def first_wrong_node(
 
 def first_wrong_node_in_float64(
     before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor
-) -> tuple[str, str, Verdict] | None:
-    """The same where both graphs compute in float64 alone.
+) -> WrongNode | None:
+    """The same with both graphs in float64 alone.
 
     Raises:
         REFUSALS: PyTorch has no float64 of one of the operators.
@@ -99,14 +101,14 @@ def first_wrong_node_in_float64(
     fakes = [leaf for node in before.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))]
     floats = [item for item in (*fakes, *arguments) if isinstance(item, torch.Tensor) and item.is_floating_point()]
     unit = max((torch.finfo(item.dtype).eps for item in floats), default=0.0)
-    allowed = unit * (_UNITS_OF_HALF if unit >= torch.finfo(torch.float16).eps else _UNITS)
+    tolerance = unit * (_UNITS_OF_HALF if unit >= torch.finfo(torch.float16).eps else _UNITS)
     common = _common_names(before, after)
     old, new = (
         FxExecution(module, copies(arguments), state, compared=common, eager=False) for module in (before, after)
     )
 
     def difference(theirs: fx.Node, ours: fx.Node) -> Verdict:
-        return _difference_in_float64(old.exact[theirs], new.exact[ours], allowed)
+        return _difference_in_float64(old.exact[theirs], new.exact[ours], tolerance)
 
     return _first(old, new, before, after, difference)
 
@@ -121,51 +123,48 @@ def _first(
     before: fx.GraphModule,
     after: fx.GraphModule,
     difference: _Difference,
-    release: Callable[[fx.Node], None] = lambda node: None,
-) -> tuple[str, str, Verdict] | None:
-    namesakes = {node.name: node for node in before.graph.nodes}
+    compared: Callable[[fx.Node], None] = lambda node: None,
+) -> WrongNode | None:
+    """The first wrong node of ``after``; ``compared`` is called with each node of ``before`` that is right."""
+    before_by_name = {node.name: node for node in before.graph.nodes}
 
-    def judged(theirs: fx.Node, ours: fx.Node) -> Verdict:
+    def run(theirs: fx.Node, ours: fx.Node) -> Verdict:
         new.reach(ours)
         old.reach(theirs)
         return difference(theirs, ours)
 
     for node in after.graph.nodes:
-        same = namesakes.get(node.name)
+        same = before_by_name.get(node.name)
         if same is None or node.op == "output" or is_uninitialized(node) or _is_subgraph(after, node):
             continue
-        said = judged(same, node)
-        if said.is_wrong:
+        found = run(same, node)
+        if found.is_wrong:
             for theirs, ours in zip(_read(same), _read(node), strict=False):
-                if ours.name not in namesakes:
-                    return ours.name, where(ours) or where(theirs), said
-            return node.name, where(node) or where(same), said
+                if ours.name not in before_by_name:
+                    return ours.name, where(ours) or where(theirs), found
+            return node.name, where(node) or where(same), found
         old.release(same)
         new.release(node)
-        release(same)
+        compared(same)
     for theirs, ours in zip(_read(before.graph.output_node()), _read(after.graph.output_node()), strict=False):
-        said = judged(theirs, ours)
-        if said.is_wrong:
-            return ours.name, where(ours) or where(theirs), said
+        found = run(theirs, ours)
+        if found.is_wrong:
+            return ours.name, where(ours) or where(theirs), found
     return None
 
 
 def _is_subgraph(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node reads the graph of a higher-order operator, whose results tell what a pass made of it."""
+    """Whether a node is the subgraph of a higher-order operator; the operator's results are compared."""
     return node.op == "get_attr" and isinstance(attribute(module, str(node.target)), torch.nn.Module)
 
 
 def _read(node: fx.Node) -> list[fx.Node]:
-    """The nodes a node reads, in the order of its arguments, repeated ones too."""
+    """The nodes a node reads, in the order of its arguments, with repetitions."""
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
 
 
-def _leaves(*values: object) -> list[list[object]]:
-    return [pytree.tree_leaves(item, is_leaf=lambda x: x is None) for item in values]
-
-
 def _difference(before: object, exact: object, after: object, perturbed: Sequence[object] = ()) -> Verdict:
-    olds, exacts, news, *others = _leaves(before, exact, after, *perturbed)
+    olds, exacts, news, *others = map(flat, (before, exact, after, *perturbed))
     if len(olds) != len(news):
         return Verdict(f"{len(news)} results instead of {len(olds)}")
     more = zip(*others, strict=True) if others else [()] * len(olds)
@@ -173,28 +172,28 @@ def _difference(before: object, exact: object, after: object, perturbed: Sequenc
     return next((item for item in verdicts if item.is_wrong), RIGHT)
 
 
-def _difference_in_float64(before: object, after: object, allowed: float) -> Verdict:
-    """How two results of float64 differ.
+def _difference_in_float64(before: object, after: object, tolerance: float) -> Verdict:
+    """How two float64 results differ.
 
-    Floating-point values: if, at one element, by more than ``allowed`` of it and of the ordinary elements. Others: if
-    more elements do than chance lets happen where two values tie.
+    Floating-point elements may differ by ``tolerance`` relative to themselves and to ordinary elements; discrete ones
+    in the share ``_TIES``.
     """
-    for old, new in zip(*_leaves(before, after), strict=True):
+    for old, new in zip(flat(before), flat(after), strict=True):
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.shape != new.shape:
-            continue  # eager's values have told
+            continue  # the comparison in eager found these
         old, new = dense(old), dense(new)
         found = distance(new, old)
         if is_discrete(old):
             if found.max_ulp > _TIES * old.numel():
                 return Verdict(f"{found.max_ulp:.0f} of {old.numel()} elements differ")
             continue
-        if not found.max_abs and not found.nonfinite:
-            continue
-        usual = ordinary(old)
-        limit = allowed * old.abs().clamp(min=usual) + _NOISE * usual
-        error = (new - old).abs()
         if found.nonfinite:
             return Verdict("", dataclasses.replace(found, share=math.inf), index=index_of(found, old))
+        if not found.max_abs:
+            continue
+        usual = ordinary(old)
+        limit = tolerance * old.abs().clamp(min=usual) + _NOISE * usual
+        error = (new - old).abs()
         at = int((error / limit).nan_to_num(0.0).argmax())
         worst, most = float(error.reshape(-1)[at]), float(limit.reshape(-1)[at])
         if worst > most:

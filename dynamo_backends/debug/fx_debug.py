@@ -1,7 +1,7 @@
-"""The backend ``fx_debug``: shows what ``torch.compile`` made of a model, and runs it in PyTorch.
+"""The backend ``fx_debug``: prints and dumps the FX graphs of a model, and runs them in PyTorch.
 
-It is the pipeline of ``onnxrt`` up to the stage ``post_grad``. Dynamo's graph and each ATen graph are printed
-as a table, and every stage's graph is written to the dump folder::
+It is the pipeline of ``onnxrt`` up to the stage ``post_grad``. Dynamo's graph and each ATen graph are printed as a
+table; every stage's graph is written to the dump folder::
 
     graph 0, stage dynamo
     opcode         name    target                    args    value      source
@@ -33,39 +33,33 @@ _PRINTED_STAGES = ("dynamo", "post_grad")
 def compile_in_pytorch(
     module: fx.GraphModule, example_inputs: Sequence[object], options: Options
 ) -> Callable[..., object]:
-    """Prints and writes the stages ``dynamo`` to ``post_grad`` of one of Dynamo's graphs.
+    """Prints and dumps the stages ``dynamo`` to ``post_grad`` of one Dynamo graph.
 
     Args:
         module: the graph, in torch IR.
-        example_inputs: what it will be called with, tensors and symbolic integers.
+        example_inputs: tensors and symbolic integers, as Dynamo passes them to a backend.
         options: ``dump_dir`` is where the graphs are written; ``opset`` decides what AOTAutograd decomposes.
 
     Returns:
-        What Dynamo calls instead of the graph: PyTorch on the graphs of the stage ``post_grad``.
+        A callable that runs the ``post_grad`` graphs in PyTorch.
     """
     folder = dump_folder(options.dump_dir)
     run = Pipeline(options, GuardedObserver(_Printer(folder)), Lowering()).compile_dynamo_graph(module, example_inputs)
     if folder.is_enabled:
-        _show(f"graphs are in {folder.location}\n")
+        sys.stdout.write(f"graphs are in {folder.location}\n")
     return run
 
 
 class _Printer(Observer):
     def __init__(self, folder: DumpFolder) -> None:
         self._folder = folder
-        self._shown: set[str] = set()
+        self._printed: set[str] = set()
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         assert isinstance(artifact, fx.GraphModule)  # the stages after post_grad are not reached
         super().stage(name, graph, artifact)
         self._folder.write_text(f"{graph_folder(graph)}/{name}.py", stage_text(artifact))
-        if name in _PRINTED_STAGES:
-            text = f"{graph}, stage {name}\n{graph_table(artifact)}\n\n"
-            if text not in self._shown:  # a dynamic backward is compiled twice
-                self._shown.add(text)
-                _show(text)
-
-
-def _show(text: str) -> None:
-    """Prints; in this backend that is the product. The one place that does."""
-    sys.stdout.write(text)
+        text = f"{graph}, stage {name}\n{graph_table(artifact)}\n\n"
+        if name in _PRINTED_STAGES and text not in self._printed:  # a dynamic backward is compiled twice
+            self._printed.add(text)
+            sys.stdout.write(text)

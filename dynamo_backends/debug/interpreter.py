@@ -1,19 +1,25 @@
-"""Running an FX graph node by node."""
+"""An ``fx.Interpreter`` for graphs of any stage, and the flat list of a graph's results."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import fx
+from torch.utils import _pytree as pytree
 
 
 class Interpreter(fx.Interpreter):
-    """``fx.Interpreter`` that another thread's compile does not see.
+    """``fx.Interpreter`` that leaves ``torch.fx.traceback`` alone.
 
-    PyTorch's tells ``torch.fx.traceback`` which node runs. That is kept for the process: a graph that AOTAutograd
-    traces in another thread at the same time gets the wrong metadata, or ends with an ``AssertionError``.
+    PyTorch's sets the current node there for the whole process: a graph that AOTAutograd traces in another thread then
+    gets the wrong metadata, or raises an ``AssertionError``.
     """
 
     def run_node(self, n: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         return getattr(self, n.op)(n.target, args, kwargs)
+
+
+def flat(values: object) -> list[Any]:
+    """The leaves of nested results, ``None`` among them."""
+    return pytree.tree_leaves(values, is_leaf=lambda value: value is None)

@@ -1,8 +1,8 @@
-"""The rows of a comparison: eager, float64 and the runtime side by side, node by node.
+"""The rows of a comparison: eager, float64 and ONNX Runtime in lockstep, node by node.
 
-*Propagated*: what the runtime has at a node, where every value of the region's model is an output, against float64.
-*Local*: the same value against the node computed by PyTorch on what the runtime has at the node's arguments: the error
-of this node in the model that runs. *Session*: what the session that really ran returned, or still has inside.
+A row has up to three errors of a value. *Propagated*: of the value in the region's model, run with every value as an
+output, against float64. *Local*: of the same value against the node in PyTorch, on the node's inputs in the model; this
+is the error of the node alone. *Session*: of the value that the session that ran returned, or has inside.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from ..numerics.local_error import NodeCheck, Segment, name_of
 from ..numerics.measure import Measure, group_size_of
 from ..numerics.value_range import extent, nonfinite_elements
 from ..partition.regions import is_ordered
-from .node_sessions import Replay
-from .recorded_run import WatchedRun
+from .node_sessions import NodeSessions
+from .recorded_run import RecordedRun
 from .repeated_runs import Instability, instability_of
 from .rows import Row
 
 _REARRANGING = frozenset(
     {"view", "_unsafe_view", "reshape", "t", "transpose", "permute", "squeeze", "unsqueeze", "clone", "alias", "detach"}
 )
-"""Operators whose results have the elements of their first argument, in another shape or layout."""
+"""Operators whose result has the elements of their first argument, in another shape or layout."""
 
-_EXPOSED_TIMES = 4
-"""How often a region with all its values exposed is run again."""
+_REGION_REPEATS = 4
+"""Repeats of a region with every value as an output."""
 
 
-def recorded_values(graph: CompiledGraph, run: WatchedRun) -> dict[fx.Node, object]:
-    """What is not computed again for a comparison: arguments, random numbers and side effects, which happened once."""
+def recorded_values(graph: CompiledGraph, run: RecordedRun) -> dict[fx.Node, object]:
+    """The values that a comparison does not recompute: arguments, random numbers, and side effects."""
     return {
         node: run.values[node]
         for node in graph.module.graph.nodes
@@ -56,37 +56,56 @@ def recorded_values(graph: CompiledGraph, run: WatchedRun) -> dict[fx.Node, obje
     }
 
 
-class Lockstep:
-    """Runs eager, float64 and the runtime side by side, one node at a time, and drops values after their last use."""
+@dataclasses.dataclass
+class _Value:
+    """A computed tensor, and its row.
 
-    def __init__(self, graph: CompiledGraph, run: WatchedRun, replay: Replay) -> None:
+    Attributes:
+        row: gets the measures.
+        node, index: the node, and the position among its results if it has several.
+        eager, exact: the value in eager and in float64, dense.
+        returned: what the run returned for it: a region's output, or a value PyTorch computed; else ``None``.
+    """
+
+    row: Row
+    node: fx.Node
+    index: int | None
+    eager: torch.Tensor
+    exact: torch.Tensor
+    returned: object
+
+
+class Lockstep:
+    """Runs eager, float64 and ONNX Runtime one node at a time. Values are freed after their last use."""
+
+    def __init__(self, graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions) -> None:
         self._graph = graph
         self._run = run
         self._actual = run.values
-        self._replay = replay
+        self._sessions = sessions
         recorded = recorded_values(graph, run)
         self._execution = FxExecution(graph.module, (), torch.get_rng_state(), recorded=recorded)
-        self._repeated = {
+        self._session_instability = {
             value_names(compiled.region.outputs[position].node)[0]: instability
             for compiled in graph.regions
             if (repeated := run.repeated.get(compiled.region.index)) is not None
             for position, instability in repeated.unstable.items()
         }
         self._region_of = {node: region.region for region in graph.regions for node in region.region.nodes}
-        self._propagated: dict[str, object] = {}
-        self._in_session: dict[str, torch.Tensor] = {}
+        self._in_model: dict[str, object] = {}  # values of regions' models, by name
+        self._in_session: dict[str, torch.Tensor] = {}  # values of the sessions that ran
         self._runtime: Environment = {}
-        self._missing: dict[fx.Node, Segment] = {}
-        self._exposed: dict[int, bool] = {}
+        self._missing: dict[fx.Node, Segment] = {}  # nodes whose values the model does not have
+        self._exposed: dict[int, bool] = {}  # whether a region's model runs with every value as an output
         self._measured: dict[fx.Node, Row] = {}
         self._unchecked: list[str] = []
-        self._alone: dict[str, str] = {}
+        self._without_session: dict[str, str] = {}
         self._returned_nodes = set(graph.module.graph.output_node().all_input_nodes)
         self._result_names = aot.result_names(graph.module)
 
     def unchecked(self) -> list[str]:
-        """What could not be compared, and why, after the rows."""
-        alone = [f"{name} does not run by itself: {why}" for name, why in self._alone.items()]
+        """What could not be compared, and why; complete after the rows."""
+        alone = [f"{name} does not run by itself: {why}" for name, why in self._without_session.items()]
         inexact = [
             f"eager is the reference of {name}, not float64: {why}" for name, why in self._execution.inexact.items()
         ]
@@ -107,49 +126,45 @@ class Lockstep:
             for dead in self._execution.release(*node.all_input_nodes):
                 self._runtime.pop(dead, None)
                 self._missing.pop(dead, None)
-                if not isinstance(dead.meta.get("val"), (tuple, list)):  # of several results, each is used by itself
-                    self._propagated.pop(value_names(dead)[0], None)
+                if not isinstance(dead.meta.get("val"), (tuple, list)):  # several results have users of their own
+                    self._in_model.pop(value_names(dead)[0], None)
 
     def _runtime_value(self, node: fx.Node) -> object:
-        """What the region's model, with all values exposed, or the run has for a node.
+        """The value of a node in the region's model or in the run.
 
-        What has no value of its own in the model, such as what an identity reads, PyTorch computes of what has.
+        PyTorch computes what the model does not have, such as the input of an identity, from what it has.
         """
         if node.op != "call_function":
             return self._execution.eager[node]
         if node.target is operator.getitem:
             parent, index = node.args
             assert isinstance(parent, fx.Node) and isinstance(index, int)
-            if parent in self._missing and value_names(node)[0] not in self._propagated:
-                self._missing[node] = dataclasses.replace(
-                    self._missing[parent], nodes=[*self._missing[parent].nodes, node]
-                )
+            if parent in self._missing and value_names(node)[0] not in self._in_model:
+                segment = self._missing[parent]
+                self._missing[node] = dataclasses.replace(segment, nodes=[*segment.nodes, node])
             return self._runtime[parent][index]  # type: ignore[index]
         eager = self._execution.eager[node]
         found: object = self._actual.get(node)
         if node in self._region_of:
-            found = [self._propagated.get(name) for name in value_names(node)]
-            found = (
-                found
-                if isinstance(eager, (tuple, list))
-                else found[0]
-                if found[0] is not None
-                else self._actual.get(node)
-            )
+            in_model = [self._in_model.get(name) for name in value_names(node)]
+            if isinstance(eager, (tuple, list)):
+                found = in_model
+            elif in_model[0] is not None:
+                found = in_model[0]
         wanted, known = (item if isinstance(item, (tuple, list)) else [item] for item in (eager, found))
         if all(item is not None for item, needed in zip(known, wanted, strict=True) if needed is not None):
             return found
         segment = self._missing[node] = self._segment(node)
         try:
             computed = segment.results(run_eager, segment.given)
-        except (*REFUSALS, IndexError):  # what it is given is wrong, as an index may be
+        except (*REFUSALS, IndexError):  # the inputs are wrong, such as an index
             computed = eager
         if not isinstance(computed, (tuple, list)):
             return computed
         return [new if old is None else old for old, new in zip(known, computed, strict=True)]
 
     def _segment(self, node: fx.Node) -> Segment:
-        """A node on what the runtime has where it runs; with it the nodes whose values the model does not have."""
+        """A node with its inputs in the model, and the nodes before it whose values the model does not have."""
         region = self._region_of.get(node)
         nodes: list[fx.Node] = []
         given: Environment = {}
@@ -159,34 +174,34 @@ class Lockstep:
                 given |= self._missing[arg].given
             elif region is not None and self._region_of.get(arg) is region:
                 given[arg] = self._runtime[arg]
-            else:  # another region gives what its session returned
+            else:  # what another region's session returned
                 actual = self._actual.get(arg)
                 given[arg] = self._runtime[arg] if actual is None else actual
         return Segment([*nodes, node], {arg: value for arg, value in given.items() if arg not in nodes})
 
     def _rows_of(self, node: fx.Node) -> Iterator[Row]:
-        """A row for each tensor among a node's results."""
         results = self._execution.eager[node]
         several = isinstance(results, (tuple, list))
-        values_of_eager: Sequence[object] = results if isinstance(results, (tuple, list)) else [results]
+        eager_values: Sequence[object] = results if isinstance(results, (tuple, list)) else [results]
         is_computed = node.op not in ("placeholder", "get_attr")
-        exact = self._execution.exact_of(node) if is_computed else None
+        exact_values = self._execution.exact_of(node) if is_computed else None
         rows: dict[int, Row] = {}
-        for i, eager in enumerate(values_of_eager):
+        for i, eager in enumerate(eager_values):
             if not isinstance(eager, torch.Tensor):
                 continue
             index = i if several else None
-            row = self._new_row(node, index, eager)
+            row = rows[i] = self._new_row(node, index, eager)
             if is_computed and not row.is_uninitialized:
-                expected = item_of(exact, index)
-                assert isinstance(expected, torch.Tensor)
-                self._compare(row, node, index, dense(eager), dense(expected))
-                row.session_instability = self._repeated.get(row.name)
-                self._look_at_nonfinite(row, node, index, eager)
-            rows[i] = row
+                exact, returned = item_of(exact_values, index), self._returned(node, index)
+                assert isinstance(exact, torch.Tensor)
+                returned = dense(returned) if isinstance(returned, torch.Tensor) else returned
+                value = _Value(row, node, index, dense(eager), dense(exact), returned)
+                self._measure(value)
+                row.session_instability = self._session_instability.get(row.name)
+                self._add_nonfinite_elements(value)
         if is_computed:
-            self._compare_local(rows, node)
-            self._repeat_alone(node, rows, values_of_eager)
+            self._measure_local(rows, node)
+            self._repeat_alone(node, rows, eager_values)
         yield from rows.values()
 
     def _new_row(self, node: fx.Node, index: int | None, eager: torch.Tensor) -> Row:
@@ -206,61 +221,68 @@ class Lockstep:
             converter=_converter(node),
         )
 
-    def _compare(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor, exact: torch.Tensor) -> None:
-        """Measures what was computed on upstream values: eager's, the model's or PyTorch's, and the session's."""
+    def _measure(self, value: _Value) -> None:
+        """Measures eager, the model (or PyTorch in the run) and the session, each with upstream errors."""
+        row, node = value.row, value.node
         region = self._region_of.get(node)
-        returned = self._returned(node, index)
-        returned = dense(returned) if isinstance(returned, torch.Tensor) else returned
-        row.is_output = returned is not None and self._is_returned(node, index)
-        same = self._measured.get(node.all_input_nodes[0]) if _only_rearranges(node) else None
-        row.eager = (same and same.eager) or _as_right(distance(eager, exact))
-        ours = returned
+        source = self._measured.get(node.all_input_nodes[0]) if _only_rearranges(node) else None
+        row.is_output = value.returned is not None and self._is_returned(node, value.index)
+        row.eager = (source and source.eager) or _without_share(distance(value.eager, value.exact))
+        in_model = value.returned
         if region is not None:
             row.region = region.index
-            ours = self._propagated.get(row.name)
-        if isinstance(ours, torch.Tensor):
-            row.complaint = _complaint(ours, eager)
+            in_model = self._in_model.get(row.name)
+        if isinstance(in_model, torch.Tensor):
+            row.complaint = _complaint(in_model, value.eager)
             if not row.complaint:
-                row.equals_eager = torch.equal(ours, eager)
-                rearranges = region is not None and _only_rearranges(node) and self._rearranges(node, row, ours)
-                if rearranges:
-                    row.local_onnx = row.local_eager = Measure()
-                if row.equals_eager:
-                    row.onnx = row.eager
-                elif rearranges and same is not None and same.onnx is not None:
-                    row.onnx = same.onnx
-                else:
-                    row.onnx = _propagated(ours, exact, eager)
-        row.onnx_extent = row.eager_extent if row.equals_eager else extent(ours)
+                self._measure_in_model(value, in_model, source)
+        row.onnx_extent = row.eager_extent if row.equals_eager else extent(in_model)
         self._measured[node] = row
-        if region is None:
+        if region is not None:
+            self._measure_in_session(value, in_model)
+
+    def _measure_in_model(self, value: _Value, in_model: torch.Tensor, source: Row | None) -> None:
+        row = value.row
+        row.equals_eager = torch.equal(in_model, value.eager)
+        rearranges = row.region is not None and _only_rearranges(value.node) and self._rearranges(value, in_model)
+        if rearranges:
+            row.local_onnx = row.local_eager = Measure()
+        if row.equals_eager:
+            row.onnx = row.eager
+        elif rearranges and source is not None and source.onnx is not None:
+            row.onnx = source.onnx
+        else:
+            row.onnx = _propagated(in_model, value)
+
+    def _measure_in_session(self, value: _Value, in_model: object) -> None:
+        row, inside = value.row, self._in_session.pop(value.row.name, None)
+        in_session = value.returned if isinstance(value.returned, torch.Tensor) else inside
+        if in_session is None:
             return
-        inside = self._in_session.pop(row.name, None)
-        value = returned if isinstance(returned, torch.Tensor) else inside
-        if value is None:
-            return
-        complaint = _complaint(value, eager)
-        if value is returned:
+        complaint = _complaint(in_session, value.eager)
+        if in_session is value.returned:
             row.complaint = complaint = row.complaint or complaint
-        if not complaint and row.onnx is not None and isinstance(ours, torch.Tensor) and torch.equal(value, ours):
+        is_same = isinstance(in_model, torch.Tensor) and not complaint and row.onnx is not None
+        if is_same and torch.equal(in_session, in_model):
             row.session, row.session_extent = row.onnx, row.onnx_extent
             return
-        row.session_extent = extent(value)
+        row.session_extent = extent(in_session)
         if not complaint:
-            row.session = _propagated(value, exact, eager)
+            row.session = _propagated(in_session, value)
 
-    def _rearranges(self, node: fx.Node, row: Row, ours: torch.Tensor) -> bool:
-        """Whether a value of the runtime has the elements of what its node rearranges."""
-        source = node.all_input_nodes[0]
-        same = self._measured.get(source)
-        is_eager = same.equals_eager if same else self._runtime[source] is self._execution.eager[source]
-        if row.equals_eager and is_eager:
+    def _rearranges(self, value: _Value, in_model: torch.Tensor) -> bool:
+        """Whether a value of the model has the elements of the value that its node rearranges."""
+        source = value.node.all_input_nodes[0]
+        row = self._measured.get(source)
+        is_eager = row.equals_eager if row else self._runtime[source] is self._execution.eager[source]
+        if value.row.equals_eager and is_eager:
             return True
-        computed = run_eager(node, {source: self._runtime[source]})
-        return isinstance(computed, torch.Tensor) and computed.dtype == ours.dtype and torch.equal(computed, ours)
+        expected = run_eager(value.node, {source: self._runtime[source]})
+        is_tensor = isinstance(expected, torch.Tensor) and expected.dtype == in_model.dtype
+        return is_tensor and torch.equal(expected, in_model)
 
-    def _compare_local(self, rows: Mapping[int, Row], node: fx.Node) -> None:
-        """Measures the error of a node by itself; of one in PyTorch only where its value is wrong."""
+    def _measure_local(self, rows: Mapping[int, Row], node: fx.Node) -> None:
+        """Measures the error of a node alone; of a node in PyTorch only if its value is wrong."""
         region = self._region_of.get(node)
         if not is_operator(node) or is_uninitialized(node) or any(row.complaint for row in rows.values()):
             return
@@ -278,8 +300,8 @@ class Lockstep:
         try:
             check = NodeCheck(segment)
             found = check.verdicts(actual if isinstance(actual, (tuple, list)) else [actual])
-        except (*REFUSALS, IndexError) as error:  # what it is given is wrong, as an index may be
-            self._alone[node.name] = first_line(str(error))
+        except (*REFUSALS, IndexError) as error:  # the inputs are wrong, such as an index
+            self._without_session[node.name] = first_line(str(error))
             return
         self._execution.inexact.update(check.inexact)
         for i, row in rows.items():
@@ -288,20 +310,22 @@ class Lockstep:
             row.index = found[i].index if found[i].is_wrong else ()
 
     def _alone_on_eager(self, node: fx.Node) -> object | None:
-        """A node's results from a session of its own, on eager's inputs, where ONNX Runtime does not take the region's
-        model with all values exposed."""
-        values = self._replay.node_values(node, [self._execution.eager[arg] for arg in node.all_input_nodes])
+        """A node's results on eager's inputs, from a session of its own.
+
+        For regions that ONNX Runtime rejects with every value as an output.
+        """
+        values = self._sessions.node_values(node, [self._execution.eager[arg] for arg in node.all_input_nodes])
         if isinstance(values, str):
-            self._alone[node.name] = values
+            self._without_session[node.name] = values
             return None
         eager = self._execution.eager[node]
         if not isinstance(eager, (tuple, list)):
             return values[0]
-        present = iter(values)  # a node's absent results (None) have no ONNX value
+        present = iter(values)  # a result that is ``None`` has no ONNX value
         return [None if item is None else next(present) for item in eager]
 
     def _repeat_alone(self, node: fx.Node, rows: Mapping[int, Row], results: Sequence[object]) -> None:
-        """Repeats a node by itself where its region gave other results another time, or the node is wrong."""
+        """Repeats a node alone if its region is unstable, or the node is wrong."""
         region = self._region_of.get(node)
         if region is None or not is_operator(node):
             return
@@ -309,42 +333,43 @@ class Lockstep:
         is_suspicious = repeated is not None and repeated.is_suspicious
         if not is_suspicious and all(row.locally_explained for row in rows.values()):
             return
-        given = [self._execution.eager[arg] for arg in node.all_input_nodes]
-        found = self._replay.repeat_node(node, given)
-        present = [i for i, item in enumerate(results) if item is not None]  # an absent result has no ONNX value
+        found = self._sessions.repeat_node(node, [self._execution.eager[arg] for arg in node.all_input_nodes])
+        present = [i for i, item in enumerate(results) if item is not None]  # ``None`` has no ONNX value
         for position, instability in found.items():
             rows[present[position]].local_instability = instability
         for row in rows.values():
             if not row.locally_explained and row.local_instability is None and row.session_instability is None:
-                row.session_instability = self._repeat_exposed(row.name, region)
+                row.session_instability = self._repeat_in_model(row.name, region)
 
-    def _repeat_exposed(self, name: str, region: Region) -> Instability | None:
-        """How a value that is wrong in its region's model comes out another time."""
-        compiled, first = self._graph.regions[region.index], self._propagated.get(name)
+    def _repeat_in_model(self, name: str, region: Region) -> Instability | None:
+        """How a value differs between runs of its region's model with every value as an output."""
+        compiled, first = self._graph.regions[region.index], self._in_model.get(name)
+        if not isinstance(first, torch.Tensor):
+            return None
         arguments = [self._actual[item.node] for item in region.inputs]
-        for _ in range(_EXPOSED_TIMES if isinstance(first, torch.Tensor) else 0):
-            other = self._replay.region_values(compiled, arguments)[name]
-            assert isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor)
-            found = instability_of(first, other, compiled.bound.threads)
+        for _ in range(_REGION_REPEATS):
+            second = self._sessions.region_values(compiled, arguments)[name]
+            assert isinstance(second, torch.Tensor)
+            found = instability_of(first, second, compiled.bound.threads)
             if found is not None:
                 return found
         return None
 
-    def _look_at_nonfinite(self, row: Row, node: fx.Node, index: int | None, eager: torch.Tensor) -> None:
-        """Keeps some elements that are NaN or infinite, with what they were computed of."""
-        names = {arg: value_names(arg)[0] for arg in node.all_input_nodes if value_names(arg)}
-        ours = self._propagated.get(row.name, self._returned(node, index))
+    def _add_nonfinite_elements(self, value: _Value) -> None:
+        """Adds some elements that are NaN or infinite, with the elements they were computed from."""
+        row, in_model = value.row, self._in_model.get(value.row.name, value.returned)
         if row.eager_extent is not None and not row.eager_extent.is_finite:
-            result, values = eager, self._execution.eager
-        elif row.onnx_extent is not None and not row.onnx_extent.is_finite and isinstance(ours, torch.Tensor):
-            result, values = ours, self._runtime
+            result, values = value.eager, self._execution.eager
+        elif row.onnx_extent is not None and not row.onnx_extent.is_finite and isinstance(in_model, torch.Tensor):
+            result, values = dense(in_model), self._runtime
         else:
             return
-        found = nonfinite_elements(dense(result), [(name, values.get(arg)) for arg, name in names.items()])
+        inputs = [(value_names(arg)[0], values.get(arg)) for arg in value.node.all_input_nodes if value_names(arg)]
+        found = nonfinite_elements(result, inputs)
         row.nonfinite_elements = [msgspec.convert(element, ElementEntry) for element in found]
 
     def _returned(self, node: fx.Node, index: int | None) -> object | None:
-        """What the run returned for a result: a region's output, or a value PyTorch computed."""
+        """See ``_Value.returned``."""
         if node in self._actual:
             return item_of(self._actual[node], index)
         users = (user for user in node.users if index is not None and _is_item(user, index))
@@ -356,7 +381,7 @@ class Lockstep:
         return index is not None and any(_is_item(user, index) for user in node.users if user in self._returned_nodes)
 
     def _expose(self, region: Region) -> None:
-        """Gets all values of a region: in its exported model, and in the session that ran."""
+        """Computes all values of a region: in its exported model, and in the session that ran."""
         if region.index in self._exposed:
             return
         compiled = self._graph.regions[region.index]
@@ -364,26 +389,26 @@ class Lockstep:
         values: Mapping[str, object] = {}
         self._exposed[region.index] = False
         try:
-            values = self._replay.region_values(compiled, arguments)
-            self._propagated.update(values)
+            values = self._sessions.region_values(compiled, arguments)
+            self._in_model.update(values)
             self._exposed[region.index] = True
-        except SessionError as error:  # the local errors and the outputs remain
+        except SessionError as error:  # local errors and outputs are still compared
             self._unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
         try:
-            inside = self._replay.session_values(compiled, self._run.session_of(compiled), arguments)
-        except CompiledNodesError:  # inside there is one kernel of a provider, and its results are compared
+            inside = self._sessions.session_values(compiled, self._run.session_of(compiled), arguments)
+        except CompiledNodesError:  # one kernel of a provider, whose results are compared
             return
         except SessionError as error:
             self._unchecked.append(f"the values inside region_{region.index}'s session: {first_line(str(error))}")
             return
-        for name, value in inside.items():  # the same values are kept once
+        for name, value in inside.items():  # equal values share memory
             known = values.get(name)
             is_known = isinstance(known, torch.Tensor) and torch.equal(known, value)
             self._in_session[name] = known if is_known else value
 
 
 def _only_rearranges(node: fx.Node) -> bool:
-    """Whether a node's result has the elements of what it reads, whose error is that of what it reads."""
+    """Whether a node's result has the elements of its only input, and so its error."""
     if name_of(node) not in _REARRANGING or len(node.all_input_nodes) != 1:
         return False
     fakes = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
@@ -395,17 +420,17 @@ def _converter(node: fx.Node) -> str:
     return written_at(function) if function is not None else ""
 
 
-def _propagated(value: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor) -> Measure:
-    return distance(value, exact, eager, group_size=group_size_of(eager.shape))
+def _propagated(actual: torch.Tensor, value: _Value) -> Measure:
+    return distance(actual, value.exact, value.eager, group_size=group_size_of(value.eager.shape))
 
 
-def _as_right(found: Measure) -> Measure:
-    """Eager's own distance to float64 is that of a right value: no share of a tolerance is told."""
+def _without_share(found: Measure) -> Measure:
+    """Eager is right by definition: its error has no share of a tolerance."""
     return Measure(found.max_abs, found.max_rel, found.rmse, found.max_ulp, found.nonfinite, found.scale)
 
 
 def item_of(results: Any, index: int | None) -> Any:
-    """One of a node's results; ``None`` for the result of a node that has one."""
+    """The result at a position; with ``None``, the only result."""
     return results if index is None else results[index]
 
 
@@ -419,9 +444,9 @@ def _has_infinite_argument(node: fx.Node) -> bool:
     return not all(map(cmath.isfinite, numbers))
 
 
-def _complaint(ours: torch.Tensor, eager: torch.Tensor) -> str:
-    if ours.dtype != eager.dtype:
-        return f"dtype {ours.dtype} instead of {eager.dtype}"
-    if ours.shape != eager.shape:
-        return f"shape {tuple(ours.shape)} instead of {tuple(eager.shape)}"
+def _complaint(actual: torch.Tensor, eager: torch.Tensor) -> str:
+    if actual.dtype != eager.dtype:
+        return f"dtype {actual.dtype} instead of {eager.dtype}"
+    if actual.shape != eager.shape:
+        return f"shape {tuple(actual.shape)} instead of {tuple(eager.shape)}"
     return ""

@@ -1,9 +1,8 @@
-"""``manifest.json``: what was compiled and compared, for a person's first look and for programs.
+"""Writes ``manifest.json``: every compiled graph, its verdict, and the files of the dump.
 
-The file is always whole and valid: it is written anew and then takes the old one's place. A small one is written at
-each change. A large one, of a hundred graphs or more, waits so that no more than a twentieth of the time goes into it;
-what waits is written with a later change, or at the end of the process. The first verdict that is not ``ok`` never
-waits.
+The file is replaced atomically, so it is always valid JSON. A small one is written at each change. A large one, of a
+hundred graphs or more, takes at most a twentieth of the time: changes wait for a later write or the end of the process,
+except for the first fault.
 """
 
 from __future__ import annotations
@@ -44,16 +43,15 @@ T = TypeVar("T")
 
 _PACKAGES = ("dynamo-backends", "onnx", "onnxruntime", "onnxscript", "onnx-ir", "numpy", "transformers")
 
-
 _SMALL = 500_000
-"""Characters of a manifest that is written at each change."""
+"""A manifest with at most so many characters is written at each change."""
 
-_TIMES_LONGER = 20
-"""How many times as long as a write took the next one waits."""
+_WAIT = 20
+"""A large manifest is written again after this multiple of the time of the last write."""
 
 
 class Manifest:
-    """The manifest of one dump folder. All methods may be called from several threads."""
+    """The manifest of one dump folder. Thread-safe."""
 
     def __init__(self, folder: DumpFolder) -> None:
         self._folder = folder
@@ -69,7 +67,6 @@ class Manifest:
         renew_in_children(self)
 
     def _begin(self) -> None:
-        """Of this process."""
         self._lock = threading.RLock()
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._faulty: set[GraphName] = set()
@@ -77,9 +74,9 @@ class Manifest:
         self._next_write = 0.0
 
     def renew_in_child(self) -> None:
-        """See ``forks.Renewable``. The graphs that the parent compiled are the child's too; their runs are not."""
+        """See ``fork_safety.Renewable``. The child keeps the graphs that the parent compiled, without their runs."""
         self._begin()
-        self._folder.renew_in_child()  # whichever is told of the fork first
+        self._folder.renew_in_child()  # the order of these calls in a child is not known
         forker = self._folder.forked_from
         for name, entry in self._graphs.items():
             self._graphs[name] = dataclasses.replace(entry.as_compiled, files_in=entry.files_in or forker)
@@ -87,28 +84,28 @@ class Manifest:
             of_dynamo.files_in = of_dynamo.files_in or forker
 
     def add_stage(self, graph: GraphName, stage: schema.StageEntry) -> None:
-        """A stage's graph and file, from ``StageFiles.write``; it is in the file with the next write."""
+        """Adds what ``StageFiles.write`` returned, with the next write."""
         with self._lock:
             self._is_behind = True
             self._dynamo_graph(graph.index)
             _replace(self._stages.setdefault(graph, []), stage)
 
     def add_region_stage(self, compiled: CompiledRegion, stage: schema.StageEntry) -> None:
-        """The same for a model of a region; ``nodes`` are ONNX nodes."""
+        """Adds a model of a region; ``nodes`` are ONNX nodes."""
         with self._lock:
             self._is_behind = True
             _replace(self._region_stages.setdefault((compiled.graph, compiled.region.index), []), stage)
 
     def _dynamo_graph(self, index: int) -> schema.DynamoGraphEntry:
-        """The entry of a Dynamo graph, made if it is new, while Dynamo compiles it."""
+        """The entry of a Dynamo graph; created while Dynamo compiles it."""
         if index not in self._dynamo_graphs:
             frame, call = frame_being_compiled(), call_being_compiled()
             begin = end = called_from = None
             if frame is not None:
                 file, line = short_file(frame.file), frame.line
                 here = f"{file}:{line}"
-                said = place(str(call) if call is not None and not is_user_file(frame.file) else here, here)
-                begin = schema.LineEntry(frame.function, file, line, said)
+                lines = place(str(call) if call is not None and not is_user_file(frame.file) else here, here)
+                begin = schema.LineEntry(frame.function, file, line, lines)
                 end = schema.EndEntry(frame.reason, short_file(frame.end_file), frame.end_line, frame.details)
             if call is not None:
                 called_from = schema.LineEntry(call.function, short_file(call.file), call.line)
@@ -117,19 +114,19 @@ class Manifest:
         return self._dynamo_graphs[index]
 
     def add_given_up(self, graph: GraphName, why: str) -> None:
-        """A Dynamo graph that is not used, and why."""
+        """Adds why a Dynamo graph is not used."""
         with self._lock:
             self._dynamo_graph(graph.index).given_up = why
             self._changed()
 
     def add_not_compiled(self, graph: GraphName, why: str) -> None:
-        """A forward, backward or inference graph that PyTorch runs because its compile failed, and why."""
+        """Adds why PyTorch runs a forward, backward or inference graph."""
         with self._lock:
             self._dynamo_graph(graph.index).not_compiled[graph.direction] = why
             self._changed(at_once=True)
 
     def add_failure(self, name: GraphName, why: str) -> None:
-        """What was to be dumped or compared of a graph, or without a direction of all directions, was not, and why."""
+        """Adds why a graph, or a Dynamo graph with all its directions, was not dumped or compared."""
         with self._lock:
             self._failures.setdefault(name, why)
             for other, entry in self._graphs.items():
@@ -137,20 +134,20 @@ class Manifest:
             self._changed(at_once=True)
 
     def _apply_failure(self, name: GraphName, entry: schema.GraphEntry) -> None:
-        """The verdict on a graph of which something failed, unless a comparison finds it wrong."""
+        """Sets the verdict to ``not comparable``, unless a comparison found the graph wrong."""
         why = self._failures.get(name) or self._failures.get(GraphName(name.index))
         if why is not None and name not in self._faulty:
             entry.verdict = f"not comparable: {why}"
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
-        """What the passes of ``pre_grad`` or ``joint`` did to a Dynamo graph; it is in the file with the next write."""
+        """Adds the passes of ``pre_grad`` or ``joint``, with the next write."""
         with self._lock:
             self._is_behind = True
             entry = self._dynamo_graph(graph.index)
             entry.passes = [*entry.passes, *_rounded(results)]
 
     def add_graph(self, graph: CompiledGraph, options: Options, *, reference: str) -> None:
-        """A graph that compiled, not yet run; ``reference``: what its runs are compared with."""
+        """Adds a compiled graph; ``reference`` is what its runs are compared with."""
         coverage = graph.split.coverage
         folder = graph_folder(graph.name)
         placeholders = graph.module.graph.find_nodes(op="placeholder")
@@ -194,10 +191,7 @@ class Manifest:
             self._changed()
 
     def count_run(self, name: GraphName, *, at_other_sizes: bool) -> None:
-        """A run, before it is compared, if it is; it is in the file with the next write.
-
-        ``at_other_sizes``: whether none at its sizes was compared, though one at others was.
-        """
+        """Counts a run before its comparison, with the next write; for ``at_other_sizes`` see ``ComparedSizes``."""
         with self._lock:
             self._is_behind = True
             entry = self._graphs[name]
@@ -209,7 +203,7 @@ class Manifest:
     def add_comparison(
         self, name: GraphName, comparison: GraphComparison, repeated: Mapping[int, RepeatedRegion], cost: Cost
     ) -> None:
-        """A compared run and its cost. A verdict that is not ``ok`` stays: a later run does not hide it."""
+        """Adds a compared run. The first verdict that is not ``ok`` stays."""
         with self._lock:
             entry = self._graphs[name]
             entry.status = "compared"
@@ -233,12 +227,12 @@ class Manifest:
             self._changed(at_once=is_first_fault)
 
     def has_fault(self, name: GraphName) -> bool:
-        """Whether a run of a graph was found wrong."""
+        """Whether a run of a graph was wrong."""
         with self._lock:
             return name in self._faulty
 
     def flush(self) -> None:
-        """Writes what the file does not have yet."""
+        """Writes the changes that wait."""
         with self._lock:
             if self._is_behind:
                 self._write()
@@ -257,7 +251,7 @@ class Manifest:
         self._folder.write_text(MANIFEST, text)
         self._is_behind = False
         end = time.monotonic()
-        self._next_write = end + (end - start) * _TIMES_LONGER if len(text) > _SMALL else end
+        self._next_write = end + (end - start) * _WAIT if len(text) > _SMALL else end
 
     def _text(self) -> str:
         content = schema.RunEntry(
@@ -268,7 +262,7 @@ class Manifest:
             {"python": platform.python_version(), **_versions()},
             self._options,
             [graph for _, graph in sorted(self._dynamo_graphs.items())],
-            [self._graphs[name] for name in sorted(self._graphs, key=lambda name: (name.index, _rank(name)))],
+            [self._graphs[name] for name in sorted(self._graphs, key=_order)],
             dict(counters["dynamo_backends"]),
         )
         return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()
@@ -279,22 +273,22 @@ _manifests: weakref.WeakSet[Manifest] = weakref.WeakSet()
 
 @atexit.register
 def flush_manifests() -> None:
-    """Writes what the files of all runs of this process do not have yet."""
+    """Writes the changes that wait, of all manifests of this process."""
     for manifest in list(_manifests):
         manifest.flush()
 
 
-def _rank(name: GraphName) -> int:
-    return ("", *DIRECTIONS).index(name.direction)
+def _order(name: GraphName) -> tuple[int, int]:
+    return name.index, DIRECTIONS.index(name.direction)
 
 
 def _replace(stages: list[schema.StageEntry], stage: schema.StageEntry) -> None:
-    """Adds a stage; what is compiled twice, such as a dynamic backward, has it already."""
+    """Adds a stage, or replaces it: a dynamic backward may be compiled twice."""
     stages[:] = [other for other in stages if other.name != stage.name] + [stage]
 
 
 def _in_utf8(value: T) -> T | str:
-    """A text that may be a path, whose bytes need not be UTF-8, as JSON is; anything else as it is."""
+    """A text as UTF-8, which a path need not be; other values unchanged."""
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
@@ -304,10 +298,10 @@ def _rounded(results: Sequence[PassResult]) -> list[PassResult]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}  # with the build, such as +cpu, which not every package's metadata has
+    found = {"torch": str(torch.__version__)}  # with the build, such as +cpu, which some metadata lacks
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # transformers is optional, onnxruntime has other names
+        except metadata.PackageNotFoundError:  # transformers is optional; onnxruntime-gpu has another name
             continue
     return found

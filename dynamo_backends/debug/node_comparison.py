@@ -1,9 +1,8 @@
-"""The verdict on the nodes of one run of a graph: onnx, eager and float64 side by side, see ``lockstep``.
+"""The verdict on the nodes of one run, from the rows of ``lockstep``.
 
-The first node that is wrong by itself is to blame. If there is none, a value that is right in the exported model and
-wrong in the session that ran is the fault of a rewrite. If there is no such value either, a result that is further from
-float64 than eager is judged once more, by runs with rounding at random, see ``second_opinion``: what these do not
-explain is a fault though no node explains it.
+The first node that is wrong alone is to blame. Without one, a value that is right in the exported model and wrong in
+the session that ran is the fault of a rewrite. Without such a value, a result with a larger error than eager's is
+checked by runs with random rounding, see ``rounding_runs``: what these do not explain is a fault without a known cause.
 """
 
 from __future__ import annotations
@@ -14,63 +13,62 @@ from collections.abc import Mapping, Sequence
 
 from ..common.safety_net import caught, net
 from ..dumps.blame import Cause, Kind
-from ..errors import first_line
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph
 from ..numerics.distance import nearer
 from ..numerics.verdicts import Verdict
 from .lockstep import Lockstep
-from .node_sessions import Replay
-from .recorded_run import WatchedRun
+from .node_sessions import NodeSessions
+from .recorded_run import RecordedRun
 from .repeated_runs import Instability
 from .rounding_runs import explained_by_rounding
-from .rows import Blame, GraphComparison, Row
+from .rows import Blame, GraphComparison, Row, error_text
 from .undefined_results import undefined_values
 from .wrong_rewrite import ModelStep, find_rewrite, wrong_needed_pass
 
 Models = Mapping[int, Sequence[ModelStep]]
-"""By index of a region, its model after each pass of the stage ``onnx`` that fired."""
+"""By region, its model after each pass of the stage ``onnx`` that fired."""
 
 
-def compare_run(graph: CompiledGraph, run: WatchedRun, models: Models, replay: Replay) -> GraphComparison:
-    """Compares one run of a graph with eager and float64.
+def compare_run(graph: CompiledGraph, run: RecordedRun, models: Models, sessions: NodeSessions) -> GraphComparison:
+    """Compares the nodes of one run with eager and float64.
 
-    What fails on the way is said, and loses nothing of what was found before.
+    An exception of the comparison becomes an entry of ``unchecked``; what was found before it stays.
     """
-    lockstep = Lockstep(graph, run, replay)
+    lockstep = Lockstep(graph, run, sessions)
     rows: list[Row] = []
     failures: list[str] = []
     try:
         rows.extend(lockstep.rows())
     except Exception as error:
         caught(f"the comparison of {graph.name}", error, "The graph runs")
-        failures.append(f"the nodes after {len(rows)}: {type(error).__name__}: {first_line(str(error))}")
+        failures.append(f"the nodes after {len(rows)}: {error_text(error)}")
     comparison = GraphComparison()
     try:
-        comparison = _Judgement(graph, run, models, rows, replay).comparison()
+        comparison = _RowVerdict(graph, run, models, rows, sessions).comparison()
     except Exception as error:
         caught(f"the verdict on {graph.name}", error, "The graph runs")
-        failures.append(f"the verdict on the nodes: {type(error).__name__}: {first_line(str(error))}")
+        failures.append(f"the verdict on the nodes: {error_text(error)}")
     if comparison.ok:
         reasons = failures or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
         comparison.not_comparable = "; ".join(reasons)
-    again = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
-    unchecked = [*lockstep.unchecked(), *again, *failures]
+    repeats = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
+    unchecked = [*lockstep.unchecked(), *repeats, *failures]
     return dataclasses.replace(comparison, rows=rows, unchecked=unchecked, rescued=run.rescued)
 
 
 @dataclasses.dataclass(eq=False)
-class _Judgement:
+class _RowVerdict:
     """The verdict on the rows of one run."""
 
     graph: CompiledGraph
-    run: WatchedRun
+    run: RecordedRun
     models: Models
     rows: list[Row]
-    replay: Replay
+    sessions: NodeSessions
 
     def comparison(self) -> GraphComparison:
-        found = self._stale() or self._unstable()
+        found = self._stale_weight() or self._unstable()
         if found is not None:
             return found
         wrong = [row for row in self.rows if not row.locally_explained]
@@ -78,14 +76,13 @@ class _Judgement:
         if wrong:
             nodes = list(dict.fromkeys(row.name.split("__")[0] for row in wrong))
             following = f"the next node that is wrong by itself is {nodes[1]}" if nodes[1:] else ""
-            found = self._diverges(wrong[0], note="; ".join(filter(None, [self._nearer(), following])))
-            assert found.blame is not None
-            return dataclasses.replace(found, blame=dataclasses.replace(found.blame, more=len(nodes) - 1))
-        nothing = "" if self.graph.regions else "nothing of it runs on ONNX Runtime"
+            note = "; ".join(filter(None, [self._nearer(), following]))
+            return self._diverges(wrong[0], self._cause(wrong[0]), note, more=len(nodes) - 1)
+        all_in_pytorch = "" if self.graph.regions else "nothing of it runs on ONNX Runtime"
         return (
-            self._rewritten()
+            self._wrong_rewrite()
             or self._unexplained()
-            or GraphComparison(note="; ".join(filter(None, [self._nearer(), self._by_chance(), nothing])))
+            or GraphComparison(note="; ".join(filter(None, [self._nearer(), self._by_chance(), all_in_pytorch])))
         )
 
     @functools.cached_property
@@ -95,16 +92,16 @@ class _Judgement:
     def _is_undefined(self, row: Row) -> bool:
         return row.name.split("__")[0] in self._undefined
 
-    def _diverges(
-        self, row: Row, cause: Cause | None = None, note: str | None = None, said: str = ""
-    ) -> GraphComparison:
-        cause = cause or self._cause(row)
-        said = ", ".join(filter(None, [row.complaint, said]))
-        blame = Blame(row.name, cause, region=row.region, source=row.where, user_name=row.user_name, said=Verdict(said))
-        return GraphComparison(blame, note=self._nearer() if note is None else note)
+    @staticmethod
+    def _diverges(row: Row, cause: Cause, note: str, difference: str = "", more: int = 0) -> GraphComparison:
+        found = Verdict(", ".join(filter(None, [row.complaint, difference])))
+        blame = Blame(
+            row.name, cause, region=row.region, source=row.where, user_name=row.user_name, more=more, difference=found
+        )
+        return GraphComparison(blame, note=note)
 
     def _cause(self, row: Row) -> Cause:
-        """What makes the value of a node wrong that is wrong in its exported model, or in PyTorch."""
+        """The cause of a value that is wrong in its exported model, or in PyTorch."""
         if row.region is None:
             return Cause(Kind.PYTORCH)
         compiled = self.graph.regions[row.region]
@@ -113,8 +110,8 @@ class _Judgement:
             name = wrong_needed_pass(compiled, self.run.session_of(compiled), self.run.values, row)
         return Cause(Kind.PASS, name) if name else Cause(Kind.NODE)
 
-    def _stale(self) -> GraphComparison | None:
-        """The verdict on a session that returned something wrong, and has a weight from before it was changed."""
+    def _stale_weight(self) -> GraphComparison | None:
+        """The verdict on a session that returned a wrong result, and has an old value of a weight."""
         wrong = {row.region for row in self.rows if row.session is not None and not row.explained}
         for compiled in self.graph.regions:
             if compiled.region.index not in wrong:
@@ -126,19 +123,21 @@ class _Judgement:
                 for weight in node.all_input_nodes:
                     if weight in names:
                         reader = next(row for row in self.rows if row.name == value_names(node)[0])
-                        return self._diverges(reader, Cause(Kind.STALE_WEIGHT, names[weight]))
+                        return self._diverges(reader, Cause(Kind.STALE_WEIGHT, names[weight]), self._nearer())
         return None
 
     @functools.cached_property
     def _rounded(self) -> dict[str, bool]:
-        """The names of the rows that eager's error does not explain, and random rounding does, or PyTorch leaves
-        undefined; with whether only numbers near one do, see ``second_opinion``."""
+        """The rows whose errors are larger than eager's, but explained by random rounding or by undefined values.
+
+        See ``explained_by_rounding``.
+        """
         rows = {row.name: row for row in self.rows if not row.explained or not row.propagated_explained}
         undefined = {name: False for name, row in rows.items() if self._is_undefined(row)}
         rows = {name: row for name, row in rows.items() if name not in undefined}
-        return undefined | (explained_by_rounding(self.graph, self.run, self.replay, rows) if rows else {})
+        return undefined | (explained_by_rounding(self.graph, self.run, self.sessions, rows) if rows else {})
 
-    def _rewritten(self) -> GraphComparison | None:
+    def _wrong_rewrite(self) -> GraphComparison | None:
         """The verdict on a value that is right in the exported model, and wrong in the session that ran."""
         for row in self.rows:
             if row.session is None or row.onnx is None or row.region is None:
@@ -146,8 +145,8 @@ class _Judgement:
             if row.session.is_rounding or not row.onnx.is_rounding or row.name in self._rounded:
                 continue
             found = row.session_instability
-            if found is not None and found.between_runs:  # by less than eager's own error, and yet a reason
-                return self._not_the_same(row, found, "every node by itself is right")
+            if found is not None and found.between_runs:  # smaller than eager's error, and still the cause
+                return self._differs_between_runs(row, found, "every node by itself is right")
             compiled = self.graph.regions[row.region]
             bound, steps = self.run.session_of(compiled), self.models.get(row.region, ())
             cause, value = Cause(Kind.OPTIMIZER), row.name
@@ -158,22 +157,22 @@ class _Judgement:
         return None
 
     def _unstable(self) -> GraphComparison | None:
-        """The verdict on results that are others each time, or with another number of threads."""
+        """The verdict on results that differ between runs, or with another number of threads."""
         for row in self.rows:
             if row.unstable_alone and row.local_instability is not None:
-                return self._not_the_same(row, row.local_instability, "the node alone, on the same inputs")
+                return self._differs_between_runs(row, row.local_instability, "the node alone, on the same inputs")
         for row in self.rows:
             found = row.session_instability
             if found is None or not row.unstable_in_session or row.region is None:
                 continue
             rounds = any(item.region == row.region and item.local_instability is not None for item in self.rows)
             if not found.between_runs and (rounds or row.name in self._rounded):
-                continue  # threads add up in another order, and the graph carries it on, past a comparison that flips
+                continue  # threads change the order of additions, which may change a comparison downstream
             note = f"no node of region_{row.region} by itself gave other results in ten runs"
-            return self._not_the_same(row, found, note)
+            return self._differs_between_runs(row, found, note)
         return None
 
-    def _not_the_same(self, row: Row, found: Instability, where: str) -> GraphComparison:
+    def _differs_between_runs(self, row: Row, found: Instability, where: str) -> GraphComparison:
         cause = Cause(Kind.UNSTABLE, "runs" if found.between_runs else "threads")
         difference = found.difference
         note = f"{where}: results {found} differ by {difference.max_abs:.3g}, at values up to {difference.scale:.3g}"
@@ -182,26 +181,26 @@ class _Judgement:
         return self._diverges(row, cause, note, f"{row.operator}, {found}")
 
     def _unexplained(self) -> GraphComparison | None:
-        """No node and no rewrite is wrong, and yet a result is not as near to exact as rounding makes it."""
+        """The verdict on a result with an error that no node, no rewrite and no rounding explains."""
         if not any(row.is_output and not row.explained and row.name not in self._rounded for row in self.rows):
             return None
         first = next(row for row in self.rows if not row.explained and row.name not in self._rounded)
         rows = {row.name: row for row in self.rows}
         while near_one := [rows[name] for name in first.inputs if self._rounded.get(name)]:
-            first = near_one[0]  # its error is small beside one, and makes a large one in what reads it
+            first = near_one[0]  # its error is small relative to one, and becomes large in the node that reads it
         note = "every node by itself is right, and rounding does not explain the error here"
         return self._diverges(first, Cause(Kind.UNEXPLAINED), note)
 
     def _by_chance(self) -> str:
-        """The results of a right graph that differ from eager's by more than rounding of their own."""
+        """The results of a right graph whose errors only random rounding explains."""
         outputs = [row for row in self.rows if row.is_output]
         turned = [row for row in outputs if row.ours is not None and row.eager_extent is None and row.ours.max_ulp]
-        said = [f"{row.ours.max_ulp:.0f} elements of {row.name} turned by rounding" for row in turned if row.ours]
+        texts = [f"{row.ours.max_ulp:.0f} elements of {row.name} turned by rounding" for row in turned if row.ours]
         carried = [row.name for row in outputs if row.name in self._rounded and row not in turned]
         if carried:
             more = f" and {len(carried) - 1} more" if carried[1:] else ""
-            said.append(f"random rounding of float64 makes errors like that of {carried[0]}{more}")
-        return ", ".join(said)
+            texts.append(f"random rounding of float64 makes errors like that of {carried[0]}{more}")
+        return ", ".join(texts)
 
     def _nearer(self) -> str:
         outputs = [row for row in self.rows if row.is_output and row.ours is not None]

@@ -1,4 +1,4 @@
-"""Sessions that explain a region: one that exposes every node's value, and one for each node alone."""
+"""Sessions for inspection: of a region's model with every value as an output, and of single nodes."""
 
 from __future__ import annotations
 
@@ -23,30 +23,29 @@ from ..runtime.settings import SessionSettings
 from .repeated_runs import Instability, repeat_node
 
 _MOST_SESSIONS = 1_024
-"""Sessions of one node that are kept; each holds a hundred kilobytes or so."""
+"""Cached sessions of single nodes; each takes about a hundred kilobytes."""
 
 
 @dataclasses.dataclass(eq=False)
-class Replay:
-    """Makes and keeps the sessions; alike nodes share one. ONNX Runtime's optimizations are off in all of them.
+class NodeSessions:
+    """Runs regions and single nodes without ONNX Runtime's optimizations. Equal nodes share a cached session.
 
     Args:
         opset: the ONNX opset of the models.
-        providers: in the order of preference.
-        threads: of a session; ``None`` for what PyTorch has at the time of the call.
+        providers: in order of preference.
+        threads: of a session; ``None`` for PyTorch's number at the time of the call.
     """
 
     opset: int
     providers: Sequence[Provider]
     threads: int | None = None
-    _node_sessions: dict[object, BoundSession] = dataclasses.field(default_factory=dict)
+    _cache: dict[object, BoundSession] = dataclasses.field(default_factory=dict)
 
     def region_values(self, compiled: CompiledRegion, args: Sequence[object]) -> dict[str, object]:
-        """The value of every node of a region in its exported model, nothing optimized, by name; what was folded to a
-        constant is among them.
+        """The value of every node of a region in its unoptimized model, by name, folded constants included.
 
         Raises:
-            SessionError: the runtime refuses the model with all values exposed.
+            SessionError: the runtime rejects the model with all values as outputs.
         """
         specs = _specs_of(compiled)
         values = values_of_model(compiled.bound, with_needed_passes(compiled.model), args, specs)
@@ -59,52 +58,52 @@ class Replay:
     def session_values(
         self, compiled: CompiledRegion, bound: BoundSession, args: Sequence[object]
     ) -> dict[str, torch.Tensor]:
-        """The tensors inside the session that ran, by name: those of the model that ONNX Runtime made of it.
+        """The tensors inside the session that ran, by name.
 
-        That model is run with all its values as outputs and nothing left to optimize, so that its fusions stay.
+        ONNX Runtime's optimized model is run with all its values as outputs and no further optimization, so that its
+        fusions stay.
 
         Raises:
-            SessionError: the runtime does not write the model, or refuses it with all values exposed.
+            SessionError: the runtime does not write the model, or rejects it with all values as outputs.
         """
         specs = [spec for spec in _specs_of(compiled) if not spec.is_number]
         return tensors(values_of_session(bound, bound.session, args, specs))
 
     def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | str:
-        """A node's results computed by a session of that node alone; in words, why it does not run alone.
+        """The results of a node in a session of its own, or the reason why it has none.
 
         ``args`` are the values of ``node.all_input_nodes``.
         """
         try:
-            return self._node_session(node)(args)
+            return self._session_of(node)(args)
         except (SessionError, TranslationError) as error:
             return first_line(str(error))
 
     def repeat_node(self, node: fx.Node, args: Sequence[object]) -> dict[int, Instability]:
-        """How a node's results differ from run to run and with other threads, see ``repeat_node`` of ``repeat``."""
+        """How a node's results differ between runs, see ``repeated_runs.repeat_node``; empty if it has no session."""
         try:
-            session = self._node_session(node).with_threads(self.threads or torch.get_num_threads())
+            session = self._session_of(node).with_threads(self.threads or torch.get_num_threads())
             return repeat_node(session, args)
         except (SessionError, TranslationError):
             return {}
 
-    def _node_session(self, node: fx.Node) -> BoundSession:
+    def _session_of(self, node: fx.Node) -> BoundSession:
         key = signature(node)
-        if key not in self._node_sessions:
-            self._node_sessions[key] = self._bind(node)
-            if len(self._node_sessions) > _MOST_SESSIONS:
-                del self._node_sessions[next(iter(self._node_sessions))]
-        return self._node_sessions[key]
+        if key not in self._cache:
+            self._cache[key] = self._make_session(node)
+            if len(self._cache) > _MOST_SESSIONS:
+                del self._cache[next(iter(self._cache))]
+        return self._cache[key]
 
-    def _bind(self, node: fx.Node) -> BoundSession:
+    def _make_session(self, node: fx.Node) -> BoundSession:
         inputs, outputs = node.all_input_nodes, results_of(node)
         model = translate([node], [Input(item) for item in inputs], outputs, opset=self.opset, name="replay")
         fold_constants(model)
         settings = SessionSettings(as_precise_as_pytorch(self.providers), 1, shares_graph=True, optimize=False)
-        given, returned = model.graph.inputs, model.graph.outputs
         return BoundSession(
             Session(with_needed_passes(model), settings),
-            [_input_spec(item, str(value.name)) for item, value in zip(inputs, given, strict=True)],
-            [output_spec(item, str(value.name)) for item, value in zip(outputs, returned, strict=True)],
+            [_input_spec(item, str(value.name)) for item, value in zip(inputs, model.graph.inputs, strict=True)],
+            [_output_spec(item, str(value.name)) for item, value in zip(outputs, model.graph.outputs, strict=True)],
         )
 
 
@@ -117,21 +116,20 @@ def _as_torch(tensor: ir.TensorProtocol) -> torch.Tensor:
 
 
 def _specs_of(compiled: CompiledRegion) -> list[OutputSpec]:
-    """All results of a region's nodes, under the names of the ONNX values that hold them."""
+    """All results of a region's nodes, under their ONNX value names."""
     nodes = [node for node in compiled.region.operators if "val" in node.meta]
     outputs = [output for node in nodes for output in results_of(node)]
-    return [output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
+    return [_output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
 
 
 def _input_spec(node: fx.Node, name: str) -> InputSpec:
     value = node.meta["val"]
-    if isinstance(value, torch.Tensor):
-        return InputSpec(name, value.dtype, device=value.device)
-    return InputSpec(name, None)
+    return (
+        InputSpec(name, value.dtype, device=value.device) if isinstance(value, torch.Tensor) else InputSpec(name, None)
+    )
 
 
-def output_spec(output: Output, name: str) -> OutputSpec:
-    """How a result of a node's model, under a name, becomes a tensor."""
+def _output_spec(output: Output, name: str) -> OutputSpec:
     value = output.node.meta["val"]
     if output.index is not None:
         value = value[output.index]

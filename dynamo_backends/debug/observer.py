@@ -1,7 +1,7 @@
-"""The observer of ``onnx_debug``: writes each stage to the dump folder, and compares runs with eager and float64.
+"""The observer of ``onnx_debug``: dumps each stage, and compares runs with eager and float64.
 
-What runs is what ``onnxrt`` runs: the same split graph and the same sessions. A compared run is interpreted node by
-node, each region still one call, so that the values between regions can be kept.
+The runs use the split graph and the sessions that ``onnxrt`` uses. A compared run is interpreted node by node, each
+region as one call, so that the values between regions can be recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..common.safety_net import caught, net
 from ..dumps.blame import Kind
 from ..dumps.cut_folder import repro_text
 from ..dumps.schema import StageEntry
-from ..errors import CompiledNodesError, SessionError, first_line
+from ..errors import CompiledNodesError, SessionError
 from ..events import count
 from ..exporter.translate import serialize
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
@@ -38,18 +38,18 @@ from ..pipeline.stage_logging import trace
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernel_faults import serialized
 from ..runtime.memory_arena import ARENA
-from .captured_graph import Call, Captured, JointGraphs
-from .chosen_runs import Choice, ChosenRun, Sizes, SizesByName, Uncompared
+from .captured_graph import CapturedGraph, ComparedCall, JointGraphs
+from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, Sizes, SizesByName
 from .comparison_tables import regions_text, side_by_side_json, side_by_side_text
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .expected_values import reference_of
 from .manifest import Manifest
-from .node_sessions import Replay
+from .node_sessions import NodeSessions
 from .pass_diffs import PassDiffs
-from .record import Record, RecordObserver, Snapshots, make_record, recorded
-from .recorded_run import WatchedRun, are_plain, watch
-from .rows import Blame, Finding, GraphComparison
-from .run_verdict import ComparedEntry, Judge, Judged
+from .record import Record, RecordObserver
+from .recorded_run import RecordedRun, are_plain, record_run
+from .rows import Blame, Finding, GraphComparison, error_text
+from .run_verdict import ComparedEntry, Judge, NodesAndStages
 from .stage_comparison import StageGraphs
 from .stage_files import StageFiles
 from .tensor_files import write_tensor
@@ -60,44 +60,43 @@ from .wrong_rewrite import ModelSteps
 logger = logging.getLogger(__name__)
 
 _MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "session": "model.session.onnx"}
-"""The files of the stages that are models of a region."""
-
-_FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
+"""The file of each stage that is a model of a region."""
 
 
 @functools.cache
 def _manifest_of(folder: DumpFolder) -> Manifest:
-    """The one manifest of a folder, which several compiled models of a process share."""
+    """The manifest of a folder, which all compiled models of a process share."""
     return Manifest(folder)
 
 
 class DebugObserver(Observer):
-    """Dumps and compares everything one pipeline compiles.
+    """Dumps and compares everything that one pipeline compiles.
 
     Args:
-        options: ``dump_dir``, ``compare`` and ``tensor_limit`` are for it.
+        options: it uses ``dump_dir``, ``compare`` and ``tensor_limit``.
         records: a list that gets one ``Record`` for each compiled graph, or ``None``.
     """
 
+    explains = True
+
     def __init__(self, options: Options, records: list[object] | None = None) -> None:
         self._options = options
-        self._records = records
-        self._snapshots = Snapshots()
+        self._recorder = RecordObserver(records) if records is not None else None
         self.is_open = True
         self._folder = dump_folder(options.dump_dir)
         self._manifest = _manifest_of(self._folder)
         self._stage_files = StageFiles(self._folder)
-        self._replay = Replay(options.opset, options.providers, options.threads)
+        self._sessions = NodeSessions(options.opset, options.providers, options.threads)
         self._lock = Lock()
-        self._captured: dict[int, Captured] = {}
+        self._captured: dict[int, CapturedGraph] = {}
         self._judges: dict[GraphName, Judge] = {}
-        self._choices: dict[GraphName, Choice] = {}
+        self._selectors: dict[GraphName, RunSelector] = {}
         self._joints: collections.defaultdict[int, JointGraphs] = collections.defaultdict(JointGraphs)
-        self._refused: collections.Counter[GraphName] = collections.Counter()
+        self._rejected: collections.Counter[GraphName] = collections.Counter()
         self._compiles: dict[GraphName, CompileContext | None] = {}
 
     def close(self) -> None:
-        """Stops watching: what it watched runs on, and what is compiled later is not seen. Writes the manifest."""
+        """Stops observing: compiled graphs run on without comparisons. Writes the manifest."""
         self.is_open = False
         with self._lock:
             for judge in self._judges.values():
@@ -109,13 +108,11 @@ class DebugObserver(Observer):
         if not self.is_open:
             return
         self._folder.announce()
-        if name in _FX_STAGES and isinstance(artifact, fx.GraphModule):
+        if isinstance(artifact, fx.GraphModule):
             self._manifest.add_stage(graph, self._stage_files.write(name, graph, artifact))
             self._keep_stage(name, graph, artifact)
         elif isinstance(artifact, CompiledRegion):
             self._write_region(name, artifact)
-
-    explains = True
 
     def gave_up(self, graph: GraphName, why: str) -> None:
         if self.is_open:
@@ -138,18 +135,18 @@ class DebugObserver(Observer):
             return None
         if region is None:
             return PassDiffs(self._folder, graph_folder(graph), lambda stage: self._stage_graphs(stage, graph))
-        kept = ModelSteps(self._judges[graph].models.setdefault(region, [])) if self._compares else None
-        return PassDiffs(self._folder, f"{graph_folder(graph)}/region_{region}", lambda stage: kept)
+        steps = ModelSteps(self._judges[graph].models.setdefault(region, [])) if self._compares else None
+        return PassDiffs(self._folder, f"{graph_folder(graph)}/region_{region}", lambda stage: steps)
 
     @property
     def _compares(self) -> bool:
         return self._options.compare != "never"
 
     def _keep_stage(self, name: str, graph: GraphName, module: fx.GraphModule) -> None:
-        """Keeps the graph of a stage for the comparison of runs."""
+        """Keeps the graph of a stage for comparisons."""
         if name == "dynamo" and self._compares:
-            self._captured[graph.index] = Captured(self._options.opset)
-            self._choices[graph] = Choice(Sizes(module), self._options.compare)
+            self._captured[graph.index] = CapturedGraph(self._options.opset)
+            self._selectors[graph] = RunSelector(Sizes(module), self._options.compare)
         if name == "aten":
             joints = self._joints
             joint = joints.pop(graph.index, None) if graph.direction == "inference" else joints.get(graph.index)
@@ -159,7 +156,7 @@ class DebugObserver(Observer):
             (graphs.start if name in ("dynamo", "aten") else graphs.end)(name, module)
 
     def _stage_graphs(self, stage: str, graph: GraphName) -> StageGraphs | None:
-        """Where the graphs of a stage are kept; ``None`` where nothing is compared with them."""
+        """The object that keeps the graphs of a stage; ``None`` if they are not compared."""
         if not self._compares:
             return None
         if stage in ("aten", "post_grad"):
@@ -176,7 +173,7 @@ class DebugObserver(Observer):
         return ComparedEntry(
             compiled,
             captured,
-            self._choices[GraphName(graph.index)],
+            self._selectors[GraphName(graph.index)],
             is_open=lambda: self.is_open,
             failed=functools.partial(self.comparison_failed, graph),
         )
@@ -184,88 +181,85 @@ class DebugObserver(Observer):
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
         if not self.is_open:
             return
-        self._refused[graph] += 1
-        file = f"{graph_folder(graph)}/refused/{self._refused[graph]:03d}_region_{region}"
+        self._rejected[graph] += 1
+        file = f"{graph_folder(graph)}/refused/{self._rejected[graph]:03d}_region_{region}"
         self._folder.write_bytes(f"{file}.onnx", serialize(model))
         self._folder.write_text(f"{file}.txt", f"{error}\n")
 
     def _write_region(self, stage: str, compiled: CompiledRegion) -> None:
         folder = _region_folder(compiled)
-        same_as, file, nodes = None, f"{folder}/{_MODELS.get(stage, '')}", 0
+        file = f"{folder}/{_MODELS[stage]}"
+        same_as: str | None = None
+        content = b""
         if stage == "onnx":
-            self._folder.write_bytes(file, serialize(compiled.model))
-            nodes = len(compiled.model.graph)
+            nodes, content = len(compiled.model.graph), serialize(compiled.model)
         elif stage == "onnx_optimized":
-            content = serialized(compiled.optimized_model)
-            nodes = len(compiled.optimized_model.graph)
-            if content == serialize(compiled.model):
-                same_as = "onnx"
-                self._folder.remove(file)  # what is compiled twice may have one of the first time
-            else:
-                self._folder.write_bytes(file, content)
+            nodes, content = len(compiled.optimized_model.graph), serialized(compiled.optimized_model)
+            same_as = "onnx" if content == serialize(compiled.model) else None
             settings = {"session": compiled.executable.settings.as_json(), "constants": compiled.executable.constants}
-            repro = repro_text({"model": _MODELS[same_as or stage], **settings})
-            self._folder.write_text(f"{folder}/repro.py", repro)
-        elif stage == "session":
+            self._folder.write_text(f"{folder}/repro.py", repro_text({"model": _MODELS[same_as or stage], **settings}))
+        else:
             try:
                 model, _ = compiled.bound.session.optimized()
-                self._folder.write_bytes(file, serialize(model))
-                nodes = len(model.graph)
-            except CompiledNodesError:  # a provider made something of it that is no ONNX model
-                same_as, nodes = "onnx_optimized", len(compiled.optimized_model.graph)
-                self._folder.remove(file)  # see above
+                nodes, content = len(model.graph), serialize(model)
+            except CompiledNodesError:  # a provider compiled it to something that is not an ONNX model
+                nodes, same_as = len(compiled.optimized_model.graph), "onnx_optimized"
+        if same_as is None:
+            self._folder.write_bytes(file, content)
         else:
-            return
+            self._folder.remove(file)  # a graph that is compiled twice may have one of the first time
         entry = StageEntry(stage, nodes, None if same_as else file, same_as)
         self._manifest.add_region_stage(compiled, entry)
 
     def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
         if not self.is_open:
-            return loaded.run if self._records is None else RecordObserver(self._records).runner(graph, loaded)
+            return loaded.run if self._recorder is None else self._recorder.runner(graph, loaded)
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
-        has_captured = self._judges[graph.name].captured is not None
+        judge = self._judges[graph.name]
         self._compiles[graph.name] = CompileContext.try_get()
-        self._manifest.add_graph(
-            graph, self._options, reference=f"{'Dynamo' if has_captured else 'AOTAutograd'}'s graph"
-        )
+        reference = "AOTAutograd's graph" if judge.captured is None else "Dynamo's graph"
+        self._manifest.add_graph(graph, self._options, reference=reference)
         sizes = Sizes(graph.module)
-        if has_captured:
-            choice = self._choices[GraphName(graph.name.index)]
-        else:
-            choice = self._choices[graph.name] = Choice(sizes, self._options.compare)
-        record = make_record(graph) if self._records is not None else None
-        watched = _WatchedGraph(graph, loaded, self, self._judges[graph.name], choice, Uncompared(sizes), record)
-        if self._records is None or record is None:
-            return watched.run
-        self._records.append(record)
-        return recorded(watched.run, record, self._snapshots)
+        if judge.captured is None:
+            self._selectors[graph.name] = RunSelector(sizes, self._options.compare)
+        selector = self._selectors[self._selected_by(judge)]
+        record = self._recorder.add(graph) if self._recorder is not None else None
+        compared = _ComparedGraph(graph, loaded, self, judge, selector, ComparedSizes(sizes), record)
+        if self._recorder is None or record is None:
+            return compared.run
+        return self._recorder.recorded(compared.run, record)
 
-    def compare(self, graph: CompiledGraph, run: WatchedRun, call: Call | None) -> Judged:
-        """Compares one run of a graph, before anything writes into its arguments.
+    @staticmethod
+    def _selected_by(judge: Judge) -> GraphName:
+        """The graph whose calls are selected: the captured graph, if there is one."""
+        return judge.name if judge.captured is None else GraphName(judge.name.index)
 
-        What a graph's folder has of a run is of one run: the first that is wrong, else the last that was compared.
+    def compare(self, graph: CompiledGraph, run: RecordedRun, call: ComparedCall | None) -> NodesAndStages:
+        """Compares one run of a graph; must be called before anything writes into its arguments.
+
+        Dumps its values unless an earlier run was wrong, so that a graph's folder shows one run.
         """
         with self._lock, unseen(), torch.no_grad():
-            judged = self._judges[graph.name].judge(graph, run, call, self._replay)
+            compared = self._judges[graph.name].judge(graph, run, call, self._sessions)
             count("compared_runs")
             if not self._manifest.has_fault(graph.name):
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
-                self._write_culprit(graph, run, judged[0].blame)
-        return judged
+                self._write_culprit(graph, run, compared[0].blame)
+        return compared
 
-    def _write_culprit(self, graph: CompiledGraph, run: WatchedRun, blame: Blame | None) -> None:
-        """What PyTorch computes at a node that is wrong by itself: without PyTorch nothing else tells what is right."""
+    def _write_culprit(self, graph: CompiledGraph, run: RecordedRun, blame: Blame | None) -> None:
+        """Writes the expected results of a node that is wrong alone; ``bisect`` needs them, without PyTorch."""
         if blame is None or blame.region is None or blame.cause.kind != Kind.NODE:
             return
         compiled = graph.regions[blame.region]
         try:
-            reference = reference_of(compiled, blame.value, run.values, self._replay)
+            reference = reference_of(compiled, blame.value, run.values, self._sessions)
         except SessionError as error:
-            logger.info("no reference of %s is dumped: %s", blame.value, error)
+            logger.info("the expected values of %s are not dumped: %s", blame.value, error)
             return
         except Exception as error:
-            caught(f"the reference of {blame.value}, which is dumped,", error, "The graph runs")
+            caught(f"the dump of the expected values of {blame.value}", error, "The graph runs")
             return
         for kind, values in reference.items():
             for i, (name, value) in enumerate(values.items()):
@@ -273,15 +267,15 @@ class DebugObserver(Observer):
                 write_tensor(self._folder, path, value, name, self._options.tensor_limit)
 
     def conclude(
-        self, graph: CompiledGraph, run: WatchedRun, judged: Judged, finding: Finding, sizes: SizesByName
+        self, graph: CompiledGraph, run: RecordedRun, compared: NodesAndStages, finding: Finding, sizes: SizesByName
     ) -> GraphComparison:
-        """Writes the tables of a compared run, and says the verdict in the log and the manifest.
+        """Makes the verdict on a compared run; writes it to the log, the tables and the manifest.
 
-        ``finding`` is what the captured graph says of the results.
+        ``finding`` is the comparison of the results with the captured graph.
         """
-        comparison, findings = judged
+        comparison, findings = compared
         comparison = conclude(comparison, [finding, *findings], sizes)
-        with net("whether PyTorch leaves a value undefined", "The graph runs"):
+        with net("the search for undefined values", "The graph runs"):
             comparison = without_undefined(comparison, graph.module, run.values)
         comparison = with_precision(comparison, self._options.providers)
         count("unchecked_values", len(comparison.unchecked))
@@ -301,27 +295,29 @@ class DebugObserver(Observer):
         return comparison
 
     def _finished(self, name: GraphName) -> list[Judge]:
-        """The judges that no run is left for, after a compared run of a graph. That of a forward is needed until a
-        backward was compared."""
+        """After a compared run of a graph, the judges that have no further run to compare.
+
+        The judge of a forward may be needed until its backward was compared.
+        """
         judge = self._judges[name]
-        if name.direction == "forward" and judge.awaits_backward:
+        if name.direction == "forward" and judge.is_shared_with_backward:
             return []
-        forward = dataclasses.replace(name, direction="forward")
-        names = [name, forward] if name.direction == "backward" and forward in self._judges else [name]
-        choices = [self._choices[GraphName(name.index) if judge.captured is not None else item] for item in names]
-        return [self._judges[item] for item in names] if all(choice.is_done for choice in choices) else []
+        judges = [judge]
+        if name.direction == "backward" and (forward := GraphName(name.index, "forward")) in self._judges:
+            judges.append(self._judges[forward])
+        return judges if all(self._selectors[self._selected_by(item)].is_done for item in judges) else []
 
     def comparison_failed(self, graph: GraphName, error: Exception) -> None:
-        """An exception of ours while a call was watched or compared: it is told of, and the verdict says it."""
+        """Logs an internal exception of a comparison, and makes it the verdict."""
         caught(f"the comparison of {graph}", error, "The graph runs")
         with net("the manifest", "The graph runs"):
-            self.failed(graph, f"the comparison failed: {type(error).__name__}: {first_line(str(error))}")
+            self.failed(graph, f"the comparison failed: {error_text(error)}")
 
     def count_run(self, graph: CompiledGraph, *, at_other_sizes: bool) -> None:
         self._manifest.count_run(graph.name, at_other_sizes=at_other_sizes)
 
     def _write_test_data(self, compiled: CompiledRegion, actual: dict[fx.Node, object]) -> None:
-        """ONNX's test layout: what the model took and returned, in the order of its inputs and outputs."""
+        """Writes the inputs and outputs of a region's model in ONNX's test layout."""
 
         def write(kind: str, specs: Sequence[InputSpec | OutputSpec], nodes: Sequence[fx.Node]) -> None:
             for i, (spec, node) in enumerate(zip(specs, nodes, strict=True)):
@@ -337,88 +333,96 @@ class DebugObserver(Observer):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _WatchedGraph:
-    """Calls a compiled graph, and compares the runs that ``choice`` names: of calls of the captured graph, if there is
-    one. A record gets the comparison."""
+class _ComparedGraph:
+    """A compiled graph, whose runs are compared if they belong to a compared call of the captured graph.
+
+    Without a captured graph, ``selector`` selects the runs. ``record`` gets the comparison.
+    """
 
     graph: CompiledGraph
     loaded: Loaded
     observer: DebugObserver
     judge: Judge
-    choice: Choice
-    uncompared: Uncompared
+    selector: RunSelector
+    compared_sizes: ComparedSizes
     record: Record | None
 
     def run(self, args: list[object]) -> object:
-        call: Call | None = None
-        chosen: ChosenRun | None = None
+        call: ComparedCall | None = None
+        selected: SelectedRun | None = None
         with self._guarded(None):
             if self.observer.is_open and are_plain(args):
-                call, chosen = self._chosen(args)
-        is_compared = call is not None or chosen is not None
-        return self._compared(args, call, chosen) if is_compared else self.loaded.run(args)
+                call, selected = self._select(args)
+        is_compared = call is not None or selected is not None
+        return self._compared(args, call, selected) if is_compared else self.loaded.run(args)
 
-    def _chosen(self, args: Sequence[object]) -> tuple[Call | None, ChosenRun | None]:
-        """The compared call of the captured graph that a run belongs to; the run, where there is no captured graph."""
+    def _select(self, args: Sequence[object]) -> tuple[ComparedCall | None, SelectedRun | None]:
+        """The compared call that a run belongs to; without a captured graph, the run if it is selected."""
         call = self.judge.call_of(args)
-        chosen = self.choice.begin(args) if self.judge.captured is None else None
+        selected = self.selector.begin(args) if self.judge.captured is None else None
         try:
-            is_compared = call is not None or chosen is not None
-            at_other_sizes = self.uncompared.ran(args, compared=is_compared)
+            is_compared = call is not None or selected is not None
+            at_other_sizes = self.compared_sizes.is_at_other_sizes(args, compared=is_compared)
             self.observer.count_run(self.graph, at_other_sizes=at_other_sizes)
         except Exception:
-            self._fail(chosen)
+            self._fail(selected)
             raise
-        return call, chosen
+        return call, selected
 
-    def _fail(self, chosen: ChosenRun | None) -> None:
-        """A run that was to be compared was not."""
-        if chosen is not None:
-            self.choice.fail(chosen)
+    def _fail(self, selected: SelectedRun | None) -> None:
+        if selected is not None:
+            self.selector.fail(selected)
 
     @contextlib.contextmanager
-    def _guarded(self, chosen: ChosenRun | None) -> Iterator[None]:
-        """An exception inside does not end the user's call."""
+    def _guarded(self, selected: SelectedRun | None) -> Iterator[None]:
+        """An exception of the block makes the comparison fail, and not the user's call."""
         try:
             yield
         except Exception as error:
-            self._fail(chosen)
+            self._fail(selected)
             self.observer.comparison_failed(self.graph.name, error)
 
-    def _compared(self, args: list[object], call: Call | None, chosen: ChosenRun | None) -> Sequence[object]:
-        """A compared run. What PyTorch raises in it is the user's."""
+    def _compared(
+        self, args: list[object], call: ComparedCall | None, selected: SelectedRun | None
+    ) -> Sequence[object]:
+        """Runs and compares the graph. PyTorch's exceptions in the run are the user's."""
         try:
-            run = watch(self.graph, self.loaded, args)
+            run = record_run(self.graph, self.loaded, args)
         except BaseException:
-            self._fail(chosen)
+            self._fail(selected)
             raise
-        judged: Judged | None = None
-        with self._guarded(chosen):
+        compared: NodesAndStages | None = None
+        with self._guarded(selected):
             if run.failure is not None:
                 raise run.failure
             ARENA.shrink()  # the comparison needs memory of its own
-            judged = self.observer.compare(self.graph, run, call)
-        if judged is None:
+            compared = self.observer.compare(self.graph, run, call)
+        if compared is None:
             return run.results
-        finish = functools.partial(self._finish, run, judged, call, chosen)
+        finish = functools.partial(self._finish, run, compared, call, selected)
         if call is not None and self.graph.name.direction != "backward":
-            call.finish = finish  # the results and the arguments are judged when the call has returned
+            call.finish = finish  # results and arguments are compared when the call has returned
             return run.results
         with self._guarded(None):
-            if call is not None and call.chosen is not None:
-                self.choice.backward_came(call.chosen)
-            if chosen is not None:
-                self.choice.end(chosen, awaits_backward=False)
+            if call is not None and call.selected is not None:
+                self.selector.backward_compared(call.selected)
+            if selected is not None:
+                self.selector.end(selected, awaits_backward=False)
             finish(Finding())
         return run.results
 
     def _finish(
-        self, run: WatchedRun, judged: Judged, call: Call | None, chosen: ChosenRun | None, finding: Finding
+        self,
+        run: RecordedRun,
+        compared: NodesAndStages,
+        call: ComparedCall | None,
+        selected: SelectedRun | None,
+        finding: Finding,
     ) -> None:
-        """Makes the verdict on a run, when the captured graph has said what it finds in the results."""
-        of_run = chosen or (call.chosen if call is not None else None)
-        sizes = of_run.sizes if of_run is not None else {}
-        comparison = self.observer.conclude(self.graph, run, judged, finding, sizes)
+        """Makes the verdict; ``finding`` is the comparison of the results with the captured graph."""
+        selected = selected or (call.selected if call is not None else None)
+        sizes = selected.sizes if selected is not None else {}
+        comparison = self.observer.conclude(self.graph, run, compared, finding, sizes)
         if call is not None and not comparison.ok:
             call.fault = comparison.verdict
         if self.record is not None and (self.record.comparison is None or self.record.comparison.ok):

@@ -1,4 +1,4 @@
-"""The graph before and after each pass that fired, as a unified diff in the dump: ``passes/joint.remove_noops.diff``.
+"""Writes what each pass changed as a unified diff: ``passes/joint.remove_noops.diff``.
 
 ::
 
@@ -28,39 +28,36 @@ from .stage_files import stage_text
 
 @dataclasses.dataclass(eq=False)
 class PassDiffs:
-    """Writes the diffs of one graph's passes into a folder of the dump, and tells another listener, the keeper of a
-    stage,
-    of them; the pass manager tells it of each.
-    """
+    """A listener of the pass manager that writes diffs, and forwards to the listener that ``listener_of`` returns for
+    the stage."""
 
     folder: DumpFolder
     relative: str
-    keeper_of: Callable[[str], Listener | None]
-    _keeper: Listener | None = None
+    listener_of: Callable[[str], Listener | None]
+    _listener: Listener | None = None
     _before: Sequence[str] = ()
 
     def start(self, stage: str, graph: object) -> None:
-        self._before = graph_text(graph).splitlines()
-        self._keeper = self.keeper_of(stage)
-        if self._keeper is not None:
-            self._keeper.start(stage, graph)
+        self._before = _lines(graph)
+        self._listener = self.listener_of(stage)
+        if self._listener is not None:
+            self._listener.start(stage, graph)
 
     def fired(self, result: PassResult, graph: object) -> None:
-        after = graph_text(graph).splitlines()
-        said = f"after {result.name}: fired {result.fired}, nodes {result.nodes_before} -> {result.nodes_after}"
+        after = _lines(graph)
+        title = f"after {result.name}: fired {result.fired}, nodes {result.nodes_before} -> {result.nodes_after}"
         if result.undone:
-            said += f"; undone: {result.undone}"
-        lines = difflib.unified_diff(self._before, after, f"before {result.name}", said, n=3, lineterm="")
+            title += f"; undone: {result.undone}"
+        lines = difflib.unified_diff(self._before, after, f"before {result.name}", title, n=3, lineterm="")
         self.folder.write_text(f"{self.relative}/passes/{result.name}.diff", "\n".join(lines) + "\n")
         if not result.undone:
             self._before = after
-        if self._keeper is not None:
-            self._keeper.fired(result, graph)
+        if self._listener is not None:
+            self._listener.fired(result, graph)
 
 
-def graph_text(graph: object) -> str:
-    """A graph as text, one line or a few for each node: Python for FX, ``model_text`` for ONNX."""
+def _lines(graph: object) -> list[str]:
     if isinstance(graph, fx.GraphModule):
-        return without_freeing(stage_text(graph))
+        return without_freeing(stage_text(graph)).splitlines()
     assert isinstance(graph, ir.Model)
-    return model_text(graph)
+    return model_text(graph).splitlines()

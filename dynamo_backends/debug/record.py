@@ -1,4 +1,4 @@
-"""What ``onnx_compiler(record=...)`` hands to the user: one record for each compiled graph."""
+"""The records that ``onnx_compiler(record=...)`` appends to the user's list: one for each compiled graph."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .rows import GraphComparison
 
 @dataclasses.dataclass
 class Run:
-    """The inputs and outputs of one call of a graph; tensors are copies, so later changes in place do not show.
+    """The inputs and outputs of one call of a graph, as copies.
 
-    What did not change since another call, such as a weight, is one copy in both runs.
+    Runs share the copy of a tensor that did not change between calls, such as a weight.
     """
 
     inputs: list[object]
@@ -42,8 +42,8 @@ class Record:
         graph_module: the ATen graph after the post-grad passes.
         onnx_models: the exported model of each region, in order.
         runs: inputs and outputs of each call.
-        comparison: the comparison with eager and float64 of the first run that was found wrong, else of the last that
-            was compared; ``None`` without ``debug=True``.
+        comparison: the comparison with eager and float64 of the first wrong run, else of the last compared run;
+            ``None`` without ``debug=True``.
     """
 
     index: int
@@ -58,24 +58,18 @@ class Record:
         """The model of a graph that is one region.
 
         Raises:
-            ValueError: the graph is split into several regions, or has none; see ``onnx_models``.
+            ValueError: the graph has several regions, or none; see ``onnx_models``.
         """
         if len(self.onnx_models) != 1:
             raise ValueError(f"the {self.direction} graph has {len(self.onnx_models)} regions; use onnx_models")
         return self.onnx_models[0]
 
 
-def make_record(graph: CompiledGraph) -> Record:
-    models = [ir.to_proto(region.model) for region in graph.regions]
-    return Record(graph.name.index, graph.name.direction, graph.module, models)
-
-
 class Snapshots:
     """Copies of tensors, for one list of records.
 
-    A tensor whose elements are, bit by bit, those of the last copy made of the same memory gets that copy again: a
-    weight is copied once for all calls, and once for the forward that saves it and the backward that reads it. The
-    copies belong to the runs: what no run has any more is not kept here.
+    A tensor whose bits equal the last copy of the same memory gets that copy again: a weight is copied once for all
+    calls, and once for a forward that saves it and the backward that reads it. Only the runs keep copies alive.
     """
 
     def __init__(self) -> None:
@@ -83,7 +77,7 @@ class Snapshots:
         self._lock = Lock()
 
     def of(self, values: object) -> list[object]:
-        """Copies of a list's tensors, detached, with their strides; numbers as they are."""
+        """The values as a list, with detached copies of its tensors, strides preserved."""
         listed = list(values) if isinstance(values, (list, tuple)) else [values]
         return pytree.tree_map_only(torch.Tensor, self._copy, listed)
 
@@ -102,34 +96,38 @@ class Snapshots:
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
-    """The bytes of the elements: NaN is NaN, and -0.0 is not 0.0."""
+    """The bytes of the elements, by which NaN equals NaN, and -0.0 differs from 0.0."""
     return value.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-def recorded(run_graph: Runner, record: Record, snapshots: Snapshots) -> Runner:
-    """A graph's runner that appends each run to a record."""
-
-    def run(args: list[object]) -> object:
-        inputs: list[object] | None = None
-        with net("a record of the inputs", "The graph runs"):
-            inputs = snapshots.of(args) if are_plain(args) else None
-        outputs = run_graph(args)
-        with net("a record of the outputs", "The graph runs"):
-            if inputs is not None:
-                record.runs.append(Run(inputs, snapshots.of(outputs)))
-        return outputs
-
-    return run
-
-
 class RecordObserver(Observer):
-    """Appends a ``Record`` for each compiled graph to the user's list, and each run to its record."""
+    """Appends a ``Record`` of each compiled graph to the user's list, and each run to its record."""
 
     def __init__(self, records: list[object]) -> None:
         self._records = records
         self._snapshots = Snapshots()
 
     def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
-        record = make_record(graph)
+        return self.recorded(loaded.run, self.add(graph))
+
+    def add(self, graph: CompiledGraph) -> Record:
+        """A new record, appended to the list."""
+        models = [ir.to_proto(region.model) for region in graph.regions]
+        record = Record(graph.name.index, graph.name.direction, graph.module, models)
         self._records.append(record)
-        return recorded(loaded.run, record, self._snapshots)
+        return record
+
+    def recorded(self, run_graph: Runner, record: Record) -> Runner:
+        """A runner that also appends each run to a record."""
+
+        def run(args: list[object]) -> object:
+            inputs: list[object] | None = None
+            with net("a record of the inputs", "The graph runs"):
+                inputs = self._snapshots.of(args) if are_plain(args) else None
+            outputs = run_graph(args)
+            with net("a record of the outputs", "The graph runs"):
+                if inputs is not None:
+                    record.runs.append(Run(inputs, self._snapshots.of(outputs)))
+            return outputs
+
+        return run

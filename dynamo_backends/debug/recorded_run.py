@@ -1,7 +1,4 @@
-"""Runs a compiled graph as it runs, and keeps what a comparison needs of it.
-
-The graph is interpreted node by node, each region still one call, so that the values between regions can be kept.
-"""
+"""Runs a compiled graph node by node, and records its values, sessions and times for the comparison."""
 
 from __future__ import annotations
 
@@ -27,17 +24,17 @@ from .repeated_runs import RepeatedRegion, repeat_region
 
 
 @dataclasses.dataclass
-class WatchedRun:
+class RecordedRun:
     """One run of a graph.
 
     Attributes:
-        results: what it returned.
-        values: by node of the graph before the split, its value, as it was before the graph wrote into it.
-        sessions: by index of a region, the session that ran; that of other weights may run in another thread.
-        repeated: by index of a region, what came of running it again.
-        rescued: by index of a region that PyTorch ran because its session failed, what ONNX Runtime said.
-        cost: where the time went.
-        failure: an exception of what watched the run, if there was one; then the rest is not complete.
+        results: what the graph returned.
+        values: the value of each node of the graph before the split, copied before the graph overwrites it.
+        sessions: the session that ran, by region; another thread may use one with other weights.
+        repeated: what further runs gave, by region.
+        rescued: by region that PyTorch ran because its session failed, the runtime's error.
+        cost: the time of each part.
+        failure: the first exception while recording; then the record is incomplete.
     """
 
     results: Sequence[object] = ()
@@ -49,32 +46,34 @@ class WatchedRun:
     failure: Exception | None = None
 
     def session_of(self, region: CompiledRegion) -> BoundSession:
-        """The session of a region that ran; one of it where PyTorch did."""
+        """The session that ran a region, or the region's first session if PyTorch ran it."""
         return self.sessions.get(region.region.index, region.bound)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """What is done inside is no part of the run: an exception is kept, and does not end it."""
+    def recording(self) -> Iterator[None]:
+        """Stores an exception of the block as ``failure``, so that the user's run goes on."""
         try:
             yield
         except Exception as error:
             self.failure = self.failure or error
 
 
-def watch(graph: CompiledGraph, loaded: Loaded, args: list[object]) -> WatchedRun:
+def record_run(graph: CompiledGraph, loaded: Loaded, args: list[object]) -> RecordedRun:
     """Runs a graph on its arguments, a list that is emptied."""
     interpreter = _RecordingInterpreter(loaded.module)
-    watched = interpreter.watched
-    watched.results = interpreter.run(*args, enable_io_processing=False)
+    recorded = interpreter.recorded
+    recorded.results = interpreter.run(*args, enable_io_processing=False)
     args.clear()
-    with watched.watching():
-        _measure_crossing(graph, watched)
-    return watched
+    with recorded.recording():
+        _count_crossing_tensors(graph, recorded)
+    return recorded
 
 
 def are_plain(args: Sequence[object]) -> bool:
-    """Whether values are what their memory holds: no tangents of forward-mode AD, no batches of ``vmap``, no zeros of
-    autograd without memory. Anything else is not compared."""
+    """Whether no value is a forward-mode AD dual, a ``vmap`` batch, or an autograd zero without memory.
+
+    Runs with such values are not compared.
+    """
     if forward_ad._current_level >= 0:
         return False
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
@@ -83,7 +82,7 @@ def are_plain(args: Sequence[object]) -> bool:
     )
 
 
-def _measure_crossing(graph: CompiledGraph, run: WatchedRun) -> None:
+def _count_crossing_tensors(graph: CompiledGraph, run: RecordedRun) -> None:
     region_of = {node: region.region.index for region in graph.regions for node in region.region.nodes}
     for node, value in run.values.items():
         if node.op in ("placeholder", "get_attr") or not isinstance(value, torch.Tensor):
@@ -94,20 +93,19 @@ def _measure_crossing(graph: CompiledGraph, run: WatchedRun) -> None:
 
 
 class _RecordingInterpreter(Interpreter):
-    """Runs a split graph, each region a few times.
+    """Runs a split graph; each region is one call.
 
-    Keeps the values of the nodes of the graph before the split, the time each side takes, and what came of the further
-    runs: they come at once, before the graph writes into the region's inputs.
+    A region is repeated right after its call, before the graph writes into the region's inputs.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.watched = WatchedRun()
+        self.recorded = RecordedRun()
 
     def run_node(self, n: fx.Node) -> object:
         if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
-            with self.watched.watching():
-                self._keep_what_is_overwritten(n)
+            with self.recorded.recording():
+                self._copy_overwritten_values(n)
         start = time.perf_counter()
         region = self.fetch_attr(n.target) if n.op == "call_module" else None
         if isinstance(region, RunnableRegion):
@@ -115,38 +113,38 @@ class _RecordingInterpreter(Interpreter):
             value: object = self._run_region(region, args)
         else:
             value = super().run_node(n)
-            self.watched.cost.pytorch_milliseconds += (time.perf_counter() - start) * 1e3
+            self.recorded.cost.pytorch_milliseconds += (time.perf_counter() - start) * 1e3
         original = n.meta.get(ORIGINAL)
         if original is not None:
-            self.watched.values[original] = value
+            self.recorded.values[original] = value
         return value
 
     def _run_region(self, region: RunnableRegion, args: Sequence[object]) -> Sequence[object]:
-        watched, failures, start = self.watched, region.failures, time.perf_counter()
+        recorded, failures, start = self.recorded, region.failures, time.perf_counter()
         results, bound = region.run_to_compare(args)
-        watched.cost.region_milliseconds[region.index] = (time.perf_counter() - start) * 1e3
+        recorded.cost.region_milliseconds[region.index] = (time.perf_counter() - start) * 1e3
         if region.failures > failures:
-            watched.rescued[region.index] = region.last_failure
+            recorded.rescued[region.index] = region.last_failure
         if bound is not None:
-            watched.sessions[region.index] = bound
-            with watched.watching():
-                watched.repeated[region.index] = repeat_region(bound, args, results)
+            recorded.sessions[region.index] = bound
+            with recorded.recording():
+                recorded.repeated[region.index] = repeat_region(bound, args, results)
         return results
 
-    def _keep_what_is_overwritten(self, node: fx.Node) -> None:
-        """Copies the kept values in whose memory a node will write."""
+    def _copy_overwritten_values(self, node: fx.Node) -> None:
+        """Copies the recorded values whose memory a node is about to write."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         leaves = pytree.tree_leaves(written_by(node.target, args, kwargs))
-        memories = {_memory(leaf) for leaf in leaves} - {None}
+        addresses = {_address(leaf) for leaf in leaves} - {None}
 
         def copy(value: object) -> object:
-            return value.detach().clone() if isinstance(value, torch.Tensor) and _memory(value) in memories else value
+            return value.detach().clone() if isinstance(value, torch.Tensor) and _address(value) in addresses else value
 
-        self.watched.values = {key: pytree.tree_map(copy, value) for key, value in self.watched.values.items()}
+        self.recorded.values = {key: pytree.tree_map(copy, value) for key, value in self.recorded.values.items()}
 
 
-def _memory(value: object) -> int | None:
-    """The address of a tensor's memory; ``None`` for what has none."""
+def _address(value: object) -> int | None:
+    """The address of a tensor's memory, if it has any."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.numel() == 0:
         return None
     return value.untyped_storage().data_ptr()

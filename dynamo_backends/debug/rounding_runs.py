@@ -1,16 +1,16 @@
-"""Whether rounding explains values that are further from float64 than eager's: by runs with rounding at random.
+"""Checks whether rounding explains errors that are larger than eager's, by runs with random rounding.
 
-Eager's error is one sample of what rounding does to a graph. Where a value is outside of it, and no node is wrong by
-itself, the graph runs some times more in float64, with each result perturbed by up to a unit in the last place of
-its dtype. These runs compare and index by themselves: a value that lies near a tie turns in them too. Beside each of
-them runs what a unit of one makes inside of functions like SiLU, and in what linear operators make of their results. Of
-``log(y)`` an error of y is no rounding, however small it is beside one. What these runs do not explain is a fault.
+Eager's error is one sample of what rounding does to a graph. If an error is larger, and no node alone is wrong, the
+graph is run several times in float64, with each result perturbed by up to a unit in the last place of its dtype. These
+runs do their own comparisons and indexing, so a value near a tie changes in them too. A second environment adds the
+error of intermediate numbers near one, as inside SiLU, and propagates it through linear operators: an error that is
+small relative to one need not be rounding after ``log(y)``. An error that these runs do not explain is a fault.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -23,74 +23,78 @@ from ..numerics.graph_execution import FxExecution, PerturbedExecution
 from ..numerics.randomness import MOST_PERTURBATIONS, PERTURBATIONS
 from ..numerics.verdicts import verdict
 from .lockstep import item_of, recorded_values
-from .node_sessions import Replay
-from .recorded_run import WatchedRun
+from .node_sessions import NodeSessions
+from .recorded_run import RecordedRun
 from .rows import Row
 
-_MOST = 64
-"""Rows that are looked at: the outputs, and the first of the others."""
+_MOST_ROWS = 64
+"""Rows that are checked in addition to the outputs."""
 
-_ASKED_AFTER = (PERTURBATIONS, 2 * PERTURBATIONS, MOST_PERTURBATIONS)
-"""After how many runs it is asked whether they explain all."""
+_CHECK_AFTER = (PERTURBATIONS, 2 * PERTURBATIONS, MOST_PERTURBATIONS)
+"""Numbers of runs after which the errors are checked."""
 
 
 def explained_by_rounding(
-    graph: CompiledGraph, run: WatchedRun, replay: Replay, rows: Mapping[str, Row]
+    graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions, rows: Mapping[str, Row]
 ) -> dict[str, bool]:
-    """The names of the rows whose values rounding explains, each with whether only numbers near one do; those that are
-    not looked at among them. The measures of these rows are then those that explain them.
+    """The rows whose errors rounding explains; their measures are replaced by ones with a larger tolerance.
 
     Args:
-        graph, run, replay: as of ``compare_run``.
-        rows: of values that eager's error does not explain, by name.
+        graph, run, sessions: see ``compare_run``.
+        rows: of values whose error is larger than eager's, by name.
+
+    Returns:
+        By name, whether only the errors of numbers near one explain the row. Rows that are not checked count as
+        explained.
     """
     outputs = [name for name, row in rows.items() if row.is_output]
-    chosen = dict.fromkeys([*outputs, *list(rows)[:_MOST]])
-    unseen = dict.fromkeys((name for name in rows if name not in chosen), False)
-    ours = _values(graph, run, replay, chosen)
-    places = {}
+    checked = dict.fromkeys([*outputs, *list(rows)[:_MOST_ROWS]])
+    explained = {name: False for name in rows if name not in checked}
+    actual = _actual_values(graph, run, sessions, checked)
+    positions = {}
     for node in graph.module.graph.nodes:
         for i, name in enumerate(value_names(node)):
-            if name in ours and name not in places:
-                places[name] = (node, i if isinstance(node.meta.get("val"), (tuple, list)) else None)
-    wanted = {node for node, _ in places.values()}
+            if name in actual and name not in positions:
+                positions[name] = (node, i if isinstance(node.meta.get("val"), (tuple, list)) else None)
     recorded, state = recorded_values(graph, run), torch.get_rng_state()
-    names = {node.name for node in wanted}
-    execution = FxExecution(graph.module, (), state, recorded=recorded, compared=names)
+    compared = {node.name for node, _ in positions.values()}
+    execution = FxExecution(graph.module, (), state, recorded=recorded, compared=compared)
     _run(graph, execution)
-    places = {name: place for name, place in places.items() if place[0] in execution.eager}
+    positions = {name: item for name, item in positions.items() if item[0] in execution.eager}
     furthest: dict[str, torch.Tensor] = {}
     furthest_near_one: dict[str, torch.Tensor] = {}
-    explained: dict[str, bool] = {}
     for seed in range(MOST_PERTURBATIONS):
-        item = PerturbedExecution(graph.module, (), state, seed, recorded=recorded, compared=names, has_near_one=True)
+        item = PerturbedExecution(
+            graph.module, (), state, seed, recorded=recorded, compared=compared, has_near_one=True
+        )
         try:
             _run(graph, item)
-        except (*REFUSALS, IndexError):  # a shape depends on a comparison that turned
+        except (*REFUSALS, IndexError):  # a shape depends on a comparison with another result
             continue
-        for name, (node, index) in places.items():
+        for name, (node, index) in positions.items():
             for values, found in ((item.exact, furthest), (item.near_one, furthest_near_one)):
                 if node in values:
                     exact, value = (item_of(value, index) for value in (execution.exact_of(node), values[node]))
                     found[name] = _further(value, found.get(name, exact), exact)
-        if seed + 1 not in _ASKED_AFTER:
+        if seed + 1 not in _CHECK_AFTER:
             continue
-        for name, (node, index) in list(places.items()):
+        for name, (node, index) in list(positions.items()):
             eager, exact = (item_of(value, index) for value in (execution.eager[node], execution.exact_of(node)))
             for others in ((furthest,), (furthest, furthest_near_one)):
-                found_now = verdict(ours[name], eager, exact, [values[name] for values in others if name in values])
-                if not found_now.is_wrong:
+                result = verdict(actual[name], eager, exact, [values[name] for values in others if name in values])
+                if not result.is_wrong:
                     explained[name] = len(others) > 1
-                    rows[name].explain(found_now.ours)
-                    del places[name]
+                    if result.ours is not None:
+                        rows[name].replace_ours(result.ours)
+                    del positions[name]
                     break
-        if not places:
+        if not positions:
             break
-    return explained | unseen
+    return explained
 
 
 def _further(value: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Of each element, which of two values is further from the exact one, or is not finite."""
+    """For each element, the value that is further from the exact one, or is not finite."""
     if not exact.is_floating_point():
         return torch.where(value != exact, value, other)
     return torch.where((value - exact).abs() <= (other - exact).abs(), other, value)
@@ -103,20 +107,20 @@ def _run(graph: CompiledGraph, execution: FxExecution) -> None:
             execution.release(*node.all_input_nodes)
 
 
-def _values(
-    graph: CompiledGraph, run: WatchedRun, replay: Replay, names: Mapping[str, None]
+def _actual_values(
+    graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions, names: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """What the run, or else the session that ran or the exported model, has under some names."""
+    """The values of the run; for those inside regions, of the session that ran, or of the exported model."""
     found: dict[str, object] = {}
     for compiled in graph.regions:
         if all(name in found for name in names):
             break
         arguments = [run.values[item.node] for item in compiled.region.inputs]
-        with contextlib.suppress(SessionError):  # the rows say it
-            found |= replay.region_values(compiled, arguments)
+        with contextlib.suppress(SessionError):  # ``Lockstep.unchecked`` names it
+            found |= sessions.region_values(compiled, arguments)
         with contextlib.suppress(SessionError):
-            found |= replay.session_values(compiled, run.session_of(compiled), arguments)
+            found |= sessions.session_values(compiled, run.session_of(compiled), arguments)
     for node, value in run.values.items():
-        named = value if isinstance(value, (tuple, list)) else [value]
-        found |= dict(zip(value_names(node), named, strict=False))
+        results = value if isinstance(value, (tuple, list)) else [value]
+        found |= dict(zip(value_names(node), results, strict=False))
     return {name: dense(found[name]) for name in names if isinstance(found.get(name), torch.Tensor)}

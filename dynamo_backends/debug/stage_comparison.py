@@ -1,11 +1,11 @@
-"""Which stage, pass or decomposition changed what a graph computes.
+"""Finds the stage, pass or decomposition that changed what a graph computes.
 
-The debug observer keeps the graph of each stage, and between them the graph after each pass that fired. When a run is
-compared, neighbours are run on the same inputs, in eager and in float64. A pass that is right leaves the float64
-results as they are, but for float64's own rounding. Where they differ by more, the later graph is wrong if
+The debug observer copies the graph of each stage, and the graph after each pass that fired. A comparison runs each on
+the same inputs, in eager and in float64. A right pass leaves the float64 results unchanged, except for float64's own
+rounding. If they differ by more, the later graph is wrong if
 
-- a result is further from the earlier graph's float64 than the earlier graph's eager and rounding explain, or
-- the same holds for a node that both graphs have: the fault is damped on its way to the results.
+- the error of a result against the earlier graph's float64 is larger than eager's error and rounding explain, or
+- the same holds for a node that both graphs have: the fault is damped before it reaches the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from passes.engine.results import PassResult
 
@@ -29,13 +28,13 @@ from ..numerics.exact import REFUSALS, WHATEVER_THE_FAKE_RESULT
 from ..numerics.program_execution import NotRepeatableError, ReferenceRuns, Results
 from ..numerics.verdicts import RIGHT, Verdict, is_discrete, same_number
 from .first_changed_node import first_wrong_node, first_wrong_node_in_float64
-from .interpreter import Interpreter
+from .interpreter import Interpreter, flat
 from .rows import Blame
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A graph on its way through a stage, what made it (a pass or the stage), and where it was changed."""
+    """A graph within a stage, the pass or stage that made it, and the names of the nodes that the pass matched."""
 
     cause: Cause
     graph: fx.GraphModule
@@ -45,11 +44,11 @@ class Step:
 
 @dataclasses.dataclass(eq=False)
 class StageGraphs:
-    """The graphs of one stage, from the one it was given to the one it made; a listener of the pass manager.
+    """The graphs of one stage, from its input to its output; a listener of the pass manager.
 
     Attributes:
         steps: the graphs.
-        unchecked: what the last search for a culprit could not look at, with the reason.
+        unchecked: what the last search for a culprit could not compare, with the reason.
     """
 
     steps: list[Step] = dataclasses.field(default_factory=list)
@@ -65,11 +64,11 @@ class StageGraphs:
             self.steps.append(Step(Cause(Kind.PASS, result.name), copy_of(graph), True, result.matches))
 
     def end(self, stage: str, graph: fx.GraphModule) -> None:
-        """The stage is reached: ``graph`` is what goes on."""
+        """The stage ends with ``graph``."""
         self.steps.append(Step(Cause(Kind.STAGE, stage), copy_of(graph)))
 
     def drop(self) -> None:
-        """Forgets the graphs; no run will be compared any more."""
+        """Frees the graphs; no further run is compared."""
         self.steps = []
 
     @property
@@ -82,19 +81,19 @@ class StageGraphs:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether no pass fired, and nothing else changed the graph."""
+        """Whether neither a pass nor anything else changed the graph."""
         return not any(step.is_pass for step in self.steps) and _described(self.first) == _described(self.last)
 
     def culprit(
         self, arguments: Sequence[object], state: torch.Tensor, keys: Mapping[int, object] | None = None
     ) -> tuple[Blame | None, Results]:
-        """The first step that changed the results, and the results of the stage's first graph.
+        """The first wrong step, and the results of the stage's first graph.
 
         Args:
             arguments: one value for each placeholder.
             state: of the CPU's random numbers.
-            keys: of the results that count, by position: gradients of one backward have ``("gradient", j)``. By default
-                all count, and the position is the key.
+            keys: the results that are compared, by position; the key of a gradient is ``("gradient", j)``. By default
+                all results, with the position as the key.
         """
         self.unchecked = []
 
@@ -116,23 +115,24 @@ class StageGraphs:
         arguments: Sequence[object],
         keys: Mapping[int, object] | None = None,
     ) -> Blame | None:
-        """The first step that made results worse than its predecessor's.
+        """The first step whose results are wrong compared with the previous step's.
 
         Args:
-            start: the results of the first step; ``run`` gives those of the others.
-            keys: see ``culprit``.
+            start: the results of the first step; ``run`` computes those of the others.
+            arguments, keys: see ``culprit``.
         """
         self.unchecked = []
-        before, results = self.steps[0], start
+        before, old = self.steps[0], start
         for step in self.steps[1:]:
-            after = run(step)
-            found = self._compare(before.graph, step, results, after, arguments, keys)
-            if found is not None:
-                return found
-            before, results = step, after
+            new = run(step)
+            if changed(old, new):
+                culprit = self._wrong_value(before.graph, step, old, new, arguments, keys)
+                if culprit is not None:
+                    return culprit
+            before, old = step, new
         return None
 
-    def _compare(
+    def _wrong_value(
         self,
         before: fx.GraphModule,
         step: Step,
@@ -141,29 +141,31 @@ class StageGraphs:
         arguments: Sequence[object],
         keys: Mapping[int, object] | None,
     ) -> Blame | None:
-        """The culprit of a step, if it changed the float64 results, and something is beyond rounding."""
-        if not changed(old, new):
-            return None
+        """A node or result that a step made wrong, if rounding does not explain what it changed."""
         graphs = (before, step.graph)
         first, second = graphs if keys is None else (_restricted(graph, keys) for graph in graphs)
+
+        def blame(name: str, source: str, found: Verdict) -> Blame:
+            return Blame(name, step.cause, source=source, difference=found)
+
         with torch.no_grad():
             node = first_wrong_node(first, second, arguments, torch.get_rng_state())
         if node is not None:
-            return Blame(node[0], step.cause, source=node[1], said=node[2])
+            return blame(*node)
         for key in old.eager:
-            said = difference(old, new, key)
-            if said.is_wrong:
-                place = next((position for position, item in (keys or {}).items() if item == key), key)
-                places = [(node.name, where(node)) for node in before.graph.nodes if node.name in step.matches]
-                name, source = places[0] if places else name_of_result(before, place)
-                return Blame(name, step.cause, source=source, said=said)
-        try:  # the fault is one that rounding might make too
+            found = difference(old, new, key)
+            if found.is_wrong:
+                position = next((i for i, item in (keys or {}).items() if item == key), key)
+                matched = [(node.name, where(node)) for node in before.graph.nodes if node.name in step.matches]
+                name, source = matched[0] if matched else name_of_result(before, position)
+                return blame(name, source, found)
+        try:  # rounding could make the same fault in eager
             with torch.no_grad():
                 node = first_wrong_node_in_float64(first, second, arguments, torch.get_rng_state())
         except REFUSALS as error:  # an operator without float64
-            self.unchecked.append(f"{step.cause}: what rounding may do, in float64 alone: {first_line(str(error))}")
+            self.unchecked.append(f"{step.cause}: its nodes in float64 alone: {first_line(str(error))}")
             return None
-        return Blame(node[0], step.cause, source=node[1], said=node[2]) if node is not None else None
+        return blame(*node) if node is not None else None
 
 
 def _described(module: fx.GraphModule) -> list[object]:
@@ -171,16 +173,15 @@ def _described(module: fx.GraphModule) -> list[object]:
 
 
 def interpret(module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
-    """The results of a graph of any stage, in a flat list.
+    """Runs a graph of any stage; returns its results as a flat list.
 
     Raises:
-        NotRepeatableError: it has operators that must run once.
+        NotRepeatableError: it has operators that must run only once.
     """
     once = next((node for node in module.graph.nodes if is_collective(node.target)), None)
     if once is not None:
-        raise NotRepeatableError(f"{once.target} runs once, in all processes: not again for a comparison")
-    results = _Interpreter(module).run(*arguments, enable_io_processing=False)
-    return pytree.tree_leaves(results, is_leaf=lambda x: x is None)
+        raise NotRepeatableError(f"{once.target} communicates with other processes, and is not run again")
+    return flat(_Interpreter(module).run(*arguments, enable_io_processing=False))
 
 
 class _Interpreter(Interpreter):
@@ -192,30 +193,26 @@ def changed(before: Results, after: Results) -> bool:
     """Whether two graphs' results differ by more than float64's rounding."""
     if before.exact.keys() != after.exact.keys():
         return True
-    for key, old in before.exact.items():
-        new = after.exact[key]
-        if old is new:
-            continue
-        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-            if not same_number(old, new):
-                return True
-            continue
-        if old.dtype != new.dtype or old.shape != new.shape:
-            return True
-        if is_discrete(old):
-            if not torch.equal(old, new):
-                return True
-            continue
-        found = distance(new, old)
-        if found.nonfinite or found.max_abs > FLOAT64_ROUNDING * (found.scale or 1.0):
-            return True
-    return False
+    return any(_is_changed(old, after.exact[key]) for key, old in before.exact.items())
+
+
+def _is_changed(old: object, new: object) -> bool:
+    if old is new:
+        return False
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return not same_number(old, new)
+    if old.dtype != new.dtype or old.shape != new.shape:
+        return True
+    if is_discrete(old):
+        return not torch.equal(old, new)
+    found = distance(new, old)
+    return bool(found.nonfinite) or found.max_abs > FLOAT64_ROUNDING * (found.scale or 1.0)
 
 
 def difference(before: Results, after: Results, key: object) -> Verdict:
-    """The verdict on a result by the same result before.
+    """The verdict on a result, with the same result before as the reference.
 
-    Discrete results do not count: rounding may turn a comparison.
+    Discrete results are not compared: rounding may change the result of a comparison.
     """
     if is_discrete(before.eager.get(key)) and is_discrete(after.eager.get(key)):
         return RIGHT
@@ -223,15 +220,17 @@ def difference(before: Results, after: Results, key: object) -> Verdict:
 
 
 def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
-    """What a result is called, and its line: of a gradient, where the argument is first read; of what the graph leaves
-    in an argument, where it is last used.
+    """The name and the source line of a result.
+
+    The line of a gradient is where its argument is first read; that of a changed argument, where it is last used.
 
     Args:
         graph: the captured graph, or one of its stage.
-        key: the result's position; or ``("input", j)``, ``("gradient", j)`` for what belongs to argument j.
+        key: the result's position; ``("input", j)`` for the new value and ``("gradient", j)`` for the gradient of
+            argument j.
     """
     if isinstance(key, int):
-        node = pytree.tree_leaves(graph.graph.output_node().args[0], is_leaf=lambda x: x is None)[key]
+        node = flat(graph.graph.output_node().args[0])[key]
         return (node.name, where(node)) if isinstance(node, fx.Node) else (f"result {key}", "")
     assert isinstance(key, tuple)
     kind, position = key
@@ -243,29 +242,28 @@ def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
 
 
 def _first_line(nodes: Iterable[fx.Node]) -> str:
-    """The line of the first of some nodes that has one."""
     return next(filter(None, map(where, nodes)), "")
 
 
-def _restricted(graph: fx.GraphModule, judged: Iterable[int]) -> fx.GraphModule:
-    """A copy of a graph with some of its results, and what they need."""
+def _restricted(graph: fx.GraphModule, positions: Iterable[int]) -> fx.GraphModule:
+    """A copy of a graph with some of its results, and the nodes they need."""
     result = copy_of(graph)
     output = result.graph.output_node()
-    leaves = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
-    output.args = ([leaves[i] for i in judged],)
+    leaves = flat(output.args[0])
+    output.args = ([leaves[i] for i in positions],)
     result.graph.eliminate_dead_code()
     return result
 
 
 class _GraphWithoutCode(fx.GraphModule):
-    """A graph module that is run node by node. Making its Python code takes longer than copying its nodes."""
+    """A graph module for an interpreter: generating its Python code would take longer than copying its nodes."""
 
     def recompile(self) -> Any:  # called when the graph is set
         return None
 
 
 def copy_of(module: fx.GraphModule, kind: type[fx.GraphModule] = _GraphWithoutCode) -> fx.GraphModule:
-    """A graph module with nodes of its own, the subgraphs of higher-order operators too; tensors are shared.
+    """A copy of the nodes, those of subgraphs of higher-order operators included; tensors are shared.
 
     By default the copy is for an interpreter, and cannot be called.
     """

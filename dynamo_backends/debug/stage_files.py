@@ -1,6 +1,6 @@
-"""Files of the stages that are FX graphs: ``dynamo.py`` to ``post_grad.py``, and the same as JSON for programs.
+"""Writes the FX graph of a stage as readable Python and as JSON: ``dynamo.py`` and ``dynamo.json`` to ``post_grad``.
 
-A stage that changed nothing has none.
+A stage that changed nothing has no files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 import torch
 from torch import fx
 from torch.fx.node import _get_qualified_name
-from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..dumps.schema import FxGraphEntry, NodeEntry, NodeKind, StageEntry
@@ -22,9 +21,10 @@ from ..graphs import aot
 from ..graphs.artifacts import GraphName
 from ..graphs.locations import Frame, short_file, source_frame, stack, user_name
 from .dump_folder import DumpFolder, graph_folder
+from .interpreter import flat
 
 _BEFORE = {"pre_grad": "dynamo", "post_grad": "aten"}
-"""The stage before a stage, of the same graph."""
+"""The previous stage of the same graph."""
 
 _KINDS: dict[str, NodeKind] = {"placeholder": "input", "output": "output"}
 
@@ -48,12 +48,12 @@ def stage_text(module: fx.GraphModule) -> str:
     arguments = {str(node.target): name for node in module.graph.nodes if (name := user_name(node))}
     nodes = {node.name: node for node in module.graph.nodes}
     lines: list[str] = []
-    told: Frame | None = None
+    last_caller: Frame | None = None
     is_definition = True
     for line in text.splitlines():
         line = aot.with_user_names(module, line)
         if match := _FILE.match(line):
-            told = None
+            last_caller = None
             line = f"{match['start']}{short_file(match['file'])}{match['rest']}"
         elif line.strip() in ("):", ") -> tuple:"):
             is_definition = False
@@ -62,15 +62,15 @@ def stage_text(module: fx.GraphModule) -> str:
         elif (match := _ASSIGNED.match(line)) and match["name"] in nodes:
             node = nodes[match["name"]]
             frame, frames = source_frame(node), stack(node)
-            if frame is not None and frame != frames[-1] and frame != told:
+            if frame is not None and frame != frames[-1] and frame != last_caller:
                 lines.append(f"{match['indent']}# called from {frame} in {frame.function}, code: {frame.code}".rstrip())
-                told = frame
+                last_caller = frame
         lines.append(line)
     return "\n".join(lines) + "\n"
 
 
 def stage_json(module: fx.GraphModule) -> str:
-    """The nodes of a graph as a ``FxGraphEntry`` has them, subgraphs after their graph.
+    """The nodes of a graph as a ``FxGraphEntry``, subgraphs after their graph.
 
     ::
 
@@ -89,17 +89,17 @@ def _nodes(module: fx.GraphModule, prefix: str, lines: dict[str, str]) -> Iterat
             lines[str(frame)] = frame.code
         operator, arguments = _call(node)
         name = prefix + ("return" if kind == "output" else node.name)
-        said = _type(node.meta.get("val", node.meta.get("example_value")))
-        yield NodeEntry(kind, name, operator, tuple(arguments), said, str(frame or ""), user_name(node))
+        value_type = _type(node.meta.get("val", node.meta.get("example_value")))
+        yield NodeEntry(kind, name, operator, tuple(arguments), value_type, str(frame or ""), user_name(node))
     for name, part in module.named_children():
         if isinstance(part, fx.GraphModule):
             yield from _nodes(part, f"{prefix}{name}.", lines)
 
 
 def _call(node: fx.Node) -> tuple[str, list[str]]:
-    """The operator and the arguments, as they are written."""
+    """The operator and the arguments as source text."""
     if node.op in ("placeholder", "output"):
-        return "", [repr(item) for item in pytree.tree_leaves(node.args, is_leaf=lambda item: item is None)]
+        return "", [repr(item) for item in flat(node.args)]
     if node.op == "get_attr":
         return "get_attr", [str(node.target)]
     name = f".{node.target}" if isinstance(node.target, str) else _get_qualified_name(node.target)
@@ -116,31 +116,27 @@ def _type(value: object) -> str:
 
 @dataclasses.dataclass(eq=False)
 class StageFiles:
-    """Writes the graphs of the stages of one run."""
+    """Writes the FX graphs of all stages of a process."""
 
     folder: DumpFolder
     _written: dict[tuple[GraphName, str], tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def write(self, stage: str, graph: GraphName, module: fx.GraphModule) -> StageEntry:
-        """Writes ``<graph>/<stage>.py`` and ``<stage>.json``, unless the stage before it has the same text."""
+        """Writes ``<graph>/<stage>.py`` and ``<stage>.json``, unless the previous stage has the same text."""
         text = stage_text(module)
         digest = hashlib.sha256(text.encode()).hexdigest()
         path = f"{graph_folder(graph)}/{stage}"
-        file = f"{path}.py"
-        before, same = self._written.get(self._before(stage, graph), (None, stage))
+        previous = (graph, _BEFORE.get(stage, ""))
+        if stage == "aten" and graph.direction == "inference":  # AOTAutograd does not partition an inference graph
+            previous = (GraphName(graph.index), "joint")
+        previous_digest, same_as = self._written.get(previous, (None, stage))
         nodes = sum(node.op in ("call_function", "call_method", "call_module") for node in module.graph.nodes)
-        if before == digest:
-            for ending in ("py", "json"):  # what is compiled twice may have files of the first time
+        if previous_digest == digest:
+            for ending in ("py", "json"):  # a graph that is compiled twice may have files of the first time
                 self.folder.remove(f"{path}.{ending}")
-            self._written[graph, stage] = (digest, same)
-            return StageEntry(stage, nodes, same_as=same)
+            self._written[graph, stage] = (digest, same_as)
+            return StageEntry(stage, nodes, same_as=same_as)
         self._written[graph, stage] = (digest, stage)
-        self.folder.write_text(file, text)
+        self.folder.write_text(f"{path}.py", text)
         self.folder.write_text(f"{path}.json", stage_json(module))
-        return StageEntry(stage, nodes, file)
-
-    @staticmethod
-    def _before(stage: str, graph: GraphName) -> tuple[GraphName, str]:
-        if stage == "aten" and graph.direction == "inference":  # AOTAutograd partitions no inference graph
-            return GraphName(graph.index), "joint"
-        return graph, _BEFORE.get(stage, "")
+        return StageEntry(stage, nodes, f"{path}.py")

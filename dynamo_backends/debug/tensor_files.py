@@ -1,4 +1,4 @@
-"""Tensors as ONNX's test data: ``input_0.pb``, and for a tensor that is not stored a summary beside it."""
+"""Writes tensors as ONNX test data, ``input_0.pb``; of a large tensor only a summary, ``input_0.json``."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ..numerics.value_range import extent
 from .dump_folder import DumpFolder
 
 _PROTOBUF_LIMIT = 2**31 - 2**20
-"""A protobuf message holds less than 2 GiB; above, the bytes go to a file of their own that the ``.pb`` names."""
+"""A protobuf message is smaller than 2 GiB; larger data goes to a file that the ``.pb`` names."""
 
 
 def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: str, limit: int) -> None:
-    """Writes a tensor as ``<relative>.pb``, or as a summary ``<relative>.json`` if it is above ``limit`` bytes.
+    """Writes a tensor as ``<relative>.pb``, or its summary as ``<relative>.json``.
 
     Args:
         folder: the dump.
         relative: path in the dump without an ending.
         value: any strides; it is written row-major.
         name: the name of the ONNX value.
-        limit: bytes above which it is summarized; -1 for none.
+        limit: tensors with more bytes are summarized; -1 for none.
     """
     size = value.numel() * value.element_size()
     if 0 <= limit < size:
-        folder.remove(f"{relative}.pb")  # of another run, with other sizes
+        folder.remove(f"{relative}.pb")  # of an earlier run with other sizes
         folder.write_text(f"{relative}.json", json.dumps({"name": name, **summary(value)}, indent=1))
         return
     folder.remove(f"{relative}.json")
     proto = onnx.TensorProto(data_type=int(onnx_dtype(value.dtype)), dims=list(value.shape), name=name)
-    plain = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    data = np.from_dlpack(plain) if size else b""  # a storage that numpy() was asked of cannot be resized any more
+    flat_bytes = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    data = np.from_dlpack(flat_bytes) if size else b""  # not numpy(): it makes the storage unresizable
     if size <= _PROTOBUF_LIMIT:
         proto.raw_data = bytes(data)
     else:
@@ -48,7 +48,7 @@ def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: s
 
 
 def summary(value: torch.Tensor) -> dict[str, object]:
-    """dtype, shape, range, mean and number of NaN and infinite elements."""
+    """dtype, shape, range, mean, and the number of NaN and infinite elements."""
     result: dict[str, object] = {
         "dtype": str(value.dtype).removeprefix("torch."),
         "shape": list(value.shape),

@@ -1,7 +1,7 @@
-"""Results that PyTorch leaves undefined: what is written to one place more than once, without being added.
+"""Finds results that PyTorch leaves undefined: operators that write several values to one place without adding them.
 
-Which of the values stays is not said, and with several threads it is another one each time: so a difference there, and
-all that is computed of it, is no fault.
+Which value stays is not specified and may change from run to run with several threads. So a difference in such a
+result, or in what depends on it, is not a fault.
 """
 
 from __future__ import annotations
@@ -19,42 +19,39 @@ from .rows import GraphComparison
 
 
 def undefined_values(module: fx.GraphModule, values: Mapping[fx.Node, object]) -> dict[str, str]:
-    """By name, the nodes whose values PyTorch leaves undefined, and all that read them; with the reason.
+    """The nodes whose values are undefined or depend on such values: the reason by node name.
 
     Args:
         module: the graph that ran.
-        values: those of the nodes that are known; the others are computed where they are needed.
+        values: known values of nodes; others are computed if needed.
     """
     known = dict(values)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in module.graph.nodes:
-        if node.target in _SOURCES and _is_undefined(node, fx.map_arg(node.args, lambda item: value_of(item, known))):
+        if node.target in _SOURCES and _overwrites(node, fx.map_arg(node.args, lambda item: value_of(item, known))):
             why = "writes several values to one place; PyTorch does not say which of them stays"
-            found[node.name] = f"{node.name} ({source_line(node) or 'no source line'}) {why}"
-        reason = next((found[arg.name] for arg in node.all_input_nodes if arg.name in found), None)
+            reasons[node.name] = f"{node.name} ({source_line(node) or 'no source line'}) {why}"
+        reason = next((reasons[arg.name] for arg in node.all_input_nodes if arg.name in reasons), None)
         if reason is not None and node.op != "output":
-            found.setdefault(node.name, reason)
-    return found
+            reasons.setdefault(node.name, reason)
+    return reasons
 
 
 def without_undefined(
     comparison: GraphComparison, module: fx.GraphModule, values: Mapping[fx.Node, object]
 ) -> GraphComparison:
-    """A verdict that names no value which PyTorch leaves undefined.
+    """Turns a verdict that blames an undefined value into ``not comparable``; the note keeps the old verdict.
 
-    A graph that diverges at such a value is not comparable; what was said of it is in the note. Of a result that is no
-    node of the graph, it is not told what it depends on: any undefined result of the graph may explain it.
-    ``values`` as of ``undefined_values``.
+    It is not known which nodes a result that is not a node of the graph depends on: any undefined result of the graph
+    counts. ``values`` as of ``undefined_values``.
     """
     undefined = undefined_values(module, values) if comparison.blame is not None else {}
     if comparison.blame is None or not undefined:
         return comparison
     name = comparison.blame.value.split("__")[0]
-    names = [node.name for node in module.graph.nodes]
     results = [node.name for node in module.graph.output_node().all_input_nodes]
-    reason = (
-        undefined.get(name) if name in names else next((undefined[item] for item in results if item in undefined), None)
-    )
+    candidates = [name] if any(node.name == name for node in module.graph.nodes) else results
+    reason = next((undefined[item] for item in candidates if item in undefined), None)
     if reason is None:
         return comparison
     note = "; ".join(filter(None, [f"else it {comparison.verdict}", comparison.note]))
@@ -69,16 +66,16 @@ _SOURCES = {
     _aten.index_copy.default: 3,
     _aten.scatter.src: 3,
 }
-"""Operators that write into their first argument, and the position of what they write."""
+"""Operators that write into their first argument, and the position of the argument with the new values."""
 
 
-def _is_undefined(node: fx.Node, args: Sequence[Any]) -> bool:
-    """Whether an operator writes over what it wrote: of different numbers in its source, not all are there then."""
+def _overwrites(node: fx.Node, args: Sequence[Any]) -> bool:
+    """Whether an operator overwrites a value it wrote: run on a source of distinct numbers, some are missing."""
     if node.kwargs.get("accumulate", args[3] if len(args) > 3 else False) is True:
         return False
     position = _SOURCES[node.target]
     source = args[position]
-    if node.target is _aten.scatter.src:  # it reads no more than the index says
+    if node.target is _aten.scatter.src:  # it reads only as much as the index has
         source = source[tuple(slice(size) for size in args[2].shape)]
     numbered = list(args)
     numbered[0] = torch.full(args[0].shape, -1)

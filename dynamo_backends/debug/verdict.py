@@ -1,4 +1,4 @@
-"""The verdict on one run: what its stages, its nodes and its results say together."""
+"""The verdict on one run, from the comparisons of its stages, nodes and results."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from .chosen_runs import SizesByName
 from .rows import Blame, Error, Finding, GraphComparison, Row
 
 _STEPS = 3
-"""In how many steps from the first gradient that is reached those of the same module are."""
+"""The gradients of one module, of its weight and its bias, are at most so many nodes apart."""
 
-_FEWER_DIGITS = 4 * FORMATS["bfloat16"].epsilon
+_BFLOAT16_ERROR = 4 * FORMATS["bfloat16"].epsilon
 """The relative error of a provider that computes float32 as bfloat16."""
 
-_SHOWN = 3
+_MOST_UNCHECKED = 3
 """How many unchecked things the note names; the manifest has all."""
 
 
 def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: SizesByName) -> GraphComparison:
     """The verdict on a run.
 
-    The earliest stage that changed what is computed is the culprit: what comes after it only carries the fault on.
-    Where no stage is, it is the node or rewrite that the comparison of the nodes names. A result that is wrong although
-    nothing by itself is, is a fault too.
+    The earliest stage that changed the results is the culprit: later ones only propagate the fault. Without one, it is
+    the node or rewrite that the comparison of the nodes blames. A wrong result is a fault even if nothing explains it.
 
     Args:
         comparison: of the nodes of the compiled graph.
-        findings: what the earlier stages and the results say, in the order of the stages.
-        sizes: those of the run that another run of a dynamic graph need not have.
+        findings: of the earlier stages and the results, in the order of the stages.
+        sizes: those of the run that may differ between runs.
     """
     unchecked = [*comparison.unchecked, *(item for finding in findings for item in finding.unchecked)]
     culprits = [finding.culprit for finding in findings if finding.culprit is not None]
@@ -45,7 +44,7 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
     if culprits:
         row = comparison.row_of(culprits[0].value)
         blame = dataclasses.replace(culprits[0], user_name=row.user_name if row is not None else "")
-        notes, not_comparable = [str(blame.said)], ""
+        notes, not_comparable = [str(blame.difference)], ""
         if not comparison.ok:
             notes.append(f"the graph after it {comparison.verdict}")
     elif comparison.ok and wrong:
@@ -58,9 +57,9 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         blame = dataclasses.replace(blame, module=module, code=code, gradients=gradients)
         notes += [f"{row.name} is {row.user_name}"] if row is not None and row.user_name else []
     elif unchecked and not not_comparable:
-        more = f" and {len(unchecked) - _SHOWN} more" if len(unchecked) > _SHOWN else ""
-        notes.append(f"not checked: {'; '.join(unchecked[:_SHOWN])}{more}")
-    errors = [(item.value, item.said) for item in (*culprits, *wrong)]
+        more = f" and {len(unchecked) - _MOST_UNCHECKED} more" if len(unchecked) > _MOST_UNCHECKED else ""
+        notes.append(f"not checked: {'; '.join(unchecked[:_MOST_UNCHECKED])}{more}")
+    errors = [(item.value, item.difference) for item in (*culprits, *wrong)]
     return dataclasses.replace(
         comparison,
         blame=blame,
@@ -68,36 +67,33 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         note="; ".join(filter(None, notes)),
         unchecked=unchecked,
         sizes=sizes,
-        faults=[Error(name, said.ours, said.eager) for name, said in errors if said.ours is not None],
+        faults=[Error(name, found.ours, found.eager) for name, found in errors if found.ours is not None],
     )
 
 
 def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -> GraphComparison:
-    """What ``conclude`` returned, with a note that an execution provider may have computed float32 with fewer digits,
-    where
-    that would explain the error.
-    """
+    """Adds a note if an execution provider that computes float32 in bfloat16 would explain the error."""
     row = comparison.row_of(comparison.blame.value) if comparison.blame is not None else None
     if row is None or row.region is None or row.dtype != "float32" or only_cpu(providers):
         return comparison
     wrong = [error for error in (row.local_onnx, row.ours) if error is not None and not error.is_rounding]
-    if not wrong or any(error.relative > _FEWER_DIGITS for error in wrong):
+    if not wrong or any(error.relative > _BFLOAT16_ERROR for error in wrong):
         return comparison
-    name, asked = provider_name(providers[0]), options_for_float32(providers[0])
-    said = f"the error is no larger than rounding to bfloat16 makes: {name} may compute float32 with fewer digits"
-    said += f"; the options {asked} ask for float32" if asked else ""
-    return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, said])))
+    name, options = provider_name(providers[0]), options_for_float32(providers[0])
+    note = f"the error is no larger than rounding to bfloat16 makes: {name} may compute float32 with fewer digits"
+    note += f"; the options {options} ask for float32" if options else ""
+    return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, note])))
 
 
 def _code(blame: Blame, row: Row | None) -> str:
-    """What somebody wrote that made a value wrong, and its line, where that is known."""
+    """The line of the pass or the registered converter that is to blame; ``""`` if it is not known."""
     if blame.cause.kind == Kind.PASS:
         return next((written_at(item.written) for item in all_passes() if item.name == blame.cause.name), "")
     return row.converter if row is not None and blame.cause.kind == Kind.NODE else ""
 
 
 def _with_row(wrong: Blame, rows: Sequence[Row]) -> Blame:
-    """A result that is wrong, called as its row, if the graph computes it."""
+    """Names a wrong result as its row, if it has one."""
     row = next((row for row in rows if row.is_output and wrong.value in (row.name, row.user_name)), None)
     if row is None:
         return wrong
@@ -105,8 +101,7 @@ def _with_row(wrong: Blame, rows: Sequence[Row]) -> Blame:
 
 
 def _gradients(blame: Blame, rows: Sequence[Row]) -> list[str]:
-    """The gradients that the user gets which are computed next of a value, or it is, by name: those of one module, of
-    its weight and its bias, take one or two steps more or less. None of a result that is called so already."""
+    """The names of the nearest gradients that depend on the blamed value; none if a result is blamed."""
     if blame.cause.kind == Kind.RESULT:
         return []
     readers: collections.defaultdict[str, dict[str, Row]] = collections.defaultdict(dict)
@@ -115,12 +110,14 @@ def _gradients(blame: Blame, rows: Sequence[Row]) -> list[str]:
             readers[name][row.name] = row
     reached = {row.name: row for row in rows if row.name == blame.value and row.is_computed}
     seen: set[str] = set()
-    found: list[str] = []
-    steps = 0
+    gradients: list[str] = []
+    steps = 0  # since the first gradient
     while reached and steps < _STEPS:
-        found += [row.user_name for row in reached.values() if row.is_output and row.user_name.startswith("grad of ")]
-        steps += bool(found)
+        gradients += [
+            row.user_name for row in reached.values() if row.is_output and row.user_name.startswith("grad of ")
+        ]
+        steps += bool(gradients)
         seen.update(reached)
         following = {name: reader for row in reached for name, reader in readers[row].items()}
         reached = {name: reader for name, reader in following.items() if name not in seen}
-    return found
+    return gradients

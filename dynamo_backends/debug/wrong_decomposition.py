@@ -1,8 +1,8 @@
-"""Which decomposition computes something else than the operator it stands for, on the values of a run.
+"""Finds the decomposition that computes something else than its operator, on the values of a run.
 
-The captured graph runs in eager, forward and backward. Each operator that AOTAutograd decomposes is computed in three
-ways on the same inputs: by itself, in float64, and by its decomposition. The first whose decomposition is further from
-float64 than the operator itself and rounding explain is the culprit.
+The captured graph runs in eager, forward and backward. Each operator that AOTAutograd decomposes is computed on the
+same inputs by the operator, by the operator in float64, and by its decomposition. The culprit is the first whose
+decomposition has a larger error than the operator's error and rounding explain.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Table = Mapping[object, Callable[..., Any]]
 
 
 class DecompositionCheck(TorchDispatchMode):
-    """Watches a run by ``tracker``; ``culprit`` is the first wrong decomposition of the table, or ``None``."""
+    """Checks each call during a run of ``tracker``; ``culprit`` is the first wrong decomposition of the table."""
 
     supports_higher_order_operators = True
 
@@ -45,41 +45,42 @@ class DecompositionCheck(TorchDispatchMode):
         if self.culprit is None:
             operator = _functional(func)
             if operator in self._table and not is_random(operator):
-                self._check(operator, *pytree.tree_map(_own, (args, kwargs)))
+                self._check(operator, *pytree.tree_map(_copy, (args, kwargs)))
         return func(*args, **kwargs)
 
     def _check(self, operator: Any, args: Any, kwargs: Any) -> None:
-        with self:  # what a decomposition calls is decomposed too, and the innermost fault is the culprit
+        with self:  # a decomposition may call decomposed operators: the innermost fault is the culprit
             result = self._table[operator](*args, **kwargs)
         if result is NotImplemented or self.culprit is not None:
             return
         try:
             exact = as_float64(operator, args, kwargs)
-        except REFUSALS:  # no float64 of it: nothing to be judged by
+        except REFUSALS:  # there is no float64 reference
             return
         native = operator(*args, **kwargs)
         leaves = list(zip(*(pytree.tree_leaves(item) for item in (result, native, exact)), strict=False))
-        wrong = [i for i, item in enumerate(leaves) if item[1] is not None and verdict(*item).is_wrong]
-        if not wrong:  # ``None``: nobody asked for it, and a decomposition may give it all the same
+        # an operator may return ``None`` for a result that is not needed, which its decomposition computes
+        suspects = [i for i, item in enumerate(leaves) if item[1] is not None and verdict(*item).is_wrong]
+        if not suspects:
             return
         generator = torch.Generator().manual_seed(0)
-        given = (
+        perturbed_calls = (
             pytree.tree_map(lambda value: perturbed(value, generator), (args, kwargs)) for _ in range(PERTURBATIONS)
         )
-        others = [pytree.tree_leaves(as_float64(operator, *item)) for item in given]
-        for i in wrong:
-            ours, theirs, exactly = leaves[i]
-            said = verdict(ours, theirs, exactly, [item[i] for item in others])
-            if said.is_wrong:
+        others = [pytree.tree_leaves(as_float64(operator, *call)) for call in perturbed_calls]
+        for i in suspects:
+            actual, eager, exactly = leaves[i]
+            found = verdict(actual, eager, exactly, [item[i] for item in others])
+            if found.is_wrong:
                 name, source = self._tracker.current()
                 cause = Cause(Kind.DECOMPOSITION, str(operator))
                 code = written_at(self._table[operator])
-                self.culprit = Blame(name or str(operator), cause, source=source, code=code, said=said)
+                self.culprit = Blame(name or str(operator), cause, source=source, code=code, difference=found)
                 return
 
 
 def _functional(func: Any) -> Any:
-    """The operator that AOTAutograd makes of one that writes into its first argument: ``silu_`` becomes ``silu``."""
+    """The operator that AOTAutograd replaces an in-place one with: ``silu_`` becomes ``silu``."""
     if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
         return func
     name = func._schema.name.split("::")[1]
@@ -88,17 +89,17 @@ def _functional(func: Any) -> Any:
     return overload if overload is not None else func
 
 
-def _own(value: object) -> object:
+def _copy(value: object) -> object:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 class NodeTracker(Interpreter):
-    """Runs a captured graph, and says of its forward and backward which node is being computed."""
+    """Runs a captured graph, and knows which node its forward or backward is computing."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=True)
         self._node: fx.Node | None = None
-        self._by_gradient: dict[object, fx.Node] = {}
+        self._by_grad_fn: dict[object, fx.Node] = {}
 
     def run_node(self, n: fx.Node) -> object:
         self._node = n
@@ -110,14 +111,14 @@ class NodeTracker(Interpreter):
         return value
 
     def current(self) -> tuple[str, str]:
-        """Name and ``file:line`` of the node that is computed, or whose gradient is."""
-        node = self._node or self._by_gradient.get(torch._C._current_autograd_node())
+        """Name and ``file:line`` of the node that is being computed, or whose gradient is."""
+        node = self._node or self._by_grad_fn.get(torch._C._current_autograd_node())
         return (node.name, where(node)) if node is not None else ("", "")
 
-    def _remember(self, gradient: Any, node: fx.Node) -> None:
-        waiting = [gradient]
+    def _remember(self, grad_fn: Any, node: fx.Node) -> None:
+        waiting = [grad_fn]
         while waiting:
             item = waiting.pop()
-            if item is not None and item not in self._by_gradient:
-                self._by_gradient[item] = node
+            if item is not None and item not in self._by_grad_fn:
+                self._by_grad_fn[item] = node
                 waiting += [following for following, _ in item.next_functions]

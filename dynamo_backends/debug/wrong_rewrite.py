@@ -1,8 +1,8 @@
-"""When every node is right by itself and the session is not: which rewrite of the model makes the fault.
+"""Finds the rewrite that makes a session wrong when every node alone is right.
 
 Two kinds of rewrites lie between the exported model and the session: our passes of the stage ``onnx``, and ONNX
-Runtime's graph optimizers. The first is tried by running the models before and after it with ONNX Runtime's optimizers
-off; the second by switching its optimizers off, half of the list at a time.
+Runtime's graph optimizers. Passes are tested by running the model before and after each, with the optimizers off;
+optimizers by disabling half of the list at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ModelStep:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelSteps:
-    """Keeps a region's model after each pass that fires; a listener of the pass manager."""
+    """A listener of the pass manager that copies a region's model after each pass that fires."""
 
     steps: list[ModelStep]
 
@@ -61,8 +61,9 @@ def find_rewrite(
     actual: Mapping[fx.Node, object],
     value: str,
 ) -> tuple[Cause, str]:
-    """Names the rewrite that makes ``value`` wrong: a pass or an optimizer, or the session where no other session shows
-    it; and the first value that it changed.
+    """Finds the pass or optimizer that makes ``value`` wrong, and the first value that it changed.
+
+    If another session of the same model is right, the cause is the session that ran.
 
     Args:
         compiled, bound: the region, and its session that ran.
@@ -71,7 +72,8 @@ def find_rewrite(
         value: name of a tensor that is wrong in the session that ran, and right in the exported model.
     """
     search = _Search(compiled, bound, actual, value)
-    if search.is_right(compiled.optimized_model):
+    optimized = compiled.optimized_model
+    if search.is_right(optimized):
         return Cause(Kind.SESSION), value
     before = with_needed_passes(compiled.model)
     for step in steps:
@@ -79,15 +81,15 @@ def find_rewrite(
         if search.is_right(after, optimize=False) is False:
             return Cause(Kind.PASS, step.name), search.first_changed(before, after) or value
         before = after
-    if search.is_right(compiled.optimized_model, optimize=False) is False:
-        return Cause(Kind.PASS), search.first_changed(before, compiled.optimized_model) or value
-    return Cause(Kind.OPTIMIZER, _wrong_optimizer(search, compiled)), value
+    if search.is_right(optimized, optimize=False) is False:
+        return Cause(Kind.PASS), search.first_changed(before, optimized) or value
+    return Cause(Kind.OPTIMIZER, _wrong_optimizer(search, optimized)), value
 
 
 def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], row: Row) -> str:
-    """The pass that makes a value wrong, of those that all models go through; empty if the node does so by itself.
+    """The needed pass that makes a value wrong; ``""`` if the node itself is wrong.
 
-    Without such a pass a value is a little off; without one that is wrong it is another by as much as it is wrong.
+    Leaving out a right pass changes a value a little; leaving out the wrong one changes it by about its error.
 
     Args:
         compiled, bound: the region, and its session that ran.
@@ -100,31 +102,31 @@ def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Map
 
     def value(without: str = "") -> torch.Tensor | None:
         model = with_needed_passes(compiled.model, without=without)
-        return tensors(values_of_model(bound, model, arguments, wanted)).get(row.name)  # a constant is none
+        return tensors(values_of_model(bound, model, arguments, wanted)).get(row.name)  # not for a constant
 
     for name in (result.name for result in compiled.passes if result.fired and result.name in needed):
-        with contextlib.suppress(SessionError):  # refused without the pass
-            alone, passed = value(name), value()
-            if alone is None or passed is None or row.local_onnx is None:
+        with contextlib.suppress(SessionError):  # the runtime may reject the model without the pass
+            without, with_all = value(name), value()
+            if without is None or with_all is None or row.local_onnx is None:
                 return ""
-            if distance(alone, passed.double()).share > row.local_onnx.share / 2:
+            if distance(without, with_all.double()).share > row.local_onnx.share / 2:
                 return name
     return ""
 
 
-def _wrong_optimizer(search: _Search, compiled: CompiledRegion) -> str:
-    """The name of ONNX Runtime's optimizer that makes the fault; ``""`` where no single one does."""
-    if not search.is_right(compiled.optimized_model, disabled=OPTIMIZERS):
+def _wrong_optimizer(search: _Search, model: ir.Model) -> str:
+    """The name of ONNX Runtime's optimizer that makes the fault; ``""`` if no single one does."""
+    if not search.is_right(model, disabled=OPTIMIZERS):
         return ""
     suspects = list(OPTIMIZERS)
     while len(suspects) > 1:
         half = suspects[: len(suspects) // 2]
-        suspects = half if search.is_right(compiled.optimized_model, disabled=half) else suspects[len(half) :]
-    return suspects[0] if search.is_right(compiled.optimized_model, disabled=suspects) else ""
+        suspects = half if search.is_right(model, disabled=half) else suspects[len(half) :]
+    return suspects[0] if search.is_right(model, disabled=suspects) else ""
 
 
 class _Search:
-    """Runs variants of one region's session and says whether a value comes out as in the exported model."""
+    """Runs variants of one region's session, and compares one value with the exported model's."""
 
     def __init__(
         self, compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], value: str
@@ -134,29 +136,28 @@ class _Search:
         self._value = value
         names = [spec.name.removesuffix("__memory") for spec in self._bound.outputs]
         self._position = names.index(value) if value in names else None
-        plain = self._run(with_needed_passes(compiled.model), optimize=False)
+        expected = self._run(with_needed_passes(compiled.model), optimize=False)
+        assert expected is not None
+        self._expected = expected.double()
         wrong = self._run(compiled.optimized_model)
-        assert plain is not None
-        self._wrong_by = distance(wrong, plain.double()) if wrong is not None else Measure()
-        self._plain = plain
+        self._error = distance(wrong, self._expected) if wrong is not None else Measure()
 
     def is_right(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> bool | None:
-        """``None`` if the variant does not have the value."""
+        """Whether the error is rounding, or at most half of the wrong session's; ``None`` without the value."""
         found = self._run(model, optimize=optimize, disabled=disabled)
         if found is None:
             return None
-        error = distance(found, self._plain.double())
-        if error.is_rounding:
-            return True
-        return error.nonfinite <= self._wrong_by.nonfinite / 2 and error.max_abs <= self._wrong_by.max_abs / 2
+        error = distance(found, self._expected)
+        is_smaller = error.nonfinite <= self._error.nonfinite / 2 and error.max_abs <= self._error.max_abs / 2
+        return error.is_rounding or is_smaller
 
     def first_changed(self, before: ir.Model, after: ir.Model) -> str | None:
-        """The first value of ``after``, in execution order, that is not what it is in ``before``."""
+        """The first value of ``after``, in execution order, that differs from ``before``."""
         found = common_values(self._bound, before, after, self._arguments)
         try:
             same_shape = ((value.name, old, new) for value, old, new in found if old.shape == new.shape)
             return next((name for name, old, new in same_shape if is_changed(new, old)), None)
-        except SessionError:  # refused with its values exposed
+        except SessionError:  # the runtime rejects the model with all values as outputs
             return None
 
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
@@ -164,8 +165,7 @@ class _Search:
         if self._position is None:
             wanted = [OutputSpec(self._value, _dtype_of(model, self._value))]
             return tensors(values_of_session(self._bound, session, self._arguments, wanted)).get(self._value)
-        bound = BoundSession(session, self._bound.inputs, self._bound.outputs)
-        result = bound(self._arguments)[self._position]
+        result = BoundSession(session, self._bound.inputs, self._bound.outputs)(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result
 

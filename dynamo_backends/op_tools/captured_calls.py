@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.call_execution import FLOAT64, CallExecution, Run, Target, named_tensors
+from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, Target, named_tensors
 from ..numerics.distance import distance
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
@@ -124,7 +124,7 @@ def run_call(
 def _compare(
     loaded: LoadedCall,
     execution: CallExecution,
-    run: Run,
+    run: CallRun,
     results: Mapping[str, torch.Tensor],
     grad_inputs: Mapping[str, torch.Tensor],
 ) -> tuple[list[ComparedValue], str]:

@@ -184,7 +184,9 @@ class CallJudge:
             # around the reference's value, which need not be float64's
             near = [reference + (item[name] - base[name]).cpu() for item in others if name in item]
             group_size = group_size_of(reference.shape)
-            return verdict(wide, reference, reference, near, group_size=group_size, inner_size=inner_size, rounded_to=coarser)
+            return verdict(
+                wide, reference, reference, near, group_size=group_size, inner_size=inner_size, rounded_to=coarser
+            )
 
         def compare(name: str, value: torch.Tensor, reference: torch.Tensor) -> ComparedValue:
             shape, is_comparable = tuple(value.shape), value.shape == reference.shape

@@ -1,6 +1,6 @@
-"""``report.html``: a run of ``onnx_debug`` to look at, in one file that needs no network; PyTorch is not imported.
+"""``report.html``: a run of ``onnx_debug`` in one file, which needs no network. It does not import PyTorch.
 
-``gathering`` reads a dump into plain values; ``rendering`` puts them into the template in ``page/``.
+``gathering`` reads a dump; ``rendering`` puts the values into the template in ``page/``.
 """
 
 from __future__ import annotations

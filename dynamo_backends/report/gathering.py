@@ -1,8 +1,8 @@
-"""Reads a dump into the values that the report shows: lists, texts and numbers, as they go into JSON.
+"""Reads a dump into the JSON values of the report.
 
-A run becomes an overview, and for each graph five parts, which the page reads when they are looked at: ``comparison``
-(the rows, and who reads whom), ``stages`` (texts and differences), ``placement`` (what went to ONNX, and why the rest
-did not), ``time`` and ``passes``. What cannot be read of a graph becomes a notice in the place of that part.
+These are an overview, and for each graph five parts, which the page reads lazily: ``comparison`` (the rows and their
+readers), ``stages`` (texts and differences), ``placement`` (regions, and nodes in PyTorch), ``time`` and ``passes``. A
+notice replaces a part that cannot be read.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from ..dumps.stage_diff import StageDiff, diff_graphs
 from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 
 Json = Any
-"""What ``json`` reads and writes. What it has of a dump is checked where it is read."""
 
 MEASURES = ("max_abs", "max_rel", "rmse", "max_ulp", "nonfinite", "scale", "share")
-"""The figures of a distance, in the order they are in the page."""
+"""The fields of an error, in the order of the page."""
 
-DISTANCES = ("onnx", "eager", "session", "local_onnx", "local_eager")
-"""The distances of a row, see ``debug.rows.Row``."""
+ERRORS = ("onnx", "eager", "session", "local_onnx", "local_eager")
+"""The errors of a row, see ``dumps.schema.RowEntry``."""
 
 _TEXTS = ("name", "user_name", "operator", "module", "source", "dtype")
 
-FIELDS = (*_TEXTS, "shape", "region", "is_output", "mark", "complaint", *DISTANCES, "stack", "inputs")
-"""What the page has of a row, in this order. ``stack`` are indices of ``frames``; ``inputs`` of rows."""
+FIELDS = (*_TEXTS, "shape", "region", "is_output", "mark", "complaint", *ERRORS, "stack", "inputs")
+"""The values of a row, in the order of the page. ``stack`` has indices of ``frames``, ``inputs`` indices of rows."""
 
 _RUNS = 10
-"""How often the models run to tell where the time goes."""
+"""How often the models run to measure times."""
 
 _DAMAGE = (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""What reading a file or a value that is not as we write it raises, ``DumpError`` among them."""
+"""What reading a damaged dump raises; ``DumpError`` is a ``ValueError``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What the page shows.
+    """The values of the page.
 
     Attributes:
         overview: the run and a line for each graph.
-        parts: by name, such as ``graph_000/forward/stages``, what is read when it is looked at.
+        parts: by name, such as ``graph_000/forward/stages``; the page reads them lazily.
     """
 
     overview: Mapping[str, Json]
@@ -57,7 +56,7 @@ class Report:
 
     @property
     def notices(self) -> list[str]:
-        """What of the dump could not be read."""
+        """Why parts of the dump could not be read."""
         of_graphs = (f"{graph['name']}: {notice}" for graph in self.overview["graphs"] for notice in graph["notices"])
         return [*self.overview["notices"], *of_graphs]
 
@@ -67,7 +66,7 @@ def gather(run: Run, *, times: bool = True) -> Report:
 
     Args:
         run: the run.
-        times: whether the models are run on their recorded inputs, to tell where the time goes.
+        times: whether the models are run on their recorded inputs to measure times.
     """
     parts: dict[str, Json] = {}
     summaries = []
@@ -76,7 +75,7 @@ def gather(run: Run, *, times: bool = True) -> Report:
     for position, entry in enumerate(run.manifest.graphs):
         graph, notice = _guarded(None, run.graph, position)
         if graph is None:
-            notices.append(f"{_called(entry, position)} cannot be shown: {notice}")
+            notices.append(f"{_name_of(entry, position)} cannot be read: {notice}")
             continue
         made = {}
         missing = []
@@ -105,16 +104,16 @@ def gather(run: Run, *, times: bool = True) -> Report:
     )
 
 
-def _guarded(otherwise: Any, make: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """What ``make`` makes and ``""``; or ``otherwise`` and what is the matter, where the dump is damaged."""
+def _guarded(default: Any, read: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What ``read`` returns and ``""``; ``default`` and a notice if the dump is damaged."""
     try:
-        return make(*arguments), ""
+        return read(*arguments), ""
     except _DAMAGE as error:
-        return otherwise, str(error) if isinstance(error, DumpError) else f"{type(error).__name__}: {error}"
+        return default, str(error) if isinstance(error, DumpError) else f"{type(error).__name__}: {error}"
 
 
-def _called(entry: Json, position: int) -> str:
-    """What a damaged entry of ``graphs`` is called: by its index and direction, as far as it has them."""
+def _name_of(entry: Json, position: int) -> str:
+    """The name of a damaged entry of ``graphs``."""
     index, direction = (entry.get("index"), entry.get("direction")) if isinstance(entry, Mapping) else (None, None)
     if not isinstance(index, int):
         return f"graphs[{position}]"
@@ -126,12 +125,12 @@ def _pairs(values: Mapping[str, Json]) -> list[list[str]]:
 
 
 def _given_up(dynamo_graphs: Iterable[DynamoGraphSummary]) -> list[str]:
-    said = []
+    texts = []
     for item in dynamo_graphs:
         if item.given_up:
-            said.append(f"Dynamo gave up graph {item.index}: {item.given_up}")
-        said += [f"graph {item.index} {direction}: {why}" for direction, why in item.not_compiled.items()]
-    return said
+            texts.append(f"Dynamo gave up graph {item.index}: {item.given_up}")
+        texts += [f"graph {item.index} {direction}: {why}" for direction, why in item.not_compiled.items()]
+    return texts
 
 
 def _summary(graph: DumpedGraph, dynamo: DynamoGraphSummary | None) -> dict[str, Json]:
@@ -151,7 +150,7 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphSummary | None) -> dict[str,
         "regions": len(graph.regions),
         "runs": entry.runs,
         "seconds": sum(entry.seconds.values()),
-        "worst": worst and {"value": worst.value, "onnx": _distance(worst.onnx), "eager": _distance(worst.eager)},
+        "worst": worst and {"value": worst.value, "onnx": _error(worst.onnx), "eager": _error(worst.eager)},
         "verdict": graph.verdict or "",
         "state": _state(graph.verdict),
         "note": entry.note,
@@ -170,7 +169,7 @@ def _state(verdict: str | None) -> str:
     return "wrong" if verdict.startswith("diverges") else "unknown"
 
 
-# Comparison: the rows, and who reads whom.
+# Comparison: the rows and their readers.
 
 
 def _comparison(run: Run, graph: DumpedGraph) -> dict[str, Json]:
@@ -193,15 +192,15 @@ def _row(row: RowEntry, index: Mapping[str, int], frames: dict[tuple[Json, ...],
         row.is_output,
         row.mark,
         row.complaint,
-        *(_distance(getattr(row, key)) for key in DISTANCES),
+        *(_error(getattr(row, key)) for key in ERRORS),
         [frames.setdefault(dataclasses.astuple(frame), len(frames)) for frame in row.stack],
         [index[name] for name in row.inputs if name in index],
     ]
 
 
-def _distance(distance: DistanceEntry | None) -> list[float | None] | None:
-    """The figures of a distance with as many digits as are shown; ``None`` for one that is NaN or infinite."""
-    return None if distance is None else [_shortened(getattr(distance, key)) for key in MEASURES]
+def _error(error: DistanceEntry | None) -> list[float | None] | None:
+    """``MEASURES`` with four digits; ``None`` for NaN and infinity."""
+    return None if error is None else [_shortened(getattr(error, key)) for key in MEASURES]
 
 
 def _shortened(value: Json) -> float | None:
@@ -211,18 +210,18 @@ def _shortened(value: Json) -> float | None:
 
 
 def _culprit(entry: GraphEntry, names: Sequence[str]) -> int | None:
-    """The row that the verdict names, or the first result of the node; none if it is no value of this graph."""
+    """The index of the row that the verdict names, or of its node's first result; ``None`` for another graph's."""
     name = entry.blame.value if entry.blame else ""
     value = re.compile(rf"{re.escape(name)}(__\d+)?")
     return next((i for i, other in enumerate(names) if value.fullmatch(other)), None)
 
 
-# Stages: their texts, and what changed from one to the next.
+# Stages: their texts, and the changes between them.
 
 
 def _stages(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     shown: list[dict[str, Json]] = []
-    before: list[StageGraph] = []  # of the last stage that can be read
+    before: list[StageGraph] = []  # the last stage that could be read
     after = ""
     dynamo = [item for item in run.dynamo_graphs if item.index == graph.index]
     stages = [*(stage for item in dynamo for stage in item.stages), *graph.entry.stages]
@@ -253,13 +252,13 @@ def _stage(graph: DumpedGraph, before: list[StageGraph], graphs: list[StageGraph
 
 
 def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
-    """What changed between two stages: under each line of the user's code its nodes, before and after.
+    """The changes between two stages, grouped by the user's line of code.
 
     Args:
         diffs: one, or one for each region.
 
     Returns:
-        Lines that begin with ``@@`` (the line of code), ``-`` or ``+``; nothing if nothing changed.
+        Lines that begin with ``@@`` (the line of code), ``-`` or ``+``.
     """
     lines: list[str] = []
     for diff in diffs:
@@ -267,16 +266,16 @@ def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
         for change in diff.changes:
             code = next((node.code for node in (change.after, change.before) if node is not None and node.code), "")
             region = "" if diff.region is None else f"region_{diff.region} "
-            group = f"@@ {region}{change.source or change.node.kind}  {code}".rstrip()
-            lines += [group] if group != header else []
-            header = group
+            new_header = f"@@ {region}{change.source or change.node.kind}  {code}".rstrip()
+            lines += [new_header] if new_header != header else []
+            header = new_header
             note = f"  ({change.note})" if change.note else ""
             lines += [f"-{change.before.text}{note}"] if change.before else []
             lines += [f"+{change.after.text}{note}"] if change.after else []
     return lines
 
 
-# What went to ONNX and what did not.
+# Placement: regions, and nodes in PyTorch.
 
 
 def _placement(run: Run, graph: DumpedGraph) -> dict[str, Json]:
@@ -295,7 +294,7 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-# Time: compiling by stage, the compared run by region, and operators.
+# Time: of the stages, of the compared run, and of operators.
 
 
 def _recorded_time(run: Run, graph: DumpedGraph) -> dict[str, Json]:
@@ -331,17 +330,17 @@ def _time(run: Run, graph: DumpedGraph) -> dict[str, Json]:
             for item in times
             for row in item.rows
         ],
-        "by_operator": [_group(group) for group in by_operator(times)],
-        "by_module": [_group(group) for group in by_module(times)],
+        "by_operator": [_group_row(group) for group in by_operator(times)],
+        "by_module": [_group_row(group) for group in by_module(times)],
         "operators_notice": notice,
     }
 
 
-def _group(group: GroupTime) -> Json:
+def _group_row(group: GroupTime) -> Json:
     return [group.name or "(not attributed)", group.nodes, _shortened(group.milliseconds), _shortened(group.share)]
 
 
-# Passes: what each did.
+# Passes.
 
 
 def _passes(run: Run, graph: DumpedGraph) -> dict[str, Json]:
@@ -363,7 +362,7 @@ def _passes(run: Run, graph: DumpedGraph) -> dict[str, Json]:
                     "near_misses": len(result.refusals),
                     "said": result.undone or result.note or notice,
                     "undone": bool(result.undone),
-                    "difference": lines[2:],  # after the names of before and after
+                    "difference": lines[2:],  # without the header
                 }
             )
     return {"passes": rows}

@@ -1,9 +1,8 @@
-"""The values of a report as one HTML file: template, style, script and data, with a policy that forbids all else.
+"""Renders a report as one HTML file: template, style, script and data.
 
-A model's names and strings are the user's, and must stay text. The template escapes what it writes; the rest of the
-values are JSON in ``<script type="application/json">``, in which no markup can begin, and the script of the page only
-ever writes them as text. The policy (CSP) names the style and the script by their digests, so that nothing else runs,
-and forbids every connection.
+Names and strings of the user's model must not become markup. The template escapes its values; the other values are
+JSON in ``<script type="application/json">``, with ``<`` escaped, and the page's script writes them as text nodes. The
+content security policy allows only our style and script, by their digests, and no connections.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u20
 
 
 def render(report: Report) -> str:
-    """The page of a report."""
+    """The HTML of a report."""
     return page(report.overview["run"], _SCRIPTS, report.overview, report.parts, has_graphs=True)
 
 
 def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[str, object], *, has_graphs: bool) -> str:
-    """A page of ours.
+    """The HTML of a page.
 
     Args:
         title, scripts: of the document.
-        overview: what is read when it opens, for JSON.
-        parts: by name, what is read when it is looked at.
-        has_graphs: whether there is a list of graphs, and keys to explain.
+        overview: JSON values that the page reads when it opens.
+        parts: JSON values that it reads lazily, by name.
+        has_graphs: whether the page has a list of graphs, and help on keys.
     """
     style = _file("report.css")
     script = "\n".join(_file(name) for name in scripts)
@@ -46,7 +45,7 @@ def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[st
     return environment.from_string(_file("report.html.jinja")).render(
         title=title,
         policy=_policy(style, script),
-        style=Markup(style),  # ours, as is the script; both are in the policy by their digests
+        style=Markup(style),  # trusted, like the script; the policy has their digests
         script=Markup(script),
         overview=as_json(overview),
         parts=[(name, as_json(value)) for name, value in parts.items()],
@@ -55,16 +54,12 @@ def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[st
 
 
 def write_page(report: Report, path: Path) -> Path:
-    """Writes the page, as ``write_text``."""
+    """Writes the page, see ``write_text``."""
     return write_text(render(report), path)
 
 
 def write_text(text: str, path: Path) -> Path:
-    """Writes a file whole or not at all; returns its path.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a file atomically; returns its path."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -75,10 +70,10 @@ def write_text(text: str, path: Path) -> Path:
 
 
 def as_json(value: object) -> Markup:
-    """JSON that can stand in a ``<script>``: no character in it begins or ends markup.
+    """JSON for a ``<script>``, with the characters of markup escaped.
 
     Raises:
-        ValueError: a number is NaN or infinite, which JSON does not have.
+        ValueError: a number is NaN or infinite.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return Markup(text.translate(_ESCAPED))

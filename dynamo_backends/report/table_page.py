@@ -1,4 +1,4 @@
-"""One table as a page, in the style of the report: what an operator tool found."""
+"""A page with one table, the results of an operator tool, in the style of the report."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ Cell = str | int | float | None
 
 @dataclasses.dataclass(frozen=True)
 class TablePage:
-    """What the page shows.
-
-    Attributes:
-        title: a line.
-        headers: of the columns.
-        rows: their cells; numbers are sorted as such.
-        wrong: the indices of rows that are marked.
-        notices: said above the table.
-    """
+    """The values of the page; ``wrong`` are the indices of highlighted rows, ``notices`` are above the table."""
 
     title: str
     headers: Sequence[str]
@@ -32,7 +24,7 @@ class TablePage:
 
 
 def write_table_page(table: TablePage, path: Path) -> Path:
-    """Writes the page, as ``write_text``."""
+    """Writes the page, see ``write_text``."""
     rows = [
         [str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row]
         for row in table.rows  # JSON has no NaN or infinity

@@ -11,7 +11,7 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput, TangentAOTInput
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.debug.captured_graph import Call, Captured, JointGraphs
+from dynamo_backends.debug.captured_graph import CapturedGraph, ComparedCall, JointGraphs
 from dynamo_backends.debug.rows import Finding
 from dynamo_backends.dumps.blame import Cause, Kind
 from dynamo_backends.numerics.program_execution import Results
@@ -22,9 +22,9 @@ X = torch.tensor([0.1, 0.5, 0.9])
 Y = X + 1
 
 
-def captured(*graphs: fx.GraphModule) -> Captured:
+def captured(*graphs: fx.GraphModule) -> CapturedGraph:
     """A captured graph, and what each pass made of it."""
-    result = Captured(opset=18)
+    result = CapturedGraph(opset=18)
     result.pre_grad.start("pre_grad", graphs[0])
     for i, graph in enumerate(graphs[1:]):
         result.pre_grad.fired(PassResult(f"pre_grad.pass_{i}", 1, 1, 1, 0.0), graph)
@@ -36,14 +36,16 @@ def symbolic(function: Callable[..., object]) -> fx.GraphModule:
     return fx.symbolic_trace(function)
 
 
-def compared(whole: Captured, function: Callable[..., object], args: Sequence[object]) -> tuple[object, Call]:
+def compared(
+    whole: CapturedGraph, function: Callable[..., object], args: Sequence[object]
+) -> tuple[object, ComparedCall]:
     """What a compared call of the compiled ``function`` returns, and the call."""
-    call = whole.call_for(args)
+    call = whole.begin_call(args)
     assert call is not None
-    return whole.called(function, args, call), call
+    return whole.run_in_call(function, args, call), call
 
 
-def call_of(function: Callable[..., object], *args: object) -> Call:
+def call_of(function: Callable[..., object], *args: object) -> ComparedCall:
     return compared(captured(symbolic(function)), lambda *args: None, args)[1]
 
 
@@ -52,7 +54,7 @@ def wrong(function: Callable[..., object], args: Sequence[object], *results: obj
     finding = call_of(function, *args).judge_forward(results, args)
     assert (finding.culprit, finding.because, finding.unchecked) == (None, "", [])
     assert all(item.cause == Cause(Kind.RESULT) and item.source == "" for item in finding.wrong)
-    return [f"{item.value}: {item.said}" for item in finding.wrong]
+    return [f"{item.value}: {item.difference}" for item in finding.wrong]
 
 
 def differing(function: Callable[..., object], args: Sequence[object], result: torch.Tensor) -> int:
@@ -99,7 +101,7 @@ def test_an_input_that_the_graph_changes_is_a_result() -> None:
     args = [X.clone()]
     call = call_of(lambda x: x.add_(1) * 2, *args)
     (said,) = call.judge_forward([(X + 1) * 2], args).wrong
-    assert said.value == "the input x" and said.said.ours is not None and said.said.ours.max_abs == 1.0
+    assert said.value == "the input x" and said.difference.ours is not None and said.difference.ours.max_abs == 1.0
     assert call.judge_forward([(X + 1) * 2], [X + 1]) == Finding()
 
 
@@ -117,7 +119,7 @@ def test_a_wrong_pass_of_the_captured_graph() -> None:
     assert culprit is not None and str(culprit.cause) == "stage pre_grad"
 
 
-def gradients(call: Call, results: Sequence[object], found: dict[int, object]) -> Finding:
+def gradients(call: ComparedCall, results: Sequence[object], found: dict[int, object]) -> Finding:
     call.judge_forward(results, [])
     return call.judge_backward({0: torch.ones(3)}, found)
 
@@ -131,9 +133,9 @@ def test_gradients() -> None:
     found = gradients(call, [X.sin() * X], {0: X.cos()})
     assert found.because == "its forward diverges"
     (said,) = found.wrong
-    assert said.value == "grad of x" and said.said.ours is not None
+    assert said.value == "grad of x" and said.difference.ours is not None
     (said,) = gradients(call, [X.sin() * X], {0: None}).wrong
-    assert said.value == "grad of x" and said.said
+    assert said.value == "grad of x" and said.difference
 
 
 def test_gradients_of_complex_numbers() -> None:
@@ -172,7 +174,7 @@ def test_a_call_without_arguments_in_autocast() -> None:
         _, call = compared(whole, lambda: None, [])
     assert call.judge_forward([half], []) == Finding()
     (said,) = call.judge_forward([full], []).wrong
-    assert said.value == "mm" and "torch.bfloat16" in str(said.said)
+    assert said.value == "mm" and "torch.bfloat16" in str(said.difference)
     _, call = compared(whole, lambda: None, [])
     with torch.autocast("cpu", torch.bfloat16):
         assert call.judge_forward([full], []) == Finding()
@@ -200,7 +202,7 @@ def test_what_was_traced() -> None:
     culprit = call.judge_forward([X.sin(), X.exp()], [X]).culprit
     assert culprit is not None
     assert (culprit.value, culprit.source, culprit.cause) == ("exp", "", Cause(Kind.TRACE))
-    assert culprit.said.ours is not None and culprit.said.ours.max_abs == pytest.approx(2.46, rel=1e-2)
+    assert culprit.difference.ours is not None and culprit.difference.ours.max_abs == pytest.approx(2.46, rel=1e-2)
 
 
 def test_a_wrong_decomposition_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +212,7 @@ def test_a_wrong_decomposition_in_the_backward(monkeypatch: pytest.MonkeyPatch) 
         sigmoid = torch.sigmoid(x)
         return grad * sigmoid * (1 + x * (1 - sigmoid)) * 1.01
 
-    monkeypatch.setattr(Captured, "decompositions", lambda self: {aten.silu_backward.default: wrong_silu_backward})
+    monkeypatch.setattr(CapturedGraph, "decompositions", lambda self: {aten.silu_backward.default: wrong_silu_backward})
     given = X.clone().requires_grad_()
     right = torch.autograd.grad(torch.nn.functional.silu(given * 2).sum() * 3, given)[0]
     exact = {("gradient", 0): right.double()}
@@ -235,37 +237,37 @@ def test_a_backward_is_known_by_what_it_is_handed() -> None:
         call.save({"x": tensor, "size": i, "state_of_the_forward": i, "sparse": tensor.to_sparse()})
         whole.keep_for_backward(call, [results[i].grad_fn])
         calls.append(call)
-    assert whole.call_of({"x": tensors[0], "size": 0}) is None  # four are kept
-    assert whole.call_of({"x": tensors[3], "size": 4}) is None
-    assert whole.call_of({"x": tensors[3].clone(), "size": 3}) is None
-    assert whole.call_of({"x": tensors[3][:1], "size": 3}) is None
-    assert whole.call_of({"x": 3, "size": 3}) is None
-    assert whole.call_of({"unknown": 3}) is None
-    assert whole.call_of({"x": tensors[3], "size": 3, "state": None}) is calls[3]
-    assert whole.call_of({"x": tensors[3], "size": 3}) is None
+    assert whole.find_call({"x": tensors[0], "size": 0}) is None  # four are kept
+    assert whole.find_call({"x": tensors[3], "size": 4}) is None
+    assert whole.find_call({"x": tensors[3].clone(), "size": 3}) is None
+    assert whole.find_call({"x": tensors[3][:1], "size": 3}) is None
+    assert whole.find_call({"x": 3, "size": 3}) is None
+    assert whole.find_call({"unknown": 3}) is None
+    assert whole.find_call({"x": tensors[3], "size": 3, "state": None}) is calls[3]
+    assert whole.find_call({"x": tensors[3], "size": 3}) is None
     tensors[4].add_(1)
-    assert whole.call_of({"x": tensors[4], "size": 4}) is None
-    assert whole.call_of({}) is calls[2]
+    assert whole.find_call({"x": tensors[4], "size": 4}) is None
+    assert whole.find_call({}) is calls[2]
     results[5] = results[5] * 2  # by which the backward can still come
     whole.keep_for_backward(calls[3], [])
-    assert whole.call_of({"size": 3}) is None, "no result has a gradient"
+    assert whole.find_call({"size": 3}) is None, "no result has a gradient"
     whole.keep_for_backward(calls[3], [results[3].grad_fn])
     del results[3:5]
-    assert whole.call_of({"size": 3}) is None, "its backward cannot come"
+    assert whole.find_call({"size": 3}) is None, "its backward cannot come"
     whole.joint.start("joint", described(lambda x, tangent: (x.sin(), tangent * x.cos())))
     whole.drop()
-    assert whole.call_of({"x": tensors[5], "size": 5}) is None
+    assert whole.find_call({"x": tensors[5], "size": 5}) is None
     assert (whole.pre_grad.steps, whole.pre_grad.attributes, whole.joint.steps) == ([], [], [])
 
 
 def test_a_call_is_there_while_it_runs() -> None:
     whole = captured(symbolic(lambda x: (x.sin(),)))
     seen: list[object] = []
-    result, call = compared(whole, lambda x: seen.append(whole.call), [X])
-    assert (result, seen, whole.call) == (None, [call], None)
+    result, call = compared(whole, lambda x: seen.append(whole.current_call), [X])
+    assert (result, seen, whole.current_call) == (None, [call], None)
     with pytest.raises(ZeroDivisionError):
         compared(whole, lambda x: 1 / 0, [X])
-    assert whole.call is None
+    assert whole.current_call is None
 
 
 def test_attributes_are_arguments_of_the_captured_graph() -> None:
@@ -287,7 +289,7 @@ def test_attributes_are_arguments_of_the_captured_graph() -> None:
     assert torch.equal(module.seen, X), "the comparison has not changed it once more"
     module.seen.zero_()
     (said,) = call.judge_forward([X * 3], [X]).wrong
-    assert said.value == "the input seen" and said.said.ours is not None
+    assert said.value == "the input seen" and said.difference.ours is not None
     whole.drop()
     assert whole.pre_grad.attributes == []
 
@@ -335,7 +337,7 @@ def test_results_and_gradients_of_the_stage_joint() -> None:
     assert results is not None and list(results.eager) == [("gradient", 0)]
     finding, results = graphs.judge({}, [X], state, gradients=True)
     (said,) = finding.unchecked
-    assert "joint" in said and f" {name}," in said and results is None
+    assert "joint" in said and f" {name} " in said and results is None
     (said,) = graphs.judge({name: X}, (), state, gradients=True)[0].unchecked
     assert "joint" in said
     first = graphs.first.graph.find_nodes(op="placeholder")[0].name
@@ -343,7 +345,7 @@ def test_results_and_gradients_of_the_stage_joint() -> None:
     assert finding.culprit is not None
     graphs.arguments[0] = None  # as what AOTAutograd adds, states of random numbers
     (said,) = graphs.judge({}, [X], state, gradients=False)[0].unchecked
-    assert f" {first}," in said
+    assert f" {first} " in said
     finding, _ = joint(before, before, end=after).judge({name: X}, [X], state, gradients=True)
     assert finding.culprit is not None and str(finding.culprit.cause) == "stage joint"
     graphs = joint(before)

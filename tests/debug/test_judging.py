@@ -386,7 +386,7 @@ def test_the_worst_error_of_what_diverges_is_a_fault() -> None:
     """A small error of the outputs says nothing of a pass that is wrong."""
     rows = [row(is_output=True, onnx=RIGHT, eager=RIGHT), row(onnx=WRONG, eager=RIGHT)]
     rows[0].name, rows[1].name = "y", "x"
-    by_a_pass = Finding(Blame("z", BAD, said=Verdict("off", WRONG, RIGHT)))
+    by_a_pass = Finding(Blame("z", BAD, difference=Verdict("off", WRONG, RIGHT)))
     of_a_result = Finding(wrong=[result("y", Verdict("off", WRONG, RIGHT))])
     of_dtype = Finding(wrong=[result("y", Verdict("dtype torch.int64 instead of torch.int32"))])
     for finding, value in ((by_a_pass, "z"), (of_a_result, "y"), (of_dtype, None)):
@@ -403,14 +403,14 @@ MUL = Blame("mul", Cause(Kind.NODE), source="a.py:3")
 
 
 def result(name: str, said: Verdict = Verdict("off")) -> Blame:  # noqa: B008
-    return Blame(name, Cause(Kind.RESULT), source="a.py:7", said=said)
+    return Blame(name, Cause(Kind.RESULT), source="a.py:7", difference=said)
 
 
 OFF = result("sin")
 
 
 def culprit(node: str) -> Finding:
-    return Finding(Blame(node, BAD, source="a.py:7", said=Verdict("off by a lot")))
+    return Finding(Blame(node, BAD, source="a.py:7", difference=Verdict("off by a lot")))
 
 
 @pytest.mark.parametrize(

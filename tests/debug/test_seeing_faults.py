@@ -21,7 +21,7 @@ from onnxscript import opset18 as op
 from torch import fx, nn
 
 from dynamo_backends.cli import main
-from dynamo_backends.debug.captured_graph import Call
+from dynamo_backends.debug.captured_graph import ComparedCall
 from dynamo_backends.debug.rows import Finding
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -276,12 +276,12 @@ def test_a_gradient_has_the_line_where_its_parameter_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No node and no stage explains it: the backward returns what it should not."""
-    judge = Call.judge_backward
+    judge = ComparedCall.judge_backward
 
-    def tampered(self: Call, tangents: Any, gradients: dict[int, Any]) -> Finding:
+    def tampered(self: ComparedCall, tangents: Any, gradients: dict[int, Any]) -> Finding:
         return judge(self, tangents, {key: value * 1.01 for key, value in gradients.items()})
 
-    monkeypatch.setattr(Call, "judge_backward", tampered)
+    monkeypatch.setattr(ComparedCall, "judge_backward", tampered)
     function = compiled(Layered(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     function(torch.randn(4, 8)).sum().backward()
     assert_seen(tmp_path, r"grad of layers\.0\.weight", line_of("the layer"), capsys)
@@ -320,7 +320,7 @@ def test_a_model_of_a_library_has_its_line_and_the_line_that_calls_it(
     function = compiled(Model(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     function(torch.randn(4, 8))  # the library is called
     (graph,) = find_run(tmp_path).graphs
-    own = f"{short_file(str(Path(__file__).parents[1]))}/{line_of('the library is called')}"
+    own = f"{short_file(str(Path(__file__).parent))}/{line_of('the library is called')}"
     place = f"a_model_of_others.py:5, called from {own}"
     assert graph.verdict == f"diverges at sinh ({place})" and graph.entry.blame.source == place
     assert place in (graph.folder / "side_by_side.txt").read_text()

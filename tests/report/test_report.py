@@ -621,12 +621,12 @@ def test_what_is_damaged_of_a_graph_is_said_in_its_place(
     page = write_page(report, tmp_path / "report.html")
 
     browser.open(page)
-    assert "cannot be shown" in browser.text("#content .notice")
+    assert "cannot be read" in browser.text("#content .notice")
     browser.open(page, f"{faulty}/comparison")
     assert "side_by_side.json is damaged" in browser.text("#panel")
     browser.open(page, f"{faulty}/stages")
     stages = browser.text("#panel .chooser")
-    assert "onnxnot there" in stages and "post_grad" in stages
+    assert "onnxmissing" in stages and "post_grad" in stages
     browser.open(page, f"{faulty}/placement")
     assert "regions.txt" in browser.text("#panel .notice") and "no translation to ONNX" in browser.text("#panel")
     browser.open(page, f"{faulty.replace('forward', 'backward')}/comparison")

@@ -1,8 +1,8 @@
 "use strict";
 
-/* Elements and texts. Data becomes text nodes and attributes, never markup. */
+/* Creates elements and texts. Data becomes text nodes and attributes, never markup. */
 
-/* element("p", {class: "note", onclick: f}, "text", child, …): children that are null are left out. */
+/* element("p", {class: "note", onclick: f}, "text", child, …): null children are skipped. */
 function element(name, attributes, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
@@ -23,7 +23,7 @@ function fill(made, attributes, children) {
   return made;
 }
 
-/* Tells a person who hears the page what has changed. */
+/* Announces a change to screen readers. */
 function say(text) {
   document.getElementById("said").textContent = text;
 }
@@ -41,7 +41,7 @@ function count(value) {
 }
 
 function percent(share) {
-  // 99.97 % must not read as all of it
+  // 99.97 % must not be rounded to 100 %
   return share === 1 ? "100 %" : `${(Math.floor(share * 1000) / 10).toFixed(1)} %`;
 }
 
@@ -73,7 +73,7 @@ function notice(text) {
   return element("p", {class: "notice", role: "note"}, text);
 }
 
-/* Facts: [name, value] pairs, a value being text or an element. */
+/* facts: [name, value] pairs; a value is text or an element. */
 function facts(pairs) {
   return element(
     "dl", {class: "facts"},

@@ -1,17 +1,17 @@
-/* A graph: its verdict, and a tab for each thing that one asks of it. */
+/* A graph: its verdict, and a tab for each part: comparison, stages, passes, placement, time. */
 
 const TABS = [
   ["comparison", "Comparison"], ["picture", "Picture"], ["stages", "Stages"], ["passes", "Passes"], ["placement", "ONNX or PyTorch"], ["time", "Time"],
 ];
-const MARKS = {"=": "eager's bits", "~": "another rounding", "!": "wrong by itself", "?": "different each time", " ": "not compared"};
+const MARKS = {"=": "bitwise equal to eager", "~": "within rounding", "!": "node is wrong", "?": "not deterministic", " ": "not compared"};
 const KINDS = [
   ["session", "session that ran"], ["onnx", "ONNX, propagated"], ["eager", "eager, propagated"], ["local_onnx", "ONNX, local"], ["local_eager", "eager, local"],
 ];
-const WHOLE = 60; // nodes that a person can take in; of more, those around one are shown
+const WHOLE = 60; // a larger graph is shown around one node
 const NEAR = 24;
 
 class GraphPage {
-  /* summary: its line of the overview; part(name): what was read of it; fields, measures: what a row holds. */
+  /* summary: its line of the overview; part(name): reads a part; fields, measures: the columns of a row. */
   constructor({summary, graphs, part, fields, measures, go}) {
     Object.assign(this, {summary, graphs, part, fields, measures, go});
     this.panels = new Map();
@@ -68,7 +68,7 @@ class GraphPage {
 
   make(key) {
     const data = this.part(key === "picture" ? "comparison" : key);
-    if (data.notice) return {elements: [notice(`This cannot be shown: ${data.notice}`)]};
+    if (data.notice) return {elements: [notice(`The dump cannot be read: ${data.notice}`)]};
     return {
       comparison: () => this.comparison(), picture: () => this.picture(), stages: () => stagesPanel(data), passes: () => passesPanel(data),
       placement: () => placementPanel(data, (name) => this.goToNode(name)), time: () => timePanel(data, (name) => this.goToNode(name)),
@@ -79,7 +79,7 @@ class GraphPage {
     this.go(this.summary.reference, "comparison", name);
   }
 
-  /* The rows as objects, with who reads whom. */
+  /* The rows as objects, with their readers. */
   rows() {
     if (this.made) return this.made;
     const data = this.part("comparison");
@@ -102,7 +102,7 @@ class GraphPage {
   comparison() {
     const rows = this.rows();
     const isTaken = (row) => row.operator === "placeholder" || row.operator === "get_attr";
-    const grid = new Grid({ // what was computed comes first
+    const grid = new Grid({ // computed values first
       label: `Values of ${this.summary.name}`, rows: [...rows.filter((row) => !isTaken(row)), ...rows.filter(isTaken)], columns: comparisonColumns(),
       rowClass: (row) => (row === this.culprit ? "bad" : row.mark === "!" || row.mark === "?" ? "suspect" : ""),
       onselect: (row) => this.chosen(row), onopen: (row) => this.open(row),
@@ -116,7 +116,7 @@ class GraphPage {
     const find = this.find = element("input", {type: "search", id: "filter", placeholder: "name, operator, module, line …", "aria-label": "Filter the values", spellcheck: "false"});
     const marks = element("select", {"aria-label": "Only with this mark"}, element("option", {value: ""}, "every mark"),
       Object.entries(MARKS).filter(([mark]) => rows.some((row) => row.mark === mark)).map(([mark, name]) => element("option", {value: mark}, `${mark} ${name}`)));
-    const places = element("select", {"aria-label": "Only computed here"}, element("option", {value: ""}, "everywhere"),
+    const places = element("select", {"aria-label": "Only this engine"}, element("option", {value: ""}, "everywhere"),
       [...new Set(rows.map((row) => row.place))].map((place) => element("option", {value: place}, place)));
     const shown = element("span", {class: "shown", role: "status"});
     const filter = () => {
@@ -133,8 +133,8 @@ class GraphPage {
     filter();
     const legend = folded("What the columns mean", element("div", {class: "legend"},
       facts(Object.entries(MARKS).map(([mark, name]) => [mark === " " ? "blank" : mark, name])),
-      element("p", {}, "session: largest absolute error against float64 in the session that really ran, where its model still has the value. ONNX, eager: the same of ONNX "
-        + "Runtime node by node and of PyTorch, each on its own upstream values (propagated). Local: the node alone on eager's inputs. A result is right if its error "
+      element("p", {}, "session: largest absolute error against float64 in the session that ran, if its model still has the value. ONNX, eager: the same for ONNX "
+        + "Runtime node by node and for PyTorch, with upstream errors (propagated). Local: the node alone, on its inputs in the model. A result is right if its error "
         + "is not much larger than eager's own.")));
     this.details = element("aside", {class: "details", "aria-label": "Details of a value", tabindex: -1, hidden: true});
     const tools = element("div", {class: "tools"}, find, marks, places, shown, element("span", {class: "grow"}), legend);
@@ -149,7 +149,7 @@ class GraphPage {
     }};
   }
 
-  /* Makes a row the current one, without the filter if that hides it. */
+  /* Selects a row, and clears the filter if it hides the row. */
   reach(row) {
     if (!this.grid.shown.includes(row)) this.unfilter();
     this.grid.select(row, {centre: true});
@@ -166,7 +166,7 @@ class GraphPage {
     const wasOpen = !this.details.hidden;
     this.details.hidden = false;
     this.describe(row);
-    this.grid.select(row, {quiet: true, centre: !wasOpen}); // the details make the table lower
+    this.grid.select(row, {quiet: true, centre: !wasOpen}); // the details shrink the table
     note(this.summary.reference, "comparison", row.name);
   }
 
@@ -187,9 +187,9 @@ class GraphPage {
           ["type", `${row.dtype} ${row.shape || "scalar"}`], ["computed in", row.place], ["mark", MARKS[row.mark] || row.mark],
           ["reads", links(row.inputs)], ["read by", links(row.readers)],
         ])),
-      figures.length ? element("div", {class: "measures"}, element("h3", {}, "Error to float64"),
+      figures.length ? element("div", {class: "measures"}, element("h3", {}, "Error against float64"),
         plainTable(["", "absolute", "relative", "RMSE", "ulp", "NaN/Inf", "scale"], figures)) : element("div", {}),
-      element("div", {class: "stack"}, element("h3", {}, "Call stack"), row.stack.length ? stackOf(row.stack.map((i) => frames[i])) : element("p", {}, row.source || "no line is known")),
+      element("div", {class: "stack"}, element("h3", {}, "Call stack"), row.stack.length ? stackOf(row.stack.map((i) => frames[i])) : element("p", {}, row.source || "unknown source line")),
       this.pictureAround(row, 12));
   }
 
@@ -198,7 +198,7 @@ class GraphPage {
     this.grid.element.focus();
   }
 
-  /* The row that stands for all results of its node. */
+  /* The first row of a node. */
   first(row) {
     const base = row.name.replace(/__\d+$/, "");
     if (base === row.name) return row.i;
@@ -233,16 +233,16 @@ class GraphPage {
 
   picture() {
     const rows = this.rows();
-    if (!rows.length) return {elements: [notice("The graph has no value.")]};
+    if (!rows.length) return {elements: [notice("The graph has no values.")]};
     const nodes = new Set(rows.map((row) => this.first(row))).size;
     const key = element("p", {class: "keys"}, ["onnx", "pytorch", "input", "suspect", "wrong"].map((kind) => element("span", {class: `node ${kind}`},
-      {onnx: "on ONNX Runtime", pytorch: "in PyTorch", input: "input", suspect: "wrong by itself", wrong: "culprit"}[kind])));
+      {onnx: "on ONNX Runtime", pytorch: "in PyTorch", input: "input", suspect: "node is wrong", wrong: "culprit"}[kind])));
     const holder = element("div", {class: "holder"});
     const words = element("p", {});
     return {elements: [words, key, holder], show: () => {
       const row = this.now || this.culprit || rows.find((other) => this.summary.worst && other.name === this.summary.worst.value) || rows[0];
-      words.textContent = nodes <= WHOLE ? `All ${plural(nodes, "node")}: what is read stands above what reads it.`
-        : `The ${NEAR} nodes nearest to ${row.user_name || row.name}, of ${count(nodes)}; choose another in the comparison.`;
+      words.textContent = nodes <= WHOLE ? `All ${plural(nodes, "node")}; inputs are above the nodes that read them.`
+        : `The ${NEAR} nodes nearest to ${row.user_name || row.name}, of ${count(nodes)}; choose another node in the comparison.`;
       holder.replaceChildren(this.pictureAround(row, nodes <= WHOLE ? rows.length : NEAR));
     }};
   }
@@ -255,7 +255,7 @@ function comparisonColumns() {
     cell: (row) => (!row[key] ? "" : row[key].nonfinite ? `${row[key].nonfinite} NaN/Inf` : number(row[key].max_abs)),
   });
   return [
-    {key: "number", title: "#", width: "46px", align: "right", help: "Order of execution", value: (row) => row.i, cell: (row) => String(row.i + 1)},
+    {key: "number", title: "#", width: "46px", align: "right", help: "Execution order", value: (row) => row.i, cell: (row) => String(row.i + 1)},
     {key: "mark", title: "", width: "30px", help: "mark", value: (row) => " =~?!".indexOf(row.mark),
       cell: (row) => element("span", {class: `mark ${row.mark === "!" || row.mark === "?" ? "suspect" : ""}`, title: MARKS[row.mark] || ""}, row.mark)},
     {key: "value", title: "value", width: "minmax(132px, 2fr)", value: (row) => row.user_name || row.name,
@@ -263,8 +263,8 @@ function comparisonColumns() {
     text("operator", "operator", "minmax(92px, 1fr)", (row) => row.operator.replace(/^aten\./, "").replace(/\.default$/, "")),
     text("type", "type", "minmax(116px, 1fr)", (row) => `${row.dtype} ${row.shape || "scalar"}`),
     error("session", "session", "Largest absolute error in the session that ran"), error("onnx", "ONNX", "Largest absolute error, propagated"),
-    error("eager", "eager", "Largest absolute error of eager, propagated"), error("local_onnx", "local", "Largest absolute error of the node by itself"),
-    error("local_eager", "eager's", "Largest absolute error of eager's node alone"),
+    error("eager", "eager", "Largest absolute error of eager, propagated"), error("local_onnx", "local", "Largest absolute error of the node alone"),
+    error("local_eager", "eager's", "Largest absolute error of the node alone in eager"),
     text("module", "module", "minmax(100px, 2fr)", (row) => row.module), text("source", "line", "minmax(110px, 2fr)", (row) => short(row.source)),
   ];
 }
@@ -280,7 +280,7 @@ function stagesPanel(data) {
   const changes = element("input", {type: "checkbox"});
   let now = Math.max(0, stages.findIndex((stage) => stage.difference.length));
   const size = (stage) => {
-    if (stage.notice) return "not there";
+    if (stage.notice) return "missing";
     if (stage.same_as && stage.same_as === stage.after) return `same as ${stage.same_as}`;
     const added = stage.difference.filter((line) => line[0] === "+").length, removed = stage.difference.filter((line) => line[0] === "-").length;
     return added + removed ? `+${count(added)} \u2212${count(removed)}` : stage.after ? "no change" : "";
@@ -293,14 +293,14 @@ function stagesPanel(data) {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", i === now));
     if (stage.notice) return holder.replaceChildren(notice(stage.notice));
     if (changes.checked && !stage.difference.length) {
-      return holder.replaceChildren(notice(stage.after ? `Nothing changed between ${stage.after} and ${stage.name}.` : "It is the first stage."));
+      return holder.replaceChildren(notice(stage.after ? `Nothing changed between ${stage.after} and ${stage.name}.` : "This is the first stage."));
     }
     const lines = changes.checked ? stage.difference : stage.lines.length ? stage.lines : (stages.find((other) => other.name === stage.same_as) || stage).lines;
     holder.replaceChildren(new Lines(changes.checked ? `From ${stage.after} to ${stage.name}` : stage.name, lines, changes.checked).element);
   };
   changes.checked = true;
   changes.addEventListener("change", draw);
-  const chooser = element("div", {class: "chooser"}, element("label", {}, changes, "what changed since the stage before"),
+  const chooser = element("div", {class: "chooser"}, element("label", {}, changes, "show changes since the previous stage"),
     element("div", {role: "group", "aria-label": "Stages"}, buttons));
   return {elements: [chooser, holder], show: draw};
 }
@@ -331,7 +331,7 @@ function placementPanel(data, goToNode) {
   for (const [, , reason] of data.in_pytorch) reasons.set(reason, (reasons.get(reason) || 0) + 1);
   const elements = [title(2, "Regions on ONNX Runtime"), data.regions.length
     ? plainTable(["region", "operators", "ONNX nodes", "after our passes"], data.regions.map(([index, ...figures]) => [`region_${index}`, ...figures.map(count)]))
-    : notice("Nothing of this graph ran on ONNX Runtime.")];
+    : notice("No operator of this graph runs on ONNX Runtime.")];
   elements.push(title(2, data.in_pytorch.length ? `${plural(data.in_pytorch.length, "operator")} in PyTorch` : "No operator in PyTorch"));
   if (data.in_pytorch.length) {
     elements.push(plainTable(["why", "operators"], [...reasons].sort((a, b) => b[1] - a[1]).map(([reason, n]) => [reason, count(n)])));
@@ -347,7 +347,7 @@ function placementPanel(data, goToNode) {
 }
 
 function timePanel(data, goToNode) {
-  const elements = [title(2, "Compiling, by stage"), data.seconds.length ? bars(data.seconds.map(([name, value]) => [name, value, seconds(value)])) : notice("The dump does not say how long the stages took.")];
+  const elements = [title(2, "Compile time by stage"), data.seconds.length ? bars(data.seconds.map(([name, value]) => [name, value, seconds(value)])) : notice("The dump has no compile times.")];
   const run = data.regions.map(([index, ms]) => [`region ${index}`, ms, `${milliseconds(ms)} ms`]);
   if (data.pytorch !== null) run.push(["PyTorch", data.pytorch, `${milliseconds(data.pytorch)} ms`]);
   elements.push(title(2, "The compared run"), run.length ? bars(run) : notice("No run was compared."));
@@ -367,7 +367,7 @@ function bars(rows) {
   }));
 }
 
-/* The operators of the profile: by type, by module, and one by one. */
+/* The profiled operators: by type, by module, and each. */
 function operatorTimes(data, goToNode) {
   const groups = (items) => bars(items.slice(0, 12).map(([name, nodes, ms, share]) => [name, ms, `${milliseconds(ms)} ms, ${(share * 100).toFixed(0)} %`]));
   const [NODE, OPERATOR, REGION, MS, SHARE, FX, MODULE, SOURCE] = [0, 1, 2, 3, 4, 5, 6, 7];
@@ -378,16 +378,16 @@ function operatorTimes(data, goToNode) {
       text("operator", "operator", "minmax(120px, 1fr)", (row) => row[OPERATOR].replace("com.microsoft.", "")),
       {key: "ms", title: "ms", width: "80px", align: "right", value: (row) => row[MS], cell: (row) => milliseconds(row[MS])},
       {key: "share", title: "share", width: "75px", align: "right", value: (row) => row[SHARE], cell: (row) => `${(row[SHARE] * 100).toFixed(1)} %`},
-      text("fx", "stands for", "minmax(160px, 2fr)", (row) => row[FX].join(", ") || "(not attributed)"),
+      text("fx", "FX nodes", "minmax(160px, 2fr)", (row) => row[FX].join(", ") || "(not attributed)"),
       text("module", "module", "minmax(120px, 1fr)", (row) => row[MODULE]), text("source", "line", "minmax(120px, 1fr)", (row) => short(row[SOURCE])),
-      text("node", "node in ONNX Runtime", "minmax(160px, 2fr)", (row) => row[NODE]),
+      text("node", "ONNX Runtime node", "minmax(160px, 2fr)", (row) => row[NODE]),
       {key: "region", title: "region", width: "75px", align: "right", value: (row) => row[REGION], cell: (row) => String(row[REGION])},
     ],
   });
   grid.sort("ms");
   return [
     element("div", {class: "two"}, element("div", {}, element("h3", {}, "by operator"), groups(data.by_operator)),
-      element("div", {}, element("h3", {}, "by module, without the modules in it"), groups(data.by_module))),
+      element("div", {}, element("h3", {}, "by module, submodules excluded"), groups(data.by_module))),
     grid.element,
   ];
 }

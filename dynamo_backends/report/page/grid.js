@@ -1,8 +1,8 @@
-/* A table of many rows. Only those in sight are in the document; all can be reached by keyboard, sorted and filtered. */
+/* A table of many rows, with sorting, filtering and keyboard navigation. Only visible rows are in the document. */
 
 const ROW = 26; // pixels, as in report.css
-const BEYOND = 12; // rows kept above and below what is in sight
-const WRAPPED = 300; // rows that are all in the document, each as high as its texts, where the table is as high as its rows
+const BEYOND = 12; // rows kept above and below the visible ones
+const WRAPPED = 300; // with at most so many rows, all are in the document, and their texts wrap
 
 class Grid {
   /*
@@ -27,7 +27,7 @@ class Grid {
       "div", {class: `grid${fits ? " fits" : ""}${this.wraps ? " wraps" : ""}`, role: "grid", tabindex: 0, "aria-label": label, "aria-colcount": columns.length},
       element("div", {class: "heads", role: "rowgroup"}, element("div", {class: "row", role: "row", "aria-rowindex": 1}, this.heads)),
       this.body,
-      this.empty = element("p", {class: "nothing", hidden: true}, "No row fits the filter."),
+      this.empty = element("p", {class: "nothing", hidden: true}, "No row matches the filter."),
     );
     this.id = `grid${Grid.made = (Grid.made || 0) + 1}`;
     const template = columns.map((column) => column.width).join(" ");
@@ -48,7 +48,7 @@ class Grid {
     return element("div", {role: "columnheader", class: column.align || "", "aria-sort": "none", "data-key": column.key}, button);
   }
 
-  /* Ascending, descending, as it was. What has no value comes last either way. */
+  /* Ascending, descending, then the original order. Rows without a value are last. */
   sort(key) {
     const before = this.sorting;
     const first = this.columns.find((column) => column.key === key).align === "right" ? -1 : 1;
@@ -56,7 +56,7 @@ class Grid {
     else if (before.direction === first) this.sorting = {key, direction: -first};
     else this.sorting = null;
     this.refresh();
-    const how = this.sorting ? (this.sorting.direction > 0 ? "ascending" : "descending") : "in the first order";
+    const how = this.sorting ? (this.sorting.direction > 0 ? "ascending" : "descending") : "in the original order";
     say(`Sorted by ${key}, ${how}`);
   }
 
@@ -128,7 +128,7 @@ class Grid {
     return made;
   }
 
-  /* Marks the current row. */
+  /* Highlights the current row. */
   point() {
     for (const [i, made] of this.made) {
       made.setAttribute("aria-selected", i === this.current);
@@ -141,7 +141,7 @@ class Grid {
     return this.current < 0 ? null : this.shown[this.current];
   }
 
-  /* Makes a row the current one and brings it in sight; nothing if the filter hides it. */
+  /* Selects a row and scrolls to it, unless the filter hides it. */
   select(row, {centre = false, quiet = false} = {}) {
     const i = this.shown.indexOf(row);
     if (i < 0) return false;

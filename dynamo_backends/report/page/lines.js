@@ -1,9 +1,9 @@
-/* A long text or a diff, of which only the lines in sight are in the document. */
+/* A long text or a diff. Only visible lines are in the document. */
 
 const LINE = 19; // pixels, as in report.css
 
 class Lines {
-  /* label: what it is called; lines: texts; isDiff: whether the first character says what was added and removed. */
+  /* label: for screen readers; lines: texts; isDiff: whether the first character of a line is +, - or space. */
   constructor(label, lines, isDiff) {
     Object.assign(this, {lines, isDiff});
     const longest = lines.reduce((most, line) => Math.max(most, line.length), 0);
@@ -42,7 +42,7 @@ class Lines {
     return made;
   }
 
-  /* Scrolls to the first line that has a text. */
+  /* Scrolls to the first line that contains a text. */
   find(text) {
     const i = this.lines.findIndex((line) => line.includes(text));
     if (i >= 0) this.element.scrollTop = Math.max(0, i - 4) * LINE;

@@ -1,11 +1,11 @@
-/* The page: what the address names is shown, #graph_000/forward/comparison/relu. */
+/* The page. The address selects what it shows: #graph_000/forward/comparison/relu. */
 
 const KEYS = [
-  ["/", "to the filter of the comparison"], ["c", "to the culprit"], ["Up, Down, Page Up, Page Down, Home, End", "through a table, or along the plot"],
-  ["Enter", "opens the row, or the value the plot's cursor is at"], ["Escape", "closes the details"], ["Left, Right", "between the tabs, in the tab bar"], ["?", "these keys"],
+  ["/", "to the filter of the comparison"], ["c", "to the culprit"], ["Up, Down, Page Up, Page Down, Home, End", "through a table or along the plot"],
+  ["Enter", "opens the selected row, or the value at the plot's cursor"], ["Escape", "closes the details"], ["Left, Right", "between the tabs, in the tab bar"], ["?", "these keys"],
 ];
 
-/* Writes what is shown into the address, without a step for the button that goes back. */
+/* Updates the address without a new history entry. */
 function note(...names) {
   history.replaceState(null, "", address(names));
 }
@@ -69,7 +69,7 @@ function start() {
   show();
 }
 
-/* Scrolls a box to an element in it. scrollIntoView would also be where the Tab key goes on. */
+/* Scrolls a box to an element in it. scrollIntoView would also move the Tab position. */
 function bringInSight(item, box) {
   const place = item.getBoundingClientRect(), around = box.getBoundingClientRect();
   if (place.left < around.left || place.right > around.right) box.scrollLeft += place.left - around.left - 30;

@@ -1,17 +1,17 @@
-/* The run: what is right and what is not, its graphs, and how it was made. */
+/* The run: the first fault, the graphs, and the options and versions. */
 
 function overviewPage(data, go) {
   const graphs = data.graphs;
   const wrong = graphs.filter((graph) => graph.state === "wrong");
   const page = element("div", {class: "page overview"}, title(1, said(graphs, wrong)), data.notices.map(notice), wrong.length ? firstFault(wrong, go) : null);
   page.append(graphs.length ? graphTable(graphs, go)
-    : notice("Nothing is here to look at. A run is written when a model that is compiled with backend=\"onnx_debug\" is called."));
+    : notice("The dump has no graphs. They are written when a model compiled with backend=\"onnx_debug\" is called."));
   if (data.given_up.length) page.append(section("Given up by Dynamo", list(data.given_up)));
   const unchecked = graphs.flatMap((graph) => graph.unchecked.map((item) => `${graph.name}: ${item}`));
   if (unchecked.length) page.append(section("Not checked", list(unchecked)));
   const fallbacks = data.counters.filter(([name]) => name.startsWith("fallback "));
   if (fallbacks.length) {
-    page.append(section("What ran in PyTorch", plainTable(["operator", "times"], fallbacks.map(([name, times]) => [name.slice("fallback ".length), times]))));
+    page.append(section("Operators in PyTorch", plainTable(["operator", "count"], fallbacks.map(([name, times]) => [name.slice("fallback ".length), times]))));
   }
   const others = data.counters.filter(([name]) => !name.startsWith("fallback "));
   page.append(
@@ -44,7 +44,7 @@ function graphTable(graphs, go) {
   const error = (graph, side) => (graph.worst && graph.worst[side] ? graph.worst[side] : null);
   const figure = (side) => ({
     key: side, title: side === "onnx" ? "worst error" : "eager's", width: side === "onnx" ? "112px" : "84px", align: "right",
-    help: `Largest absolute error of ${side === "onnx" ? "ours" : "eager's"} to float64 at the output with the largest error relative to its scale; of a graph that diverges, at the value that is most wrong`,
+    help: `Largest absolute error of ${side === "onnx" ? "ONNX Runtime" : "eager"} against float64, at the output with the largest error relative to its scale; of a wrong graph, at the worst value`,
     value: (graph) => (error(graph, side) ? (error(graph, side)[4] ? Infinity : error(graph, side)[0]) : null),
     cell: (graph) => (error(graph, side) ? (error(graph, side)[4] ? "NaN/Inf" : number(error(graph, side)[0])) : ""),
   });
@@ -67,7 +67,7 @@ function graphTable(graphs, go) {
   return grid.element;
 }
 
-/* A text that may be cut; it is there in full for who points at it. */
+/* A text that may be cut; the tooltip has it in full. */
 function spanned(text) {
   return text ? element("span", {title: text}, text) : "";
 }

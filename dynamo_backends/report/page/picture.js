@@ -1,9 +1,9 @@
 /*
- * A graph, or the part of it around a node, as a picture: what is read stands above what reads it.
+ * A drawing of a graph, or of the part around a node, with inputs above the nodes that read them.
  *
- * Layered as by Sugiyama: the layer of a node is its longest way from a source, edges over several layers get a bend in
- * each, and a few sweeps by the mean of the neighbours' places put nodes near what they read. It is made here and not when the
- * report is written, because here it can be made around any node that is asked for.
+ * Layered by Sugiyama's method: the layer of a node is its longest path from a source, edges over several layers get a bend
+ * in each, and a few sweeps move nodes towards the mean position of their neighbours. The browser computes it, so that it
+ * can be drawn around any node.
  */
 
 const BOX = {height: 34, gap: 14, between: 30, widest: 190, letter: 6.7};
@@ -14,7 +14,7 @@ function layered(nodes) {
   const layer = new Map();
   const layerOf = (id) => {
     if (!layer.has(id)) {
-      layer.set(id, 0); // also ends a circle, which a damaged file could have
+      layer.set(id, 0); // also stops at a cycle, which a damaged file could have
       const above = known.get(id).reads.filter((other) => known.has(other)).map((other) => layerOf(other) + 1);
       layer.set(id, Math.max(0, ...above));
     }
@@ -58,7 +58,7 @@ function layered(nodes) {
   return placed(layers, edges);
 }
 
-/* Places from left to right, then each layer moves towards its neighbours as far as it has room. */
+/* Places nodes from left to right, then moves each layer towards its neighbours as far as there is room. */
 function placed(layers, edges) {
   for (const cells of layers) {
     let x = 0;
@@ -91,9 +91,9 @@ function placed(layers, edges) {
   };
 }
 
-/* Puts the cells of a layer as near to where they want to be as their widths and their order let them. */
+/* Moves the cells of a layer as close to their wanted positions as their widths and their order allow. */
 function apart(cells, wanted) {
-  const blocks = []; // runs of cells that touch: they share a shift, the mean of what each wants
+  const blocks = []; // touching cells move together, by the mean of their wanted shifts
   cells.forEach((cell, i) => {
     let block = {cells: [cell], offsets: [0], sum: wanted[i], start: wanted[i]};
     for (let last = blocks.at(-1); last; last = blocks.at(-1)) {
@@ -113,7 +113,7 @@ function apart(cells, wanted) {
 }
 
 /*
- * nodes: {id, label, operator, kind, reads, title}; chosen: the id that is marked; onpick(id).
+ * nodes: {id, label, operator, kind, reads, title}; chosen: the highlighted id; onpick(id).
  * Each node is a button: Tab and the arrows go through them in execution order, Enter picks.
  */
 function picture(nodes, chosen, label, onpick) {
@@ -166,7 +166,7 @@ function picture(nodes, chosen, label, onpick) {
   return holder;
 }
 
-/* The nodes nearest to one, what it reads and what reads it, up to a number; in execution order. */
+/* The nodes nearest to one, along inputs and readers, at most a number; in execution order. */
 function around(start, most, reads, readers) {
   const found = new Set([start]);
   let edge = [start];

@@ -1,17 +1,17 @@
-/* The errors along a graph: one point for each value and series, on a logarithmic scale. */
+/* The errors along a graph: a point for each value and series, on a logarithmic scale. */
 
 const SERIES = [
-  {key: "session", title: "session", colour: "--series-1", help: "of the session that really ran, to float64"},
-  {key: "onnx", title: "ONNX", colour: "--series-2", help: "of ONNX Runtime node by node, on its own upstream values, to float64"},
-  {key: "eager", title: "eager", colour: "--series-3", help: "of PyTorch, to float64"},
-  {key: "local_onnx", title: "ONNX, local", colour: "--series-4", help: "of the node by itself, on what it is given in the model"},
-  {key: "local_eager", title: "eager, local", colour: "--series-5", help: "of eager alone, to float64 on the same"},
+  {key: "session", title: "session", colour: "--series-1", help: "of the session that ran, against float64"},
+  {key: "onnx", title: "ONNX", colour: "--series-2", help: "of ONNX Runtime node by node, with upstream errors, against float64"},
+  {key: "eager", title: "eager", colour: "--series-3", help: "of PyTorch, against float64"},
+  {key: "local_onnx", title: "ONNX, local", colour: "--series-4", help: "of the node alone, on its inputs in the model"},
+  {key: "local_eager", title: "eager, local", colour: "--series-5", help: "of the node alone in eager, against float64"},
 ];
 const MARGIN = {left: 62, right: 14, top: 20, bottom: 34};
 const ALL = Infinity; // drawn at the top: NaN or infinity on one side only
 
 class Plot {
-  /* rows: those that were compared, in execution order; distance(row, key); name(row); onpick(row). */
+  /* rows: the compared ones, in execution order; distance(row, key); name(row); onpick(row). */
   constructor({rows, distance, name, culprit, onpick}) {
     Object.assign(this, {rows, distance, name, culprit, onpick});
     this.at = -1;
@@ -51,7 +51,7 @@ class Plot {
     return this.relative && found.scale ? found.max_abs / found.scale : found.max_abs;
   }
 
-  /* The decades that are drawn: those of the errors, at least four. */
+  /* The drawn decades: those of the errors, at least four. */
   decades(points) {
     let low = Infinity, high = -Infinity;
     for (const {values} of points) {
@@ -145,7 +145,7 @@ class Plot {
     this.show(Math.round(Math.min(1, Math.max(0, share)) * (this.rows.length - 1)));
   }
 
-  /* Moves the cursor to the i-th value and says what is there. */
+  /* Moves the cursor to the i-th value and announces it. */
   show(i, quiet = false) {
     if (i < 0 || i >= this.rows.length) return;
     this.at = i;

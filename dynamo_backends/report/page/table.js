@@ -1,4 +1,4 @@
-/* One table, of what an operator tool found: sorted, filtered, by keyboard; rows that are wrong are marked. */
+/* One table of an operator tool's results, with sorting, filtering and keyboard navigation; wrong rows are marked. */
 
 function start() {
   const data = JSON.parse(document.getElementById("overview").textContent);
@@ -28,7 +28,7 @@ function start() {
       filter();
     }
   });
-  const wrongs = data.wrong.length ? element("label", {}, only, ` only what is wrong (${count(data.wrong.length)})`) : null;
+  const wrongs = data.wrong.length ? element("label", {}, only, ` only wrong rows (${count(data.wrong.length)})`) : null;
   document.getElementById("content").replaceChildren(element("div", {class: "page graph"}, title(1, data.title), data.notices.map(notice),
     element("p", {class: "tools"}, find, " ", wrongs), grid.element));
 }
