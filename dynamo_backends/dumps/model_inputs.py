@@ -1,4 +1,4 @@
-"""What models are run with: inputs that were stored, or made-up ones.
+"""Inputs of models: stored ones, and generated ones.
 
 ::
 
@@ -15,17 +15,15 @@ from .models import InputType, OnnxModel
 from .reading import DATA_SET, DumpError, read_data_set, read_tensor
 from .value_differences import OnnxValue, kind_of
 
-DEFAULT_SIZE = 3  # of a symbolic dimension that is given no size
+DEFAULT_SIZE = 3  # of symbolic dimensions
 
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
-    """Inputs that are stored.
-
-    They are in a folder with ``input_0.pb`` … (ONNX's test layout) or with a ``test_data_set_0`` in it, in ``.pb``
-    files, or in one ``.npz``. Where no name is that of an input of the model, they are its inputs in their order.
+    """Stored inputs, from folders with ``input_0.pb`` … (ONNX's test layout) or ``test_data_set_0``, ``.pb`` files, or
+    ``.npz`` files. If no name is that of an input of the model, they are assigned in order.
 
     Raises:
-        DumpError: a file is not there, damaged, or of no known kind.
+        DumpError: a file is missing, damaged, or of an unknown kind.
     """
     import numpy as np
 
@@ -57,12 +55,16 @@ def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxV
 def made_up(
     model: OnnxModel, *, sizes: Mapping[str, int], seed: int, wanted: Sequence[InputType] | None = None
 ) -> dict[str, OnnxValue]:
-    """Random inputs: normal numbers; indices in the range of what they index; 0 and 1 for other integers.
+    """Random inputs: normally distributed numbers; indices within the indexed axis; 0 and 1 for other integers.
 
-    Symbolic dimensions that have no ``sizes`` are 3. ``wanted`` are the inputs, all by default.
+    Args:
+        model: the model.
+        sizes: of symbolic dimensions, by default ``DEFAULT_SIZE``.
+        seed: of the random numbers.
+        wanted: for which inputs, by default all.
 
     Raises:
-        DumpError: an input is no tensor, or its values are a shape.
+        DumpError: an input is not a tensor, or its values are a shape.
     """
     import numpy as np
 
@@ -70,7 +72,7 @@ def made_up(
     feeds: dict[str, OnnxValue] = {}
     for item in model.inputs if wanted is None else wanted:
         if item.dtype is None or item.shape is None:
-            raise DumpError(f"{model.name}: the input {item.name} ({item.described}) cannot be made up; use --inputs")
+            raise DumpError(f"{model.name}: the input {item.name} ({item.described}) cannot be generated; use --inputs")
         shape = tuple(size if isinstance(size, int) else sizes.get(size or "", DEFAULT_SIZE) for size in item.shape)
         kind = kind_of(item.dtype)
         if kind == "float":
@@ -86,44 +88,44 @@ def made_up(
     return feeds
 
 
-_PASSES_ON = {
+# Operators whose result holds elements of these inputs.
+_FORWARDS = {
     "Identity": (0,), "Cast": (0,), "Reshape": (0,), "Unsqueeze": (0,), "Squeeze": (0,), "Transpose": (0,),
     "Flatten": (0,), "Slice": (0,), "Expand": (0,), "Where": (1, 2), "Gather": (0,), "Mod": (0,), "Clip": (0,),
 }  # fmt: skip
-"""Operators whose result holds values of these inputs."""
 
 _INDEXING = ("Gather", "GatherElements", "ScatterElements")  # operators whose second input indexes an axis of the first
 
+# Inputs, by operator and position, whose elements are sizes, positions or axes.
 _SHAPES = {
     ("Reshape", 1), ("Expand", 1), ("ConstantOfShape", 0), ("Tile", 1), ("Range", 0), ("Range", 1), ("Range", 2),
     ("Slice", 1), ("Slice", 2), ("Slice", 3), ("Slice", 4), ("Resize", 3), ("TopK", 1), ("Split", 1), ("Squeeze", 1),
     ("Unsqueeze", 1), ("Pad", 1),
 }  # fmt: skip
-"""Inputs, by operator and position, whose values are sizes, positions or axes."""
 
 
 def _bound(model: OnnxModel, name: str) -> int:
-    """The size of the smallest axis that an input of integers indexes; 2 if it indexes nothing known.
+    """The upper bound of an integer input: the size of the smallest axis that it indexes, else 2.
 
     Raises:
-        DumpError: its values are sizes, positions or axes.
+        DumpError: its elements are sizes, positions or axes.
     """
     graph = model.proto.graph
     shapes: dict[str, list[int]] = {item.name: list(item.dims) for item in graph.initializer}
     for item in (*graph.input, *graph.value_info):
         shapes.setdefault(item.name, [size.dim_value for size in item.type.tensor_type.shape.dim])
     found: list[int] = []
-    holding = {name}  # the values that hold values of the input
+    holding = {name}  # the values with elements of the input
     for node in graph.node:
         for i in (i for i, read in enumerate(node.input) if read in holding):
             if (node.op_type, i) in _SHAPES:
-                raise DumpError(f"{model.name}: the values of {name} are a shape and cannot be made up; use --inputs")
+                raise DumpError(f"{model.name}: the values of {name} are a shape and cannot be generated; use --inputs")
             shape = shapes.get(node.input[0], [])
             if i == 1 and node.op_type in _INDEXING:
                 axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
                 found += shape[axis:][:1]
             elif i == 1 and node.op_type in ("GatherND", "ScatterND"):
                 found += shape
-            if i in _PASSES_ON.get(node.op_type, ()):
+            if i in _FORWARDS.get(node.op_type, ()):
                 holding.update(node.output)
     return min(filter(None, found), default=2)

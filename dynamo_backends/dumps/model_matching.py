@@ -1,16 +1,10 @@
-"""Whose input, or initializer, of one model is whose of another, and the same inputs for both.
-
-::
-
-    matched = match(first, feeds, second)      # the second model's inputs, by name, content, type and shape
-    same = same_inputs(first, second, feeds)   # values for the inputs of both
-"""
+"""Which inputs and initializers of two models correspond, and the same inputs for both models."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,28 +14,23 @@ from .models import InputType, OnnxModel, Sizes
 from .reading import DumpError
 from .value_differences import OnnxValue, kind_of
 
-_SEARCHED = 2**26  # bytes of a weight that is compared with others to find its partner
+_LARGEST_HASHED = 2**26  # bytes; larger weights are not matched by content
 
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """An input or initializer of the second model (``name``), whose value is that of one of the first (``partner``).
+    """Two inputs or initializers that correspond."""
 
-    ``how`` is ``name``, ``content``, or ``type and shape``.
-    """
-
-    name: str
-    partner: str
-    how: str
+    name: str  # in the second model
+    partner: str  # in the first model
+    how: str  # ``name``, ``content``, or ``type and shape``
 
 
 def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -> list[Matched]:
-    """Which inputs and initializers of two models are each other's.
+    """The inputs and initializers of two models that correspond. ``feeds`` are values of inputs of either model.
 
-    By name first; then by content, where both have one; at last an input without a value takes the first that is left
-    of its type and shape, unless its name is that of a value the other model computes.
-
-    ``feeds`` are values of inputs of either.
+    They are matched by name, then by content. At last an input without a value is matched with the first remaining one
+    of its type and shape, unless either name is that of a value that a model computes.
     """
     ours = _sources(first, feeds)
     theirs = _sources(second, feeds)
@@ -73,7 +62,7 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
 
 
 def _is_by_chance(a: _Source, b: _Source) -> bool:
-    """Whether one name may stand for two constants: a number or sizes (``val_12``), and not the same ones."""
+    """Whether the common name may be a coincidence (``val_12``): the values are different numbers or sizes."""
     if a.value is None or b.value is None or (a.value.size > 1 and kind_of(a.value.dtype) == "float"):
         return False
     return not np.array_equal(a.value, b.value)
@@ -81,18 +70,18 @@ def _is_by_chance(a: _Source, b: _Source) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """An input or initializer: its type, and its value if that is known."""
+    """An input or initializer, with its value if that is known."""
 
     dtype: np.dtype | None
     shape: Sizes | None
     value: np.ndarray | None
 
     def content(self) -> object:
-        """What equal values have in common; ``None`` for what is not known, too large, or too small to tell."""
+        """The hash of the value; ``None`` if it is unknown, too large, or a single element."""
         return None if self.value is None or self.value.size < 2 else content(self.value)
 
     def may_be(self, other: _Source, *, cast: bool = False) -> bool:
-        """Whether the types allow both to be the same; with ``cast``, in another precision."""
+        """Whether the types are compatible; with ``cast`` the precision may differ."""
         if self.dtype is None or other.dtype is None:
             return False
         if self.dtype != other.dtype and not (cast and kind_of(self.dtype) == kind_of(other.dtype)):
@@ -105,8 +94,8 @@ class _Source:
 
 
 def content(value: OnnxValue) -> object:
-    """What equal tensors have in common; ``None`` for text, for what is no tensor, and for what is too large."""
-    if not isinstance(value, np.ndarray) or value.dtype.kind == "O" or value.nbytes > _SEARCHED:
+    """A hash of a tensor; ``None`` for text, for what is not a tensor, and for large tensors."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "O" or value.nbytes > _LARGEST_HASHED:
         return None
     return value.dtype.name, value.shape, hashlib.blake2b(value.tobytes()).digest()
 
@@ -123,9 +112,9 @@ def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Sou
 def same_inputs(
     first: OnnxModel, second: OnnxModel, feeds: Mapping[str, OnnxValue], sizes: Mapping[str, int], seed: int
 ) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
-    """The inputs of both models, how they were matched, and notes of it; without those that the other model computes.
+    """The inputs of both models, the matches, and notes. Inputs that the other model computes are missing.
 
-    ``feeds`` are values of inputs of either; ``sizes`` and ``seed`` those of ``made_up``.
+    ``feeds`` are values of inputs of either model, ``sizes`` and ``seed`` as for ``made_up``.
     """
     matched = match(first, feeds, second)
     notes = []
@@ -144,26 +133,26 @@ def same_inputs(
         types = {item.name: item for item in second.inputs}
         sized = [_with_sizes_of(item, types.get(name_of.get(item.name, ""), item)) for item in missing]
         ours |= made_up(first, sizes=_sizes_of(first, ours) | dict(sizes), seed=seed, wanted=sized)
-        notes.append(f"made up (seed {seed}): {listed(item.name for item in missing)}")
+        notes.append(f"generated (seed {seed}): {listed([item.name for item in missing])}")
     theirs: dict[str, OnnxValue] = {}
     for item in second.inputs:
         _take(theirs, item, partner_of.get(item.name, ""), ours, kept)
         if item.name not in theirs and item.name in feeds:
             theirs[item.name] = feeds[item.name]
     given = "inputs of the {} model that the {} has as initializers"
-    told = {
+    listing = {
         given.format("first", "second"): [name for name in ours if name_of.get(name) in stored],
         given.format("second", "first"): [name for name in theirs if partner_of.get(name) in kept],
     }
     for pair in matched:
         if pair.how != "name" and pair.name in theirs:
-            told.setdefault(f"matched by {pair.how}", []).append(f"{pair.partner} and {pair.name}")
-    notes += [f"{what}: {listed(names)}" for what, names in told.items() if names]
+            listing.setdefault(f"matched by {pair.how}", []).append(f"{pair.partner} and {pair.name}")
+    notes += [f"{what}: {listed(names)}" for what, names in listing.items() if names]
     return ours, theirs, matched, notes
 
 
 def _take(feeds: dict[str, OnnxValue], item: InputType, partner: str, *places: Mapping[str, OnnxValue]) -> None:
-    """Adds the value of an input's partner, in the input's precision, from the first place that has it."""
+    """Adds the value of an input's partner, in the input's precision, from the first mapping that has it."""
     found = next((values[partner] for values in places if partner in values), None)
     if found is not None:
         feeds[item.name] = _as(found, item.dtype)
@@ -177,59 +166,57 @@ def computed_inputs(
     notes: list[str],
     spare: Mapping[str, OnnxValue],
 ) -> dict[str, OnnxValue]:
-    """The inputs that a model still lacks, of what the other computed: constants that one of them folded.
+    """The missing inputs of a model, from the values of the other model: one of them folded constants.
 
     Args:
-        model: the model, which is the ``first`` or ``second`` (``which``).
+        model, which: the model, and whether it is the ``first`` or ``second``.
         feeds: the inputs that it has.
-        run: the other, which ran.
-        notes: a note is added of what was found.
-        spare: of what the other does not compute, what PyTorch computed between its regions.
+        run: the run of the other model.
+        notes: to which notes are added.
+        spare: values that the other model does not compute, such as those that PyTorch computed between regions.
 
     Raises:
-        DumpError: there is no value for one.
+        DumpError: an input has no value.
     """
     missing = [item for item in model.inputs if item.name not in feeds]
     values = {item.name: item.value for item in run.values}
     unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in {*values, *spare}]
     if unknown:
-        raise DumpError(f"{model.name} has inputs that {run.model.name} does not have: {listed(unknown)}; use --inputs")
+        raise DumpError(f"{model.name} has inputs that {run.model.name} lacks: {listed(unknown)}; use --inputs")
     computed = [item.name for item in missing if item.name in values]
     stored = [item.name for item in missing if item.name not in values]
     if computed:
         notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
     if stored:
-        notes.append(f"inputs of the {which} model that the other lacks, as they were stored: {listed(stored)}")
+        notes.append(f"inputs of the {which} model that the other lacks, with their stored values: {listed(stored)}")
     return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
 
 
-def listed(names: Iterable[str], most: int = 6) -> str:
-    names = list(names)
+def listed(names: Sequence[str], most: int = 6) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def _as(value: OnnxValue, dtype: np.dtype | None) -> OnnxValue:
-    """A value in the precision of another model."""
+    """A value in the precision of ``dtype``, if the kind is the same."""
     if isinstance(value, np.ndarray) and dtype is not None and kind_of(dtype) == kind_of(value.dtype):
         return value.astype(dtype, copy=False)
     return value
 
 
 def _sizes_of(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, int]:
-    """The sizes of the symbolic dimensions that given inputs tell."""
+    """The sizes of symbolic dimensions, from the shapes of the given inputs."""
     found = {}
     for item in model.inputs:
         value = feeds.get(item.name)
         if isinstance(value, np.ndarray) and item.shape is not None and len(item.shape) == value.ndim:
-            found.update(
-                {name: size for name, size in zip(item.shape, value.shape, strict=True) if isinstance(name, str)}
-            )
+            sizes = zip(item.shape, value.shape, strict=True)
+            found.update({name: size for name, size in sizes if isinstance(name, str)})
     return found
 
 
 def _with_sizes_of(item: InputType, partner: InputType) -> InputType:
-    """An input whose sizes are those of its partner where it has none of its own."""
+    """An input with the fixed sizes of its partner."""
     if item.shape is None or partner.shape is None or len(item.shape) != len(partner.shape):
         return item
     shape = tuple(b if isinstance(b, int) else a for a, b in zip(item.shape, partner.shape, strict=True))

@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..numerics.measure import FORMATS, ordinary
-from .fault_test import smallest
+from .bisection import smallest
 from .mixed_precision import is_low, widened
 from .model_sessions import region_settings, session_of_region
 from .models import OnnxModel, load_ir
