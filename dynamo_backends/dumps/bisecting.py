@@ -29,8 +29,17 @@ from .bisection import RIGHT, WRONG, Bisection, Command, Search, fault_of, line_
 from .blame import Kind
 from .candidate_runs import Feeds, Outcome, Runner
 from .cut_folder import Piece
-from .failing_models import bisect_failure, bisect_refused, refused_models
-from .fault_search import NodeResults, RanModel, wrong_kernel, wrong_optimizer, wrong_pass, wrong_translation
+from .fault_search import (
+    NodeResults,
+    RanModel,
+    bisect_failure,
+    bisect_refused,
+    refused_models,
+    wrong_kernel,
+    wrong_optimizer,
+    wrong_pass,
+    wrong_translation,
+)
 from .model_sessions import PLAIN, check_providers, region_settings
 from .models import load_ir, load_model
 from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpError, Run, checked
@@ -71,45 +80,45 @@ def bisect(
     with Runner() as runner:
         search = Search(run, graph, folder, runner, progress)
         if check is not None:
-            found = _by_command(search, _region(search, region), check)
+            result = _by_command(search, _region(search, region), check)
         elif refused or (graph.verdict in (None, "ok") and refused_models(graph)):
-            found = bisect_refused(search, _providers(run))
+            result = bisect_refused(search, _providers(run))
         else:
-            found = _by_verdict(search, region)
-    found.sessions = runner.count
-    found.others = {item.reference: item.verdict for item in graphs if item is not graph}
-    return found
+            result = _by_verdict(search, region)
+    result.sessions = runner.count
+    result.others = {item.reference: item.verdict for item in graphs if item is not graph}
+    return result
 
 
 def _by_verdict(search: Search, region: int | None) -> Bisection:
     """Bisects a graph whose verdict says that it diverges."""
-    found, entry = search.found, search.graph.entry
-    if found.verdict in (None, "ok"):
+    result, entry = search.result, search.graph.entry
+    if result.verdict in (None, "ok"):
         for item in search.graph.regions:  # a truncated file is an error, not a right model
             load_model(item.model), load_model(item.optimized_model)
-        found.advice.append("nothing diverges; --check COMMAND bisects with a check of your own")
-        return found
+        result.advice.append("nothing diverges; --check COMMAND bisects with a check of your own")
+        return result
     blamed = search.blamed
-    found.cause = str(blamed)
+    result.cause = str(blamed)
     if entry.blame is not None:
-        found.value, found.source = entry.blame.value, entry.blame.source
+        result.value, result.source = entry.blame.value, entry.blame.source
     if blamed.is_before_translation:
         return _in_pytorch(search)
     forward = _forward(search)
     if blamed.kind == Kind.RESULT and forward is not None:
-        found.place, found.cause = "forward", f"its forward {forward.verdict}"
-        found.advice.append(f"dynamo-backends bisect {forward.reference}")
-        return found
+        result.place, result.cause = "forward", f"its forward {forward.verdict}"
+        result.advice.append(f"dynamo-backends bisect {forward.reference}")
+        return result
     if entry.status == "compared":
         search.tried("decompositions and FX passes, compared in PyTorch when the model ran", RIGHT)
     if blamed.kind == Kind.UNSTABLE:
-        found.place = "kernel"
-        found.advice.append(f"dynamo-backends determinism {found.graph}")
-        return found
+        result.place = "kernel"
+        result.advice.append(f"dynamo-backends determinism {result.graph}")
+        return result
     if blamed.kind == Kind.PYTORCH:
-        found.place = "PyTorch"
-        found.advice.append("the node ran in PyTorch: it has no ONNX model")
-        return found
+        result.place = "PyTorch"
+        result.advice.append("the node ran in PyTorch: it has no ONNX model")
+        return result
     return _in_region(search, _region(search, region))
 
 
@@ -149,22 +158,22 @@ def _forward(search: Search) -> DumpedGraph | None:
 
 def _in_pytorch(search: Search) -> Bisection:
     """A fault before the translation, which the run found. It cannot be cut without PyTorch."""
-    found = search.found
+    result = search.result
     kind, name = search.blamed.kind, search.blamed.name
-    search.tried(found.cause, WRONG, found.value)
+    search.tried(result.cause, WRONG, result.value)
     if kind == Kind.PASS:
-        found.place = "FX pass"
-        found.advice.append(f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}")
-        found.advice.append(f"dynamo-backends passes {search.run.folder} --why {name}")
+        result.place = "FX pass"
+        result.advice.append(f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}")
+        result.advice.append(f"dynamo-backends passes {search.run.folder} --why {name}")
     elif kind == Kind.DECOMPOSITION:
-        found.place = "decomposition"
-        found.advice.append(f"to confirm, compare the decomposition with the operator {name}")
+        result.place = "decomposition"
+        result.advice.append(f"to confirm, compare the decomposition with the operator {name}")
     else:
-        found.place = "stage"
-        found.advice.append(
+        result.place = "stage"
+        result.advice.append(
             "to confirm that no pass of ours is the cause, run with backend='aot_eager', which has none of them"
         )
-    return found
+    return result
 
 
 def _in_region(search: Search, region: DumpedRegion) -> Bisection:
@@ -185,37 +194,37 @@ def _in_region(search: Search, region: DumpedRegion) -> Bisection:
     if plain.kind != "ran":
         return bisect_failure(search, parts, feeds, PLAIN, plain, region.model)
     ran, node = RanModel(search, parts, {**feeds, **plain.outputs}, settings), NodeResults.read(region)
-    found = wrong_translation(ran, node) or wrong_kernel(ran, node)
-    if found is not None:
-        return found
+    result = wrong_translation(ran, node) or wrong_kernel(ran, node)
+    if result is not None:
+        return result
     plain = search.values(after, feeds)
     if plain.kind != "ran":
         return bisect_failure(search, after, feeds, PLAIN, plain, region.optimized_model)
     optimized = RanModel(search, after, {**feeds, **plain.outputs}, settings)
-    found = wrong_pass(ran, optimized) or wrong_optimizer(optimized, region.optimized_model)
-    return found or _not_reproduced(search, region, outcome)
+    result = wrong_pass(ran, optimized) or wrong_optimizer(optimized, region.optimized_model)
+    return result or _not_reproduced(search, region, outcome)
 
 
 def _not_reproduced(search: Search, region: DumpedRegion, ran: Outcome) -> Bisection:
     """The result if the fault does not show when the dumped model runs again."""
-    found, outputs = search.found, ran.outputs
-    found.place = "unknown"
+    result, outputs = search.result, ran.outputs
+    result.place = "unknown"
     recorded = region.recorded("output")
     differing = [name for name in recorded if name in outputs and fault_of(outputs[name], recorded[name]) is not None]
     search.tried("the model with the settings of the run, in a fresh process", RIGHT, next(iter(differing), ""))
     if differing:
-        found.cause = "the run returned other values than the same model with the same inputs in a fresh process"
+        result.cause = "the run returned other values than the same model with the same inputs in a fresh process"
         why = "its session had other constants (a stale weight), or is not deterministic"
-        found.advice.append(f"{why}: dynamo-backends determinism {found.graph}")
+        result.advice.append(f"{why}: dynamo-backends determinism {result.graph}")
     else:
-        found.cause = "the fault does not show when the dumped models run again"
-        found.advice.append(f"dynamo-backends replay {found.graph}")
-    return found
+        result.cause = "the fault does not show when the dumped models run again"
+        result.advice.append(f"dynamo-backends replay {result.graph}")
+    return result
 
 
 def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection:
     """Bisects the model that ran with the user's command."""
-    found, path = search.found, region.optimized_model
+    result, path = search.result, region.optimized_model
     parts = Parts(load_ir(path))
     known: Feeds | None = None
     if (region.folder / DATA_SET).is_dir():
@@ -225,17 +234,17 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
     check = Command(parts, known, command)
     every = range(len(parts.nodes))
     if not check(every):
-        found.advice.append("the check succeeds on the whole model: there is nothing to bisect")
+        result.advice.append("the check succeeds on the whole model: there is nothing to bisect")
         search.tried(f"--check on {path.name}", RIGHT)
-        return found
+        return result
     search.tried(f"--check on {path.name}", WRONG)
     if check.fails(*_trivial()):
         raise DumpError("--check also fails on a model with a single Identity: it always fails")
     kept = search.reduce(path, command, Settings(), every, check)
     model = parts.cut(kept, known)
     assert model is not None
-    found.place, found.cause = "check", command
-    found.value, found.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
+    result.place, result.cause = "check", command
+    result.value, result.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
     text = f"The check fails: {command}"
     inputs, expected = inputs_of(model, known), outputs_of(model, known)
     piece = Piece(model, region_settings(region), inputs, expected, {}, "check", text)

@@ -88,7 +88,7 @@ class Bisection:
 
 @dataclasses.dataclass
 class Search:
-    """The state of a bisection. ``found`` is the result so far, ``blamed`` the cause that the verdict names."""
+    """The state of a bisection. ``result`` is the bisection so far, ``blamed`` the cause that the verdict names."""
 
     run: Run
     graph: DumpedGraph
@@ -99,11 +99,11 @@ class Search:
     def __post_init__(self) -> None:
         blame = self.graph.entry.blame
         self.blamed = Cause(blame.kind, blame.name) if blame else Cause(Kind.RESULT)
-        self.found = Bisection(self.graph.reference, self.graph.verdict)
+        self.result = Bisection(self.graph.reference, self.graph.verdict)
 
     def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
         """Records a step."""
-        self.found.trials.append(Trial(what, outcome, value, error))
+        self.result.trials.append(Trial(what, outcome, value, error))
 
     def values(self, parts: Parts, feeds: Feeds) -> Outcome:
         """All tensors of a model, computed without optimizations."""
@@ -123,7 +123,7 @@ class Search:
         """
         digest = hashlib.sha256(model.read_bytes()).hexdigest()
         memory = Memory(self.folder / MEMORY, [digest, question, settings, onnx.__version__])
-        self.found.resumed = memory.resumed
+        self.result.resumed = memory.resumed
         best = len(start)
 
         def fails(kept: Sequence[int]) -> bool:
@@ -166,10 +166,10 @@ class Search:
             confirmed = fresh.kind == piece.outcome and (outcome is None or is_same_failure(fresh, outcome))
             said = f"{fresh.kind}: {fresh.message}"
         operators = [node.op_type for node in piece.model.graph]
-        self.found.cut = Cut(self.folder, operators, of, confirmed, said)
-        self.found.source = self.found.source or line_of(list(piece.model.graph))
-        self.found.advice.append(f"python {self.folder / 'repro.py'}")
-        return self.found
+        self.result.cut = Cut(self.folder, operators, of, confirmed, said)
+        self.result.source = self.result.source or line_of(list(piece.model.graph))
+        self.result.advice.append(f"python {self.folder / 'repro.py'}")
+        return self.result
 
 
 def line_of(nodes: Sequence[ir.Node]) -> str:

@@ -8,7 +8,7 @@
     comparison.rows             # a row for each value, aligned
 
 **Alignment.** Inputs, initializers and constants correspond by name, content, or type and shape
-(``model_matching.py``); results by name, value, or operator; outputs by name, value, or type (``model_rows.py``).
+(``model_inputs.py``); results by name, value, or operator; outputs by name, value, or type (``model_rows.py``).
 
 **Tolerance.** Neither model is the reference. The rounding error of each value is measured: the first model runs once
 more with all floating-point inputs and weights perturbed by one unit of rounding. The models diverge if an output
@@ -21,8 +21,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .model_inputs import read_feeds
-from .model_matching import computed_inputs, same_inputs
+from .model_inputs import computed_inputs, read_feeds, same_inputs
 from .model_rows import Row, aligned_rows, first_different
 from .model_sessions import random_operators
 from .model_values import Runtime, coarsest_unit, perturbed_values, run_model

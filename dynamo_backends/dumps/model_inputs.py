@@ -1,21 +1,29 @@
-"""Inputs of models: stored ones, and generated ones.
+"""Inputs of models: stored ones, generated ones, and the same inputs for two models.
 
 ::
 
     feeds = read_feeds(["graph_000/forward/region_0/test_data_set_0"], model)
     feeds = made_up(model, sizes={"batch": 3}, seed=0)
+    feeds, other_feeds, matched, notes = same_inputs(model, other, feeds, {"batch": 3}, seed=0)
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .models import InputType, OnnxModel
+import numpy as np
+
+from .model_values import ModelRun
+from .models import InputType, OnnxModel, Sizes
 from .reading import DATA_SET, DumpError, read_data_set, read_tensor
 from .value_differences import OnnxValue, kind_of
 
 DEFAULT_SIZE = 3  # of symbolic dimensions
+
+_LARGEST_HASHED = 2**26  # bytes; larger weights are not matched by content
 
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
@@ -25,8 +33,6 @@ def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxV
     Raises:
         DumpError: a file is missing, damaged, or of an unknown kind.
     """
-    import numpy as np
-
     found: list[tuple[str, OnnxValue]] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -66,8 +72,6 @@ def made_up(
     Raises:
         DumpError: an input is not a tensor, or its values are a shape.
     """
-    import numpy as np
-
     generator = np.random.default_rng(seed)
     feeds: dict[str, OnnxValue] = {}
     for item in model.inputs if wanted is None else wanted:
@@ -129,3 +133,209 @@ def _bound(model: OnnxModel, name: str) -> int:
             if i in _FORWARDS.get(node.op_type, ()):
                 holding.update(node.output)
     return min(filter(None, found), default=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """Two inputs or initializers that correspond."""
+
+    name: str  # in the second model
+    partner: str  # in the first model
+    how: str  # ``name``, ``content``, or ``type and shape``
+
+
+def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -> list[Matched]:
+    """The inputs and initializers of two models that correspond. ``feeds`` are values of inputs of either model.
+
+    They are matched by name, then by content. At last an input without a value is matched with the first remaining one
+    of its type and shape, unless either name is that of a value that a model computes.
+    """
+    ours = _sources(first, feeds)
+    theirs = _sources(second, feeds)
+    found: list[Matched] = []
+
+    def pair(name: str, partner: str, how: str) -> None:
+        found.append(Matched(name, partner, how))
+        theirs.pop(name)
+        ours.pop(partner)
+
+    for name in list(theirs):
+        if name in ours and theirs[name].may_be(ours[name], cast=True) and not _is_by_chance(theirs[name], ours[name]):
+            pair(name, name, "name")
+    by_content: dict[object, list[str]] = {}
+    for partner, item in ours.items():
+        by_content.setdefault(item.content(), []).append(partner)
+    for name in list(theirs):
+        key = theirs[name].content()
+        if key is not None and by_content.get(key):
+            pair(name, by_content[key].pop(0), "content")
+    computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
+    for name in list(theirs):
+        for partner in list(ours):
+            known = theirs[name].value is not None and ours[partner].value is not None
+            if not known and not computed & {name, partner} and theirs[name].may_be(ours[partner]):
+                pair(name, partner, "type and shape")
+                break
+    return found
+
+
+def _is_by_chance(a: _Source, b: _Source) -> bool:
+    """Whether the common name may be a coincidence (``val_12``): the values are different numbers or sizes."""
+    if a.value is None or b.value is None or (a.value.size > 1 and kind_of(a.value.dtype) == "float"):
+        return False
+    return not np.array_equal(a.value, b.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """An input or initializer, with its value if that is known."""
+
+    dtype: np.dtype | None
+    shape: Sizes | None
+    value: np.ndarray | None
+
+    def content(self) -> object:
+        """The hash of the value; ``None`` if it is unknown, too large, or a single element."""
+        return None if self.value is None or self.value.size < 2 else content(self.value)
+
+    def may_be(self, other: _Source, *, cast: bool = False) -> bool:
+        """Whether the types are compatible; with ``cast`` the precision may differ."""
+        if self.dtype is None or other.dtype is None:
+            return False
+        if self.dtype != other.dtype and not (cast and kind_of(self.dtype) == kind_of(other.dtype)):
+            return False
+        if self.shape is None or other.shape is None:
+            return True
+        sizes = zip(self.shape, other.shape, strict=False)
+        is_same = (a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in sizes)
+        return len(self.shape) == len(other.shape) and all(is_same)
+
+
+def content(value: OnnxValue) -> object:
+    """A hash of a tensor; ``None`` for text, for what is not a tensor, and for large tensors."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "O" or value.nbytes > _LARGEST_HASHED:
+        return None
+    return value.dtype.name, value.shape, hashlib.blake2b(value.tobytes()).digest()
+
+
+def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Source]:
+    found = {}
+    for item in model.inputs:
+        value = feeds.get(item.name)
+        known = value if isinstance(value, np.ndarray) else None
+        found[item.name] = _Source(item.dtype, item.shape if known is None else known.shape, known)
+    return found | {name: _Source(array.dtype, array.shape, array) for name, array in model.initializers.items()}
+
+
+def same_inputs(
+    first: OnnxModel, second: OnnxModel, feeds: Mapping[str, OnnxValue], sizes: Mapping[str, int], seed: int
+) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
+    """The inputs of both models, the matches, and notes. Inputs that the other model computes are missing.
+
+    ``feeds`` are values of inputs of either model, ``sizes`` and ``seed`` as for ``made_up``.
+    """
+    matched = match(first, feeds, second)
+    notes = []
+    name_of = {item.partner: item.name for item in matched}
+    partner_of = {item.name: item.partner for item in matched}
+    stored, kept = second.initializers, first.initializers
+    ours: dict[str, OnnxValue] = {}
+    for item in first.inputs:
+        if item.name in feeds:
+            ours[item.name] = feeds[item.name]
+        else:
+            _take(ours, item, name_of.get(item.name, ""), stored, feeds)
+    computed = {name for node in second.proto.graph.node for name in node.output}
+    missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
+    if missing:
+        types = {item.name: item for item in second.inputs}
+        sized = [_with_sizes_of(item, types.get(name_of.get(item.name, ""), item)) for item in missing]
+        ours |= made_up(first, sizes=_sizes_of(first, ours) | dict(sizes), seed=seed, wanted=sized)
+        notes.append(f"generated (seed {seed}): {listed([item.name for item in missing])}")
+    theirs: dict[str, OnnxValue] = {}
+    for item in second.inputs:
+        _take(theirs, item, partner_of.get(item.name, ""), ours, kept)
+        if item.name not in theirs and item.name in feeds:
+            theirs[item.name] = feeds[item.name]
+    given = "inputs of the {} model that the {} has as initializers"
+    listing = {
+        given.format("first", "second"): [name for name in ours if name_of.get(name) in stored],
+        given.format("second", "first"): [name for name in theirs if partner_of.get(name) in kept],
+    }
+    for pair in matched:
+        if pair.how != "name" and pair.name in theirs:
+            listing.setdefault(f"matched by {pair.how}", []).append(f"{pair.partner} and {pair.name}")
+    notes += [f"{what}: {listed(names)}" for what, names in listing.items() if names]
+    return ours, theirs, matched, notes
+
+
+def _take(feeds: dict[str, OnnxValue], item: InputType, partner: str, *places: Mapping[str, OnnxValue]) -> None:
+    """Adds the value of an input's partner, in the input's precision, from the first mapping that has it."""
+    found = next((values[partner] for values in places if partner in values), None)
+    if found is not None:
+        feeds[item.name] = _as(found, item.dtype)
+
+
+def computed_inputs(
+    model: OnnxModel,
+    feeds: Mapping[str, OnnxValue],
+    run: ModelRun,
+    which: str,
+    notes: list[str],
+    spare: Mapping[str, OnnxValue],
+) -> dict[str, OnnxValue]:
+    """The missing inputs of a model, from the values of the other model: one of them folded constants.
+
+    Args:
+        model, which: the model, and whether it is the ``first`` or ``second``.
+        feeds: the inputs that it has.
+        run: the run of the other model.
+        notes: to which notes are added.
+        spare: values that the other model does not compute, such as those that PyTorch computed between regions.
+
+    Raises:
+        DumpError: an input has no value.
+    """
+    missing = [item for item in model.inputs if item.name not in feeds]
+    values = {item.name: item.value for item in run.values}
+    unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in {*values, *spare}]
+    if unknown:
+        raise DumpError(f"{model.name} has inputs that {run.model.name} lacks: {listed(unknown)}; use --inputs")
+    computed = [item.name for item in missing if item.name in values]
+    stored = [item.name for item in missing if item.name not in values]
+    if computed:
+        notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
+    if stored:
+        notes.append(f"inputs of the {which} model that the other lacks, with their stored values: {listed(stored)}")
+    return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _as(value: OnnxValue, dtype: np.dtype | None) -> OnnxValue:
+    """A value in the precision of ``dtype``, if the kind is the same."""
+    if isinstance(value, np.ndarray) and dtype is not None and kind_of(dtype) == kind_of(value.dtype):
+        return value.astype(dtype, copy=False)
+    return value
+
+
+def _sizes_of(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, int]:
+    """The sizes of symbolic dimensions, from the shapes of the given inputs."""
+    found = {}
+    for item in model.inputs:
+        value = feeds.get(item.name)
+        if isinstance(value, np.ndarray) and item.shape is not None and len(item.shape) == value.ndim:
+            sizes = zip(item.shape, value.shape, strict=True)
+            found.update({name: size for name, size in sizes if isinstance(name, str)})
+    return found
+
+
+def _with_sizes_of(item: InputType, partner: InputType) -> InputType:
+    """An input with the fixed sizes of its partner."""
+    if item.shape is None or partner.shape is None or len(item.shape) != len(partner.shape):
+        return item
+    shape = tuple(b if isinstance(b, int) else a for a, b in zip(item.shape, partner.shape, strict=True))
+    return dataclasses.replace(item, shape=shape)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .model_matching import Matched, content
+from .model_inputs import Matched, content
 from .model_values import ModelRun, NodeValue
 from .models import type_name
 from .value_differences import (

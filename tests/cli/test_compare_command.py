@@ -23,8 +23,7 @@ from onnx.reference import ReferenceEvaluator
 from dynamo_backends.cli import build_parser, main
 from dynamo_backends.cli.compare import complete_models
 from dynamo_backends.dumps.model_comparison import Comparison, compare, compare_targets, targets_of
-from dynamo_backends.dumps.model_inputs import made_up, read_feeds
-from dynamo_backends.dumps.model_matching import match
+from dynamo_backends.dumps.model_inputs import made_up, match, read_feeds
 from dynamo_backends.dumps.model_rows import digest
 from dynamo_backends.dumps.model_values import Runtime, run_model
 from dynamo_backends.dumps.models import OnnxModel, load_model
