@@ -254,8 +254,7 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
 def _providers(run: Run) -> Settings:
     """Settings with the providers that the run was given.
 
-    Raises:
-        DumpError: one has options that a dump may not set, see ``check_providers``.
+    Raises ``DumpError`` if one has options that a dump may not set, see ``check_providers``.
     """
     given = run.manifest.options.get("providers") or ["CPUExecutionProvider"]
     form = list[str | tuple[str, dict[str, object]]]

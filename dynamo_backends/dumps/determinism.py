@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from .model_sessions import Session, operator_of, region_settings, session_of_region
 from .model_values import exposing
-from .models import OnnxModel, load_ir, load_model
+from .models import OnnxModel, load_model
 from .reading import DumpedGraph, DumpedRegion
 from .schema import Settings
 from .submodels import Parts
@@ -144,22 +144,22 @@ class _Repeated:
                 for node in model.proto.graph.node:
                     if not differing.intersection(node.input):
                         origins |= differing.intersection(node.output)
-            values, parts = {**first, **self._inputs}, Parts(load_ir(Path(folder) / "model.onnx"))
+            values = {**first, **self._inputs}
+            parts = Parts(ir.from_proto(model.proto))
+            arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
             found = []
             for i, node in enumerate(model.proto.graph.node):
                 for name in (name for name in node.output if name in origins):
-                    alone = self._differs_alone(parts, i, values)
+                    alone = self._differs_alone(model, parts.cut([i], arrays), values)
                     found.append(self._described(name, node, *unstable[name], alone=alone))
             return found
 
-    def _differs_alone(self, parts: Parts, position: int, values: Mapping[str, OnnxValue]) -> bool:
+    def _differs_alone(self, model: OnnxModel, node: ir.Model | None, values: Mapping[str, OnnxValue]) -> bool:
         """Whether a node by itself differs from run to run on the same inputs."""
-        known = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-        alone = parts.cut([position], known)
-        if alone is None:
+        if node is None:
             return False
-        model = self._model.with_proto(ir.to_proto(alone))
-        return bool(_differences(self._session(model, self._settings.unoptimized), known, self.runs))
+        session = self._session(model.with_proto(ir.to_proto(node)), self._settings.unoptimized)
+        return bool(_differences(session, values, self.runs))
 
     def _described(
         self,

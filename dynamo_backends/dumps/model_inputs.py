@@ -111,8 +111,7 @@ _SHAPES = {
 def _bound(model: OnnxModel, name: str) -> int:
     """The upper bound of an integer input: the size of the smallest axis that it indexes, else 2.
 
-    Raises:
-        DumpError: its elements are sizes, positions or axes.
+    Raises ``DumpError`` if its elements are sizes, positions or axes.
     """
     graph = model.proto.graph
     shapes: dict[str, list[int]] = {item.name: list(item.dims) for item in graph.initializer}

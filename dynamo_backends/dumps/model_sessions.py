@@ -125,8 +125,7 @@ class Session:
     def __call__(self, inputs: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
         """The outputs by name. Values that are no inputs of the session are ignored.
 
-        Raises:
-            DumpError: an input is missing, or ONNX Runtime fails.
+        Raises ``DumpError`` if an input is missing, or ONNX Runtime fails.
         """
         return self.repeated(inputs, 1)[0]
 
@@ -190,8 +189,7 @@ def session_of_region(
 def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:
     """The settings of the session that ran, with another number of threads or execution provider if given.
 
-    Raises:
-        DumpError: the dump has settings that it may not set, or there is no such provider.
+    Raises ``DumpError`` if the dump has settings that it may not set, or there is no such provider.
     """
     settings = region.entry.session
     if provider is not None:
@@ -204,8 +202,7 @@ def region_settings(region: DumpedRegion, threads: int | None = None, *, provide
 def check_providers(providers: Sequence[str], options: Sequence[Mapping[str, str]]) -> None:
     """Checks the provider options of a dump. ``options`` may be shorter than ``providers``.
 
-    Raises:
-        DumpError: an option is neither ours nor set by the environment. The message says how to set it.
+    Raises ``DumpError`` if an option is neither ours nor set by the environment.
     """
     allowed = _options_of_environment()
     for name, given in zip(providers, options, strict=False):
@@ -248,8 +245,7 @@ def _written(options: Mapping[str, str]) -> str:
 def available_provider(name: str) -> str:
     """The full name of an execution provider, given as ``CPUExecutionProvider`` or ``cpu``.
 
-    Raises:
-        DumpError: this ONNX Runtime does not have it. The message lists the available ones.
+    Raises ``DumpError`` if this ONNX Runtime does not have it.
     """
     available = onnxruntime.get_available_providers()
     by_short_name = {item.removesuffix("ExecutionProvider").lower(): item for item in available}

@@ -69,8 +69,7 @@ class ModelRun:
 def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
     """Runs a model, and returns the value of each node.
 
-    Raises:
-        DumpError: an input has no value or one of another type, or the runtime cannot run the model.
+    Raises ``DumpError`` if an input has no value or one of another type, or the runtime cannot run the model.
     """
     _check_feeds(model, feeds)
     feeds = {item.name: feeds[item.name] for item in model.inputs}

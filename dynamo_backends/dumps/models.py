@@ -56,11 +56,7 @@ class OnnxModel:
 
     @property
     def initializers(self) -> dict[str, np.ndarray]:
-        """The values of the initializers; external ones are views of their file.
-
-        Raises:
-            DumpError: a file is missing.
-        """
+        """The values of the initializers; external ones are views of their file; ``DumpError`` if a file is missing."""
         return {item.name: self._value_of(item) for item in self.proto.graph.initializer}
 
     def _value_of(self, tensor: onnx.TensorProto) -> np.ndarray:
@@ -93,8 +89,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxModel:
     """Loads a model. Its ``name`` for messages is by default the path.
 
-    Raises:
-        DumpError: the file or its external data is missing, damaged, or not a model.
+    Raises ``DumpError`` if the file or its external data is missing, damaged, or not a model.
     """
     from onnx.inliner import inline_local_functions
 
@@ -195,8 +190,7 @@ def _texts(node: onnx.NodeProto) -> Iterator[object]:
 def _external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int]:
     """The file with a tensor's values, and the position of their end.
 
-    Raises:
-        ValueError: the file is outside the folder, or the offset is invalid.
+    Raises ``ValueError`` if the file is outside the folder, or the offset is invalid.
     """
     import onnx_ir as ir
 

@@ -82,8 +82,7 @@ class DumpedRegion:
     def recorded(self, kind: str) -> dict[str, np.ndarray]:
         """The inputs or outputs (``kind`` is ``input`` or ``output``) of the compared run by name, in order.
 
-        Raises:
-            DumpError: nothing was recorded, a tensor exceeds the option ``tensor_limit``, or a file is damaged.
+        Raises ``DumpError`` if nothing was recorded, a tensor exceeds ``tensor_limit``, or a file is damaged.
         """
         folder = self._inherited(DATA_SET)
         found = dict(read_data_set(folder, kind))
@@ -340,8 +339,7 @@ def write_data_set(folder: Path, kind: str, tensors: Mapping[str, np.ndarray]) -
 def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:
     """Reads ``<kind>_0.pb`` and so on (ONNX's test layout): names and values; empty if there are none.
 
-    Raises:
-        DumpError: a tensor exceeds the option ``tensor_limit``, or a file is damaged.
+    Raises ``DumpError`` if a tensor exceeds the option ``tensor_limit``, or a file is damaged.
     """
     found = []
     for i in range(len({path.stem for path in folder.glob(f"{kind}_*") if path.suffix in (".pb", ".json")})):

@@ -81,11 +81,7 @@ class Replayed:
 
 
 def replay(graph: DumpedGraph, region: DumpedRegion, variant: Variant) -> Replayed:
-    """Runs a region of a graph again.
-
-    Raises:
-        DumpError: a file is missing, or the model cannot be converted or run.
-    """
+    """Runs a region of a graph again; ``DumpError`` if a file is missing, or the model cannot be converted or run."""
     path = region.optimized_model
     model = load_model(path, f"{graph.reference}/region_{region.index}")
     if variant.opset is not None:

@@ -60,8 +60,7 @@ class StageDiff:
 def diff_stages(run: Run, graph: DumpedGraph, before: str, after: str) -> list[StageDiff]:
     """Compares two stages of a graph, two ONNX stages region by region.
 
-    Raises:
-        DumpError: the graph has no such stage, or a file cannot be read.
+    Raises ``DumpError`` if the graph has no such stage, or a file cannot be read.
     """
     return diff_graphs(graph, stage_graphs(run, graph, before), stage_graphs(run, graph, after))
 

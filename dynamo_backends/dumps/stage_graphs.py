@@ -80,8 +80,7 @@ def stages_of(run: Run, graph: DumpedGraph) -> list[StageEntry]:
 def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
     """The graph of a stage, or those of its regions. A stage that changed nothing has the graph of an earlier stage.
 
-    Raises:
-        DumpError: the graph has no such stage, or its file cannot be read.
+    Raises ``DumpError`` if the graph has no such stage, or its file cannot be read.
     """
     if name not in STAGES:
         raise DumpError(unknown_name("stage", name, STAGES))

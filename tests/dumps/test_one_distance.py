@@ -92,7 +92,7 @@ def test_the_rule_of_repro(tmp_path: Path) -> None:
             for far in (0.6, 1.8):
                 value = (right.to(torch.complex128) * (1 + far * allowed * units * epsilon)).to(dtype)
                 data = [(name, *bits_of(numpy_of(item))) for item in (right, value)]
-                is_wrong, *_ = namespace["_judged"](data[0], {name: data[1][1:]})
+                is_wrong, *_ = namespace["_comparison"](data[0], {name: data[1][1:]})
                 assert is_wrong == (far > 1), (dtype, name, far)
 
 
