@@ -1,6 +1,6 @@
-"""What reads a dump folder and works on it, without PyTorch.
+"""Reads dump folders, and works on them without PyTorch.
 
-It takes a folder that ``debug`` wrote, and gives its graphs and values (``reading``), replays, comparisons of models,
-bisections, and where precision, NaN or time are lost. The commands and ``report`` call it. ``schema`` is the form of
-the files, shared with ``debug``.
+``debug`` writes a dump; ``schema`` is the format of its files. ``reading`` returns its runs, graphs and values; the
+other modules replay, compare and bisect its models, and find where precision, NaN, determinism or time is lost. The
+commands and ``report`` call them.
 """

@@ -1,39 +1,52 @@
-"""What a bisection found, and what all its searches share: the runner, the answers on disk, the folder."""
+"""What all searches of a bisection share: the result, the checks that say whether a part of a model fails, delta
+debugging, and the file of answers with which a stopped bisection resumes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import re
+import shlex
 import shutil
-from collections.abc import Callable, Sequence
+import subprocess
+import tempfile
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from .blame import Cause, Kind
-from .candidate_runs import Feeds, Outcome, Runner, write_model
+from .candidate_runs import LONGEST, Feeds, Outcome, Runner, write_model
 from .cut_folder import Piece, run_repro, write_piece
-from .fault_test import Memory, is_same_end, smallest
 from .model_sessions import PLAIN
-from .reading import DATA_SET, DumpedGraph, Run
+from .reading import DATA_SET, DumpedGraph, DumpError, Run, write_data_set
 from .schema import Settings
-from .submodels import Parts
+from .submodels import Parts, inputs_of, outputs_of
+from .value_differences import distance
 
-MEMORY = "bisection.txt"  # the file of answers beside what was cut out
+MEMORY = "bisection.txt"  # the file of answers, in the folder of the cut
 
 RIGHT, WRONG = "right", "wrong"
+
+_NOT_STARTED = (126, 127)  # exit codes of a shell that cannot start a command
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """The outcome of switching something off (``what``), with the value that is wrong and its largest error.
+    """One step of a bisection.
 
-    The outcome is ``right``, ``wrong``, ``refused``, ``failed``, ``crashed``, or why it could not be told; the error is
-    infinite where the value is NaN or of another shape.
+    ``outcome`` is ``right``, ``wrong``, ``refused``, ``failed``, ``crashed``, or why it is unknown. ``value`` is the
+    first wrong value; its ``error`` is infinite if it is NaN or has another shape.
     """
 
-    what: str
+    what: str  # what was switched off or compared
     outcome: str
     value: str = ""
     error: float | None = None
@@ -41,71 +54,59 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The smallest model that was found: the operators of its nodes, of how many nodes (``of``) of the region's model.
-
-    ``confirmed``: whether its ``repro.py`` fails in the same way in a fresh process; ``said`` is what it printed there.
-    """
+    """The smallest model that fails."""
 
     folder: Path
-    operators: Sequence[str]
-    of: int
-    confirmed: bool
-    said: str
+    operators: Sequence[str]  # of its nodes
+    of: int  # how many nodes the region's model has
+    confirmed: bool  # whether its ``repro.py`` fails in the same way in a fresh process
+    said: str  # what ``repro.py`` printed
 
 
 @dataclasses.dataclass
 class Bisection:
-    """What a bisection found."""
+    """The result of a bisection."""
 
     graph: str  # ``graph_000/forward``
-    verdict: str | None  # of the run, ``None`` where none was compared
-    # ``decomposition``, ``FX pass``, ``stage`` (what PyTorch makes between them), ``PyTorch`` (the node ran there),
-    # ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``, ``ONNX Runtime optimizer``,
-    # ``session`` (it cannot be made), ``run`` (it ends without a result), ``check`` (the user's command fails),
-    # ``nothing``, ``unknown``
+    verdict: str | None  # of the run, ``None`` if no run was compared
+    # ``decomposition``, ``FX pass``, ``stage`` (PyTorch's own changes between stages), ``PyTorch`` (the node ran
+    # there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``,
+    # ``ONNX Runtime optimizer``, ``session`` (it cannot be created), ``run`` (it fails or crashes), ``check`` (the
+    # user's command fails), ``nothing``, ``unknown``
     place: str = "nothing"
-    cause: str = ""  # the pass, the optimizer, the operator, or what was said
-    value: str = ""  # the first value that is wrong
+    cause: str = ""  # the pass, the optimizer, the operator, or the error message
+    value: str = ""  # the first wrong value
     source: str = ""  # the user's line
-    trials: list[Trial] = dataclasses.field(default_factory=list)  # what was switched off, in order
-    cut: Cut | None = None  # what was cut out
+    trials: list[Trial] = dataclasses.field(default_factory=list)
+    cut: Cut | None = None
     advice: list[str] = dataclasses.field(default_factory=list)  # what to do next
-    sessions: int = 0  # how many were made
-    resumed: int = 0  # how many answers came from an earlier bisection that was stopped
-    # the verdicts of the other graphs that were meant: ``0`` is a forward and a backward
+    sessions: int = 0  # how many were created
+    resumed: int = 0  # how many answers come from an earlier bisection that was stopped
+    # the verdicts of the other graphs that the reference names: ``0`` is a forward and a backward
     others: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
 class Search:
-    """What the searches of a bisection share.
-
-    Attributes:
-        run, graph: what is bisected.
-        folder: where the cut goes.
-        runner: runs candidates.
-        progress: is called with what is done.
-        blamed: the cause that the verdict names.
-        found: what was found so far.
-    """
+    """The state of a bisection. ``result`` is the bisection so far, ``blamed`` the cause that the verdict names."""
 
     run: Run
     graph: DumpedGraph
-    folder: Path
+    folder: Path  # of the cut
     runner: Runner
-    progress: Callable[[str], None]
+    progress: Callable[[str], None]  # is called with a line of text
 
     def __post_init__(self) -> None:
         blame = self.graph.entry.blame
         self.blamed = Cause(blame.kind, blame.name) if blame else Cause(Kind.RESULT)
-        self.found = Bisection(self.graph.reference, self.graph.verdict)
+        self.result = Bisection(self.graph.reference, self.graph.verdict)
 
     def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
-        """Notes what came of a trial."""
-        self.found.trials.append(Trial(what, outcome, value, error))
+        """Records a step."""
+        self.result.trials.append(Trial(what, outcome, value, error))
 
     def values(self, parts: Parts, feeds: Feeds) -> Outcome:
-        """All tensors of a model, nothing optimized."""
+        """All tensors of a model, computed without optimizations."""
         return self.runner.run(parts.exposed(), feeds, PLAIN)
 
     def reduce(
@@ -118,11 +119,11 @@ class Search:
     ) -> list[int]:
         """Delta debugging of the nodes ``start`` by ``check``.
 
-        The answers are kept on disk; they are about a file of the dump, a question, and the settings of the session.
+        The answers are kept on disk, for this model file, ``question`` and settings.
         """
         digest = hashlib.sha256(model.read_bytes()).hexdigest()
         memory = Memory(self.folder / MEMORY, [digest, question, settings, onnx.__version__])
-        self.found.resumed = memory.resumed
+        self.result.resumed = memory.resumed
         best = len(start)
 
         def fails(kept: Sequence[int]) -> bool:
@@ -144,13 +145,14 @@ class Search:
         before: ir.Model | None = None,
         confirm: Callable[[], bool] | None = None,
     ) -> Bisection:
-        """Writes what was cut out of so many nodes, and sees whether it fails in the same way in a fresh process.
+        """Writes the cut, and checks that it fails in the same way in a fresh process.
 
         Args:
-            piece, of: what was cut out, and how many nodes the region's model has.
-            outcome: how the whole ended, where it did without a result.
-            before: what an ONNX pass was given.
-            confirm: whether it fails; by default its ``repro.py`` is run.
+            piece: the cut.
+            of: how many nodes the region's model has.
+            outcome: that of the whole model, if it has no results.
+            before: the model before an ONNX pass.
+            confirm: whether the cut fails; by default its ``repro.py`` is run.
         """
         shutil.rmtree(self.folder / DATA_SET, ignore_errors=True)
         write_piece(self.folder, piece, self.run.manifest.versions)
@@ -161,15 +163,181 @@ class Search:
             confirmed, said = confirm(), f"the check fails on {self.folder / 'model.onnx'}"
         else:
             fresh = run_repro(self.folder)
-            confirmed = fresh.kind == piece.ends and (outcome is None or is_same_end(fresh, outcome))
+            confirmed = fresh.kind == piece.outcome and (outcome is None or is_same_failure(fresh, outcome))
             said = f"{fresh.kind}: {fresh.message}"
         operators = [node.op_type for node in piece.model.graph]
-        self.found.cut = Cut(self.folder, operators, of, confirmed, said)
-        self.found.source = self.found.source or line_of(list(piece.model.graph))
-        self.found.advice.append(f"python {self.folder / 'repro.py'}")
-        return self.found
+        self.result.cut = Cut(self.folder, operators, of, confirmed, said)
+        self.result.source = self.result.source or line_of(list(piece.model.graph))
+        self.result.advice.append(f"python {self.folder / 'repro.py'}")
+        return self.result
 
 
 def line_of(nodes: Sequence[ir.Node]) -> str:
-    """The user's line of the first of some nodes that has one."""
+    """The user's line of the first node that has one."""
     return next((node.metadata_props["source"] for node in nodes if node.metadata_props.get("source")), "")
+
+
+class Memory:
+    """Answers on disk, one a line. A file with answers about another ``identity`` is replaced.
+
+    ``resumed`` is how many answers the file had.
+    """
+
+    def __init__(self, path: Path, identity: Sequence[object]) -> None:
+        self._path = path
+        digest = hashlib.sha256(json.dumps([str(item) for item in identity]).encode()).hexdigest()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        # A process that is killed while it writes leaves a line without an answer.
+        answers = [line.rpartition(" ") for line in lines[1:] if line.endswith((" 0", " 1"))]
+        self._known = {key: answer == "1" for key, _, answer in answers} if lines[:1] == [digest] else {}
+        self.resumed = len(self._known)
+        if not self._known:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(digest + "\n", encoding="utf-8")
+
+    def ask(self, kept: Sequence[object], find_out: Callable[[], bool]) -> bool:
+        """The stored answer for these parts; computed and stored if there is none."""
+        key = hashlib.sha256(json.dumps(list(kept)).encode()).hexdigest()
+        if key not in self._known:
+            self._known[key] = find_out()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{key} {int(self._known[key])}\n")
+        return self._known[key]
+
+
+def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The reference for a value, and other right results: float64's result and the known value, if there is one.
+
+    The known value is the reference if it overflows where float64 does not.
+    """
+    is_exact = exact is not None and exact.dtype == np.float64 and exact.shape == known.shape
+    if exact is None or not is_exact or distance(known, exact).measured.nonfinite:
+        return known, []
+    return exact, [known]
+
+
+def fault_of(value: np.ndarray, known: np.ndarray, exact: np.ndarray | None = None) -> float | None:
+    """The error of a wrong value, infinite if it is NaN or of another type; ``None`` if the value is right."""
+    if value.dtype != known.dtype or value.shape != known.shape:
+        return float("inf")
+    found = distance(value, *reference(known, exact))
+    return None if found.is_rounding else found.error
+
+
+@dataclasses.dataclass(frozen=True)
+class Diverges:
+    """A part fails if its session returns wrong values."""
+
+    parts: Parts
+    known: Feeds  # right values of all tensors, computed without optimizations
+    settings: Settings
+    runner: Runner
+
+    def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
+        return bool(self.wrong(kept, outputs))
+
+    def wrong(self, kept: Collection[int], outputs: Collection[str] | None = None) -> dict[str, float]:
+        """The wrong outputs of some nodes with their errors, see ``fault_of``; empty if the run fails."""
+        model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
+        if model is None:
+            return {}
+        results = self.runner.run(model, self.known, self.settings).outputs
+        suspects = {name: value for name, value in results.items() if fault_of(value, self.known[name]) is not None}
+        exact = (self.runner.exact(model, self.known) if suspects else None) or {}
+        errors = {name: fault_of(value, self.known[name], exact.get(name)) for name, value in suspects.items()}
+        return {name: error for name, error in errors.items() if error is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class FailsAs:
+    """A part fails if it has the same failure as the whole model: no session, an error in the run, or a crash."""
+
+    parts: Parts
+    known: Feeds | None  # values of its tensors; ``None`` if only the session is created
+    settings: Settings
+    runner: Runner
+    outcome: Outcome  # of the whole model
+
+    def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
+        model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
+        if model is None:
+            return False
+        feeds = None if self.outcome.kind == "refused" else self.known
+        return is_same_failure(self.runner.run(model, feeds, self.settings), self.outcome)
+
+
+def is_same_failure(one: Outcome, other: Outcome) -> bool:
+    """Whether two failures are of one kind, with the same signal or, but for names, the same message."""
+    if one.kind == "crashed":
+        return (one.kind, one.message) == (other.kind, other.message)
+    return one.kind == other.kind and essence(one.message) == essence(other.message)
+
+
+def essence(message: str) -> str:
+    """ONNX Runtime's message without names, paths and numbers, which differ between models."""
+    first = next((line for line in message.splitlines() if line.strip()), "")
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|\S*/\S+", "_", first)
+    text = re.sub(r"(name|node|[Oo]utput|[Ii]nput|Op)[:= ]+[\w./]+", r"\1", text)
+    return re.sub(r"\d+", "0", text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A part fails if the user's command returns an exit code other than 0."""
+
+    parts: Parts
+    known: Feeds | None  # values of its tensors, for a data set next to the model; ``None`` for no data set
+    command: str  # ``{model}`` stands for the path of the model, ``{folder}`` for that of its folder
+
+    def __post_init__(self) -> None:
+        if "{model}" not in self.command and "{folder}" not in self.command:
+            raise DumpError(f"--check {self.command!r} must name the model, as in 'python check.py {{model}}'")
+
+    def __call__(self, kept: Collection[int]) -> bool:
+        model = self.parts.cut(kept, self.known)
+        return model is not None and self.fails(model, inputs_of(model, self.known), outputs_of(model, self.known))
+
+    def fails(self, model: ir.Model, inputs: Feeds, expected: Feeds) -> bool:
+        """Whether the command fails on a model; ``DumpError`` if it cannot be started."""
+        with tempfile.TemporaryDirectory(prefix="dynamo_backends_check_") as name:
+            path = write_model(model, Path(name))
+            write_data_set(Path(name, DATA_SET), "input", inputs)
+            write_data_set(Path(name, DATA_SET), "output", expected)
+            words = [word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self.command)]
+            try:
+                done = subprocess.run(
+                    words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LONGEST
+                )
+            except subprocess.TimeoutExpired:
+                raise DumpError(f"--check: {words[0]} timed out after {LONGEST:g} seconds") from None
+            except OSError as error:
+                raise DumpError(f"--check: {words[0]} cannot be started: {error.strerror}") from None
+            if done.returncode in _NOT_STARTED:
+                raise DumpError(f"--check: the command cannot be started: {done.stderr.strip()[-300:]}")
+            return done.returncode != 0
+
+
+def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Delta debugging: a part of ``items`` that fails, but not without any one of its items. All of them must fail.
+
+    Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: tries halves, then smaller and
+    smaller pieces, and all items but one piece.
+    """
+    kept, pieces = list(items), 2
+    while len(kept) > 1:
+        pieces = min(pieces, len(kept))
+        bounds = [len(kept) * i // pieces for i in range(pieces + 1)]
+        ranges = list(zip(bounds, bounds[1:], strict=False))
+        part = next((kept[start:end] for start, end in ranges if fails(kept[start:end])), None)
+        if part is not None:
+            kept, pieces = part, 2
+            continue
+        rests = ([*kept[:start], *kept[end:]] for start, end in ranges)
+        rest = next((rest for rest in rests if fails(rest)), None) if pieces > 2 else None
+        if rest is not None:
+            kept, pieces = rest, max(pieces - 1, 2)
+        elif pieces == len(kept):
+            break
+        else:
+            pieces *= 2
+    return kept

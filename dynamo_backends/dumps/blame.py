@@ -1,4 +1,4 @@
-"""What made a graph compute something else, in the fields that ``blame`` has in the manifest."""
+"""The causes of a wrong result, as ``blame`` in the manifest names them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ import enum
 
 
 class Kind(enum.StrEnum):
-    """Which kind of thing a verdict blames.
+    """The kind of a cause. ``name`` is that of the ``Cause``."""
 
-    ``name`` below is that of the cause.
-    """
-
-    NODE = "node"  # a node on ONNX Runtime by itself: its translation or its kernel, ``bisect`` tells which
+    NODE = "node"  # a node on ONNX Runtime: its translation or its kernel, ``bisect`` finds which
     PYTORCH = "PyTorch"  # a node that ran in PyTorch
-    PASS = "pass"  # the pass ``name``; ``""`` where it is one of the stage ``onnx``, and no single one can be told
+    PASS = "pass"  # the pass ``name``; ``""`` for an unknown one of the stage ``onnx``
     DECOMPOSITION = "decomposition"  # the decomposition of the operator ``name``
-    TRACE = "trace"  # what AOTAutograd made of Dynamo's graph, and no single decomposition
-    STAGE = "stage"  # the stage ``name``, and no pass of ours in it
-    OPTIMIZER = "optimizer"  # ONNX Runtime's optimizer ``name``; ``""`` where no single one can be told
-    SESSION = "session"  # the session that ran; another one of the same model is right
+    TRACE = "trace"  # AOTAutograd's trace of Dynamo's graph, and no single decomposition
+    STAGE = "stage"  # the stage ``name``, and none of our passes in it
+    OPTIMIZER = "optimizer"  # ONNX Runtime's optimizer ``name``; ``""`` for an unknown one
+    SESSION = "session"  # the session that ran; another session of the same model is right
     STALE_WEIGHT = "stale weight"  # the session that ran has an old value of the weight ``name``
-    UNSTABLE = "unstable"  # results that differ from run to run, or by threads: ``name`` is ``runs`` or ``threads``
-    UNEXPLAINED = "unexplained"  # every node by itself is right, and rounding does not explain the error
-    RESULT = "result"  # a result is wrong, and nothing by itself explains it
+    UNSTABLE = "unstable"  # results differ between runs or numbers of threads; ``name`` is ``runs`` or ``threads``
+    UNEXPLAINED = "unexplained"  # every node by itself is right, and the error exceeds the tolerance
+    RESULT = "result"  # a result is wrong, and no node explains it
 
 
 _STAGES = {
@@ -41,26 +38,26 @@ _STAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """A cause: its kind, and the pass, operator, optimizer, stage or weight."""
+    """A cause: its kind, and the name of the pass, operator, optimizer, stage or weight."""
 
     kind: Kind
     name: str = ""
 
     @property
     def stage(self) -> str:
-        """The stage whose result is the first that is wrong; ``""`` where that is not known."""
+        """The first stage with a wrong result; ``""`` if unknown."""
         if self.kind == Kind.PASS:
             return self.name.partition(".")[0] or "onnx"
         return self.name if self.kind == Kind.STAGE else _STAGES.get(self.kind, "")
 
     @property
     def is_before_translation(self) -> bool:
-        """Whether PyTorch alone shows it: what was translated was wrong already."""
+        """Whether the graph was wrong before its translation to ONNX."""
         return self.stage in ("pre_grad", "joint", "aten", "post_grad")
 
     @property
     def blames_no_node(self) -> bool:
-        """Whether every node of ``model.onnx`` was found right by itself."""
+        """Whether every node of ``model.onnx`` is right by itself."""
         return self.kind in (Kind.PASS, Kind.OPTIMIZER, Kind.SESSION, Kind.UNEXPLAINED)
 
     def __str__(self) -> str:
@@ -80,4 +77,4 @@ _TEXTS = {
     Kind.STALE_WEIGHT: ("the session that ran has an old value of {}", "the session that ran has an old weight"),
     Kind.UNEXPLAINED: ("", "no node by itself explains it"),
 }
-"""How a cause is said, with its name and without; a node and a result have no text."""
+"""The text of a cause with a name, and without. Nodes and results have none."""

@@ -1,4 +1,4 @@
-"""Runs candidates: models that may be wrong, be rejected, or crash, each in a subprocess.
+"""Runs models that may be wrong, be rejected, or crash: each in a subprocess.
 
 ::
 
@@ -36,26 +36,22 @@ logger = logging.getLogger(__name__)
 Feeds: TypeAlias = "Mapping[str, np.ndarray]"  # tensors by name, of any dtype that ONNX has
 
 _PROTOBUF_LIMIT = 2**31 - 2**24
-LONGEST = 600.0  # seconds that a candidate may take
+LONGEST = 600.0  # timeout of a candidate, in seconds
 
-_MOST_NODES = 64  # nodes that onnx's reference, which is written in Python, is asked for
+_MOST_NODES = 64  # larger models are too slow for onnx's reference evaluator, which is written in Python
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a candidate ended."""
+    """The result of a candidate."""
 
-    kind: str  # ``built`` (it was not to run), ``ran``, ``refused`` (no session), ``failed`` (no results), ``crashed``
-    message: str = ""  # what ONNX Runtime said, or how the process ended
+    kind: str  # ``built`` (session only), ``ran``, ``refused`` (no session), ``failed`` (error in the run), ``crashed``
+    message: str = ""  # ONNX Runtime's error, or the signal or exit code of the process
     outputs: Feeds = dataclasses.field(default_factory=dict)  # by name, in the model's order, if it ran
 
 
 class Runner:
-    """Runs candidates one after the other in a process that is restarted after a crash.
-
-    Attributes:
-        count: of candidates that ran.
-    """
+    """Runs candidates in one worker process, which is restarted after a crash. ``count`` is how many ran."""
 
     def __init__(self) -> None:
         self._worker = Worker(f"{__package__}.candidate_runs")
@@ -68,10 +64,12 @@ class Runner:
         self._worker.stop()
 
     def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> Outcome:
-        """Makes a session of a model, or of a file, and runs it.
+        """Creates a session of a model, or of a file, and runs it.
 
-        ``feeds`` are its inputs, and maybe others; ``None``: the session is made, and not run. ``DumpError`` if the
-        process that runs models does not start.
+        ``feeds`` are the inputs, and may hold other values; with ``None`` the session is created but not run.
+
+        Raises:
+            DumpError: the worker does not start.
         """
         self.count += 1
         with tempfile.TemporaryDirectory(prefix="dynamo_backends_bisect_") as name:
@@ -87,18 +85,19 @@ class Runner:
                 request["data"] = str(folder / DATA_SET)
             try:
                 answer = self._worker.ask(request, LONGEST)
-            except WorkerStartError as error:  # nothing that a model could be blamed for
+            except WorkerStartError as error:  # not the model's fault
                 raise DumpError(str(error)) from error
             if isinstance(answer, Ended):
-                too_long = f"it did not end in {LONGEST:g} seconds"
-                return Outcome("crashed", too_long if answer.timed_out else how_it_ended(answer.code))
+                timeout = f"timeout after {LONGEST:g} seconds"
+                return Outcome("crashed", timeout if answer.timed_out else how_it_ended(answer.code))
             return Outcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
 
     def exact(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
-        """The outputs of a model in float64 on the same inputs, by name; ``None`` if nothing computes them.
+        """The outputs of a model computed in float64, by name; ``None`` if that fails.
 
-        onnx's reference is asked first, because a kernel that is wrong in float32 may be wrong in float64; ONNX Runtime
-        where the reference lacks an operator or the model is large. The model has no local functions.
+        onnx's reference evaluator comes first, since a kernel of ONNX Runtime that is wrong in float32 may be wrong in
+        float64 too. ONNX Runtime runs large models and operators that the evaluator lacks. The model must have no
+        local functions.
         """
         wide = in_float64(model)
         wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
@@ -110,13 +109,13 @@ class Runner:
                 names = [str(value.name) for value in model.graph.outputs]
                 return {name: np.asarray(item) for name, item in zip(names, results, strict=True)}
             except Exception as error:  # whatever an operator's Python raises
-                logger.info("the reference evaluator fails, ONNX Runtime is asked: %s", repr(error))
+                logger.info("the reference evaluator fails, ONNX Runtime runs the model instead: %s", repr(error))
         outcome = self.run(wide, arrays, PLAIN)
         return outcome.outputs if outcome.kind == "ran" else None
 
 
 def main() -> None:
-    """Answers the requests of a ``Runner`` until there are no more."""
+    """Entry point of the worker: answers the requests of a ``Runner``."""
     answer_requests(_answer)
 
 
@@ -139,9 +138,9 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whole: bool = False) -> Path:
-    """Writes a model; what does not fit into one file has its weights in another beside it.
+    """Writes a model; weights go to a second file if protobuf's 2 GB limit requires it.
 
-    Weights that are in a file already stay there, unless the folder is to have the ``whole`` model.
+    Weights that are in a file already stay there, unless ``whole`` is set.
     """
     path = folder / name
     values = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
@@ -158,6 +157,6 @@ def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whol
 
 
 def _external_data(model: ir.Model) -> str:
-    """The folder that has weights of a model, or ``""``."""
+    """The folder of a model's external weights, or ``""``."""
     values = (value.const_value for value in model.graph.initializers.values())
     return next((str(value.base_dir) for value in values if isinstance(value, ir.ExternalTensor)), "")

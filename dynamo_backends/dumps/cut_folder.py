@@ -1,4 +1,4 @@
-"""Writes what a bisection cut out: a folder that can be attached to a bug report, and is a dump of its own."""
+"""Writes the model that a bisection cut out as a folder for a bug report. The folder can be read as a dump, too."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from .candidate_runs import LONGEST, Feeds, Outcome, write_model
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
 from .schema import GraphEntry, RegionEntry, RunEntry, Settings, StageEntry
 
-_SETTINGS = "SETTINGS: dict = {}\n"  # the line of ``repro.py`` that the settings take the place of
-
-_IMPORT = "from dynamo_backends.numerics.measure import measure\n"  # the line that its source takes the place of
+# The lines of ``repro.py`` that are replaced: by the settings, and by the source of ``measure``.
+_SETTINGS = "SETTINGS: dict = {}\n"
+_IMPORT = "from dynamo_backends.numerics.measure import measure\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What is written."""
+    """A model that was cut out, with its data."""
 
-    model: ir.Model  # the model
+    model: ir.Model
     settings: Settings  # of the session
-    inputs: Feeds  # of the data set; empty where the session is not made
-    right: Feeds  # the right outputs
-    allowed: Mapping[str, float]  # by output, the error that rounding explains, in tolerances of its dtype
-    ends: str  # how ``repro.py`` ends: ``differs``, ``refused``, ``failed`` or ``crashed``
-    text: str  # what is wrong, for a person
+    inputs: Feeds  # of the data set; empty if the session cannot be created
+    expected: Feeds  # the outputs it should have
+    allowed: Mapping[str, float]  # by output, the error that is allowed, as a multiple of the dtype's tolerance
+    outcome: str  # the expected outcome of ``repro.py``: ``differs``, ``refused``, ``failed`` or ``crashed``
+    text: str  # a description of the fault
 
 
 def write_piece(folder: Path, piece: Piece, versions: Mapping[str, str]) -> None:
     """Writes the folder: ``model.onnx``, ``test_data_set_0``, ``repro.py``, ``README.txt``, ``manifest.json``.
 
-    ``versions`` are those of the libraries of the run it comes from.
+    ``versions`` are those of the libraries of the dumped run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_model(piece.model, folder, whole=True)
     write_data_set(folder / DATA_SET, "input", piece.inputs)
-    write_data_set(folder / DATA_SET, "output", piece.right)
-    libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # not what a dump names
+    write_data_set(folder / DATA_SET, "output", piece.expected)
+    libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # never those that a dump names
     session = piece.settings.as_json() | {"custom_op_libraries": libraries}
     settings = {"session": session, "allowed": dict(piece.allowed)}
     (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")
@@ -58,8 +58,7 @@ def write_piece(folder: Path, piece: Piece, versions: Mapping[str, str]) -> None
 
 
 def repro_text(settings: Mapping[str, Any]) -> str:
-    """``repro.py`` with these settings: the module ``dumps/repro.py`` with ``numerics/measure.py`` in it, which need
-    nothing of ours."""
+    """A ``repro.py`` that needs only onnxruntime and numpy: ``dumps/repro.py`` with ``numerics/measure.py`` inlined."""
     source = Path(__file__).with_name("repro.py").read_text(encoding="utf-8")
     rule = Path(measure.__file__).read_text(encoding="utf-8")
     rule = rule[rule.index("import dataclasses\n") :]
@@ -71,20 +70,20 @@ def repro_text(settings: Mapping[str, Any]) -> str:
 def run_repro(folder: Path) -> Outcome:
     """Runs ``repro.py`` in a fresh process.
 
-    The kind is as ``Piece.ends``; ``right`` if it does not show the fault, ``not run`` if Python ends it before that.
+    The kind is one of ``Piece.outcome``; ``right`` if the fault does not show, ``not run`` if the script itself fails.
     """
     try:
-        # -P: the folder may have been there before, with a file that is called like a package
+        # -P: a file of the folder may have the name of a package
         command = [sys.executable, "-P", str(folder / "repro.py")]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=worker_environment())
     except subprocess.TimeoutExpired:
-        return Outcome("crashed", f"it did not end in {LONGEST:g} seconds")
+        return Outcome("crashed", f"timeout after {LONGEST:g} seconds")
     lines = ended.stdout.strip().splitlines()
     for line in lines if ended.returncode == 1 else ():
         kind, _, said = line.partition(": ")
         if kind in ("differs", "refused", "failed"):
             return Outcome(kind, said)
-    if ended.returncode in (1, 2):  # an uncaught exception, onnxruntime is not there for instance; or no model or data
+    if ended.returncode in (1, 2):  # an exception (onnxruntime is missing), or data that was not stored
         return Outcome("not run", ended.stderr.strip()[-300:])
     if ended.returncode:
         return Outcome("crashed", how_it_ended(ended.returncode))
@@ -96,16 +95,16 @@ def _readme(piece: Piece, versions: Mapping[str, str]) -> str:
     operators = ", ".join(f"{node.op_type} ({node.domain or 'ai.onnx'})" for node in piece.model.graph)
     return (
         f"{piece.text}\n\n"
-        "python repro.py          shows it; it needs onnxruntime and numpy, nothing else\n"
-        "model.onnx               the smallest model that was found to fail\n"
-        "test_data_set_0          its inputs, and the right outputs\n\n"
+        "python repro.py          reproduces it; needs only onnxruntime and numpy\n"
+        "model.onnx               the smallest model that fails\n"
+        "test_data_set_0          its inputs and expected outputs\n\n"
         f"operators: {operators}\n"
         f"made with: {known}\n"
     )
 
 
 def _manifest(piece: Piece, versions: Mapping[str, str]) -> RunEntry:
-    """The folder as a run of one graph and one region, for the commands that read dumps."""
+    """The folder as a run of one graph with one region."""
     nodes = len(piece.model.graph)
     stages = [StageEntry("onnx", nodes, "model.onnx"), StageEntry("onnx_optimized", nodes, same_as="onnx")]
     graph = GraphEntry(

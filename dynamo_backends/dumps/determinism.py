@@ -1,16 +1,16 @@
-"""Which values of a dumped graph differ from run to run.
+"""Finds the values of a dumped graph that differ from run to run.
 
 ::
 
     for found in find_unstable(run.graphs[0], runs=10):
         for value in found.values:
-            print(value.node, value.operator, value.source, value.differing_runs)
+            print(value.fx_node, value.operator, value.source, value.differing_runs)
 
-A region runs again and again on its recorded inputs, one run right after the other: as it ran, and as the model that
-ONNX Runtime made of it with all its values as outputs and nothing left to optimize, so that its fusions stay. Bits
-count; what differs by no more than rounding is said to be, in the sense of the comparison (``numerics/measure.py``).
-The first value that differs although its inputs did not, in any run, is a culprit. It is then repeated alone, on the
-values of the first run: one that differs there too differs by itself.
+Each region runs repeatedly on its recorded inputs: with the session of the run, and with the model as ONNX Runtime
+optimized it, all its values exposed and no further optimization, so that its fusions stay. Results are compared bit
+for bit; differences within the tolerance of ``numerics/measure.py`` are marked as rounding. A value that differs in a
+run in which its inputs do not is the origin of a difference. Its node then runs repeatedly alone, on the values of the
+first run.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from .model_sessions import Session, operator_of, region_settings, session_of_region
 from .model_values import exposing
 from .models import OnnxModel, load_model
 from .reading import DumpedGraph, DumpedRegion
 from .schema import Settings
+from .submodels import Parts
 from .value_differences import NOTHING, Difference, OnnxValue, difference
 
 
 @dataclasses.dataclass(frozen=True)
 class UnstableValue:
-    """A value that came out differently."""
+    """A value that differs between runs, or between numbers of threads."""
 
     value: str  # its name
-    fx_node: str  # the FX node it belongs to; ``""`` if the model does not say
-    operator: str  # the ONNX operator that computes it
+    fx_node: str  # the FX node that it belongs to; ``""`` if unknown
+    operator: str  # the ONNX operator
     aten_operator: str  # aten_operator, module, source: of the FX node
     module: str
     source: str
     threads: int  # of the session
-    other_threads: int  # the same, or with which other number of threads it differs
-    differing_runs: int  # in how many of the runs
-    difference: Difference  # the largest, to the first run
+    other_threads: int  # the number of threads of the other run; the same if runs differ
+    differing_runs: int  # in how many runs it differs
+    difference: Difference  # the largest difference from the first run
     differs_alone: bool  # whether its node alone, on the values of the first run, gives different results
 
     @property
     def is_rounding(self) -> bool:
-        """Whether the difference is no more than rounding."""
         return self.difference.is_rounding
 
     def as_json(self) -> dict[str, object]:
@@ -59,20 +60,17 @@ class UnstableValue:
 
 @dataclasses.dataclass(frozen=True)
 class RegionDeterminism:
-    """What came of running a region again and again."""
+    """The result for one region."""
 
     region: int  # its number
-    runs: int  # how often, besides the first run
-    threads: Sequence[int]  # the numbers of threads it ran with
-    # the results of the region that differed as it ran, those of the same threads first
-    results: Sequence[UnstableValue]
-    # the first values that differ with their inputs the same, in execution order; a value that only differs because
-    # of an earlier one is not among them
-    values: Sequence[UnstableValue]
+    runs: int  # after the first run
+    threads: Sequence[int]  # the numbers of threads that were compared
+    results: Sequence[UnstableValue]  # outputs that differ; first between runs, then between numbers of threads
+    values: Sequence[UnstableValue]  # the first values that differ although their inputs do not, in execution order
 
     @property
     def is_stable(self) -> bool:
-        """Whether nothing differed by more than rounding."""
+        """Whether all differences are rounding."""
         return all(item.is_rounding for item in (*self.results, *self.values))
 
     def as_json(self) -> dict[str, object]:
@@ -81,16 +79,19 @@ class RegionDeterminism:
 
 
 def find_unstable(graph: DumpedGraph, *, runs: int = 10, threads: int | None = None) -> list[RegionDeterminism]:
-    """What differs from run to run, and between several threads and one.
+    """Finds values that differ from run to run, or with another number of threads.
 
-    Each session runs so often, besides its first run; with the threads of the dumped run by default.
+    Args:
+        graph: the graph.
+        runs: how often each session runs after its first run.
+        threads: of the session, by default those of the dumped run.
 
     Raises:
-        DumpError: nothing was recorded, or the session cannot be made.
-        ValueError: no run was asked for.
+        DumpError: nothing was recorded, or the session cannot be created.
+        ValueError: ``runs`` is less than 1.
     """
     if runs < 1:
-        raise ValueError(f"runs={runs}: at least one run is compared with the first")
+        raise ValueError(f"runs={runs}: at least one run must be compared with the first")
     return [_Repeated(region, runs, threads).find() for region in graph.regions]
 
 
@@ -107,7 +108,7 @@ class _Repeated:
         self._settings = region_settings(self.region, self.threads)
         self._model = load_model(self.region.optimized_model)
         self._metadata = {}
-        for model in (self._model, load_model(self.region.model)):  # the second's count where both have a value
+        for model in (self._model, load_model(self.region.model)):  # the second's metadata have precedence
             for node in model.proto.graph.node:
                 found = {item.key: item.value for item in node.metadata_props}
                 self._metadata.update({name: found for name in node.output if found})
@@ -118,54 +119,46 @@ class _Repeated:
         producers = {name: node for node in self._model.proto.graph.node for name in node.output}
         unstable = _differences(session, self._inputs, self.runs)
         results = [self._described(name, producers.get(name), *found) for name, found in unstable.items()]
-        again = self._session(self._model, dataclasses.replace(self._settings, threads=threads[1]))
-        first, second = session(self._inputs), again(self._inputs)
+        other_session = self._session(self._model, dataclasses.replace(self._settings, threads=threads[1]))
+        first, second = session(self._inputs), other_session(self._inputs)
         for name in first:
             found = difference(second[name], first[name])
             if not found.is_equal and name not in unstable:
                 results.append(self._described(name, producers.get(name), 1, found, other_threads=threads[1]))
-        return RegionDeterminism(self.region.index, self.runs, threads, results, self._culprits())
+        return RegionDeterminism(self.region.index, self.runs, threads, results, self._origins())
 
     def _session(self, model: OnnxModel, settings: Settings, write: Path | None = None) -> Session:
         return session_of_region(self.region, model, settings, self._inputs, write=write)
 
-    def _culprits(self) -> list[UnstableValue]:
-        """The values inside the session's own model that differ although what they were computed of does not."""
+    def _origins(self) -> list[UnstableValue]:
+        """The values in the optimized model that differ although their inputs do not."""
         with tempfile.TemporaryDirectory() as folder:
             self._session(self._model, self._settings, Path(folder))
             model = load_model(Path(folder) / "model.onnx")
             session = self._session(exposing(model), self._settings.unoptimized)
             first = session(self._inputs)
             unstable: dict[str, tuple[int, Difference]] = {}
-            guilty: set[str] = set()
+            origins: set[str] = set()
             for _ in range(self.runs):
                 differing = _add_differences(unstable, first, session(self._inputs))
                 for node in model.proto.graph.node:
                     if not differing.intersection(node.input):
-                        guilty |= differing.intersection(node.output)
+                        origins |= differing.intersection(node.output)
             values = {**first, **self._inputs}
+            parts = Parts(ir.from_proto(model.proto))
+            arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
             found = []
-            for node in model.proto.graph.node:
-                for name in (name for name in node.output if name in guilty):
-                    alone = self._differs_alone(model, node, values)
+            for i, node in enumerate(model.proto.graph.node):
+                for name in (name for name in node.output if name in origins):
+                    alone = self._differs_alone(model, parts.cut([i], arrays), values)
                     found.append(self._described(name, node, *unstable[name], alone=alone))
             return found
 
-    def _differs_alone(self, model: OnnxModel, node: onnx.NodeProto, values: Mapping[str, OnnxValue]) -> bool:
+    def _differs_alone(self, model: OnnxModel, node: ir.Model | None, values: Mapping[str, OnnxValue]) -> bool:
         """Whether a node by itself differs from run to run on the same inputs."""
-        initializers = [item for item in model.proto.graph.initializer if item.name in node.input]
-        known = {"", *(item.name for item in initializers)}
-        inputs = []
-        for name in (name for name in dict.fromkeys(node.input) if name not in known):
-            value = values.get(name)
-            if not isinstance(value, np.ndarray):
-                return False
-            dtype = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            inputs.append(onnx.helper.make_tensor_value_info(name, dtype, value.shape))
-        outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-        graph = onnx.helper.make_graph([node], "alone", inputs, outputs, initializers)
-        alone = onnx.helper.make_model(graph, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version)
-        session = self._session(model.with_proto(alone), self._settings.unoptimized)
+        if node is None:
+            return False
+        session = self._session(model.with_proto(ir.to_proto(node)), self._settings.unoptimized)
         return bool(_differences(session, values, self.runs))
 
     def _described(
@@ -195,9 +188,9 @@ class _Repeated:
 
 
 def _differences(session: Session, inputs: Mapping[str, OnnxValue], runs: int) -> dict[str, tuple[int, Difference]]:
-    """The outputs that differ from those of the first run: in how many runs, and the largest difference.
+    """The outputs that differ from the first run: in how many runs, and the largest difference.
 
-    All runs are made before anything is compared: a race shows the more rarely the more is done between them.
+    Nothing is compared until all runs are over, since races are rarer with other work between runs.
     """
     first, *others = session.repeated(inputs, runs + 1)
     unstable: dict[str, tuple[int, Difference]] = {}
@@ -209,13 +202,14 @@ def _differences(session: Session, inputs: Mapping[str, OnnxValue], runs: int) -
 def _add_differences(
     unstable: dict[str, tuple[int, Difference]], first: Mapping[str, OnnxValue], results: Mapping[str, OnnxValue]
 ) -> set[str]:
-    """Counts what differs in a run from the first one, and returns its names."""
+    """Adds what differs between a run and the first one; returns the names."""
     found = {name: difference(results[name], first[name]) for name in first}
     differing = {name: item for name, item in found.items() if not item.is_equal}
     for name, item in differing.items():
         count, worst = unstable.get(name, (0, NOTHING))
-        larger = max(
-            worst, item, key=lambda one: (bool(one.what), one.measured.nonfinite, one.measured.max_abs, one.differing)
-        )
-        unstable[name] = (count + 1, larger)
+        unstable[name] = (count + 1, max(worst, item, key=_severity))
     return set(differing)
+
+
+def _severity(item: Difference) -> tuple[bool, int, float, int]:
+    return bool(item.what), item.measured.nonfinite, item.measured.max_abs, item.differing

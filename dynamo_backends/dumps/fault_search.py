@@ -1,4 +1,6 @@
-"""Why a region diverges: a translation, a kernel of ONNX Runtime, one of our ONNX passes, or an optimizer."""
+"""The searches of a bisection: for a wrong translation, kernel, ONNX pass or optimizer of ONNX Runtime; and for the
+part of a model that ONNX Runtime rejects, fails to run, or crashes on.
+"""
 
 from __future__ import annotations
 
@@ -11,152 +13,164 @@ import onnx
 import onnx_ir as ir
 
 from ..runtime.optimizers import OPTIMIZERS
-from .bisection import RIGHT, WRONG, Bisection, Search
+from .bisection import (
+    RIGHT,
+    WRONG,
+    Bisection,
+    Diverges,
+    FailsAs,
+    Search,
+    essence,
+    fault_of,
+    is_same_failure,
+    line_of,
+    reference,
+    smallest,
+)
 from .blame import Cause, Kind
-from .candidate_runs import Feeds, Runner
+from .candidate_runs import Feeds, Outcome, Runner
 from .cut_folder import Piece
-from .fault_test import Diverges, fault_of, reference, smallest
 from .model_sessions import PLAIN
-from .model_values import moved_by_rounding
-from .reading import DumpedRegion, read_data_set
+from .model_values import perturbed
+from .models import load_ir
+from .reading import DumpedGraph, DumpedRegion, DumpError, read_data_set
 from .schema import Level, Settings
 from .submodels import Parts, inputs_of
 from .value_differences import distance, tolerance
 
-_FEW_NODES = 64  # nodes whose kernels are all looked at where the verdict names none
+_FEW_NODES = 64  # up to this size all kernels of a model are checked if the verdict names no node
 
-_TIMES = 4  # how often what a node reads is moved by rounding
+_PERTURBATIONS = 4  # runs with perturbed inputs that measure the rounding error of a node
+
+_UNKNOWN = np.zeros(0, np.float32)  # stands for an expected output that could not be computed
 
 _LEVELS: Sequence[Level] = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
 
 @dataclasses.dataclass(frozen=True)
-class Culprit:
-    """What PyTorch read and computed, in the model's dtype and in float64, at the node that the verdict names."""
+class NodeResults:
+    """PyTorch's values of the node that the verdict names: its inputs, eager's results, and those in float64."""
 
     inputs: Feeds
     eager: Feeds
     exact: Feeds
 
     @classmethod
-    def read(cls, region: DumpedRegion) -> Culprit | None:
-        """That in ``culprit/`` of a region, if the dump has it; ``DumpError`` if a file is damaged."""
+    def read(cls, region: DumpedRegion) -> NodeResults | None:
+        """The values in ``culprit/`` of a region; ``None`` if there are none. ``DumpError`` if a file is damaged."""
         folder = region.folder / "culprit"
-        if not folder.is_dir() or any(folder.glob("*.json")):  # a tensor was larger than the option tensor_limit
+        if not folder.is_dir() or any(folder.glob("*.json")):  # a tensor exceeds the option tensor_limit
             return None
         return cls(*(dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")))
 
 
 @dataclasses.dataclass(frozen=True)
 class RanModel:
-    """A model of a region that ran, nothing optimized."""
+    """A model of a region, and the values of its tensors."""
 
-    search: Search  # takes down what is tried and found
-    parts: Parts  # its nodes
-    known: Feeds  # the values of all its tensors
+    search: Search
+    parts: Parts
+    known: Feeds  # the values of all tensors, computed without optimizations
     settings: Settings  # of the session of the compared run
 
 
-def wrong_translation(ran: RanModel, culprit: Culprit | None) -> Bisection | None:
-    """The node that the verdict names, if its ONNX nodes in float64 are not what PyTorch computes in float64."""
-    search, parts, known, found = ran.search, ran.parts, ran.known, ran.search.found
+def wrong_translation(ran: RanModel, node: NodeResults | None) -> Bisection | None:
+    """The node that the verdict names, if its ONNX nodes in float64 differ from PyTorch's float64."""
+    search, parts, known, result = ran.search, ran.parts, ran.known, ran.search.result
     what = "the translation: its ONNX nodes in float64, against PyTorch's float64"
-    if culprit is None:
+    if node is None:
         if search.blamed.blames_no_node:
             search.tried("the translation, compared in PyTorch when the model ran", RIGHT)
         else:
-            search.tried(what, "not told: the dump has no PyTorch result of a node")
+            search.tried(what, "unknown: the dump has no PyTorch result of a node")
         return None
     initializers = {name: value.const_value for name, value in parts.model.graph.initializers.items()}
-    constants = {name: initializers[name].numpy() for name in culprit.exact if initializers.get(name) is not None}
-    known = {**known, **constants, **culprit.inputs}
-    names = [name for name in culprit.exact if name in known]
-    model, kept = _node_model(parts, names, culprit.inputs, known)
-    exact = search.runner.exact(model, known)
-    if exact is None:
-        search.tried(what, "not told: nothing computes its ONNX nodes in float64")
+    constants = {name: initializers[name].numpy() for name in node.exact if initializers.get(name) is not None}
+    known = {**known, **constants, **node.inputs}
+    names = [name for name in node.exact if name in known]
+    model, kept = _node_model(parts, names, node.inputs, known)
+    results = search.runner.exact(model, known)
+    if results is None:
+        search.tried(what, "unknown: its ONNX nodes cannot be computed in float64")
         return None
     for name in names:
-        right, eager = culprit.exact[name], culprit.eager[name]
-        translated = exact[name]
+        exact, eager, translated = node.exact[name], node.eager[name], results[name]
         has_right_type = known[name].dtype == eager.dtype
         if has_right_type and _overflows_alike(translated, eager):
             translated = _as_type(translated, eager.dtype)
-        error = distance(translated, right, [eager], dtype=eager.dtype)
+        error = distance(translated, exact, [eager], dtype=eager.dtype)
         if has_right_type and error.is_rounding:
             continue
         search.tried(what, WRONG, name, error.error if has_right_type else float("inf"))
         operators = (parts.nodes[i].metadata_props.get("aten_op", "") for i in kept)
-        found.place, found.value = "translation", name
-        found.cause = next(filter(None, operators), "a folded constant")
-        found.advice.append("report it with the folder to dynamo-backends, or to who registered the converter")
-        text = f"The translation of {found.cause} ({name}): ONNX Runtime's result is not PyTorch's"
-        returned = {name: _as_type(right, eager.dtype)}
-        piece = _piece(ran, model, known, returned, tolerance(eager, right), text)
+        result.place, result.value = "translation", name
+        result.cause = next(filter(None, operators), "a folded constant")
+        result.advice.append("report it with the folder to dynamo-backends, or to who registered the converter")
+        text = f"The translation of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
+        expected = {name: _as_type(exact, eager.dtype)}
+        piece = _piece(ran, model, known, expected, tolerance(eager, exact), text)
         return search.finish(piece, len(parts.nodes))
     search.tried(what, RIGHT)
     return None
 
 
-def wrong_kernel(ran: RanModel, culprit: Culprit | None) -> Bisection | None:
-    """The first node that ONNX Runtime computes wrong by itself, of those of the FX node that the verdict names."""
-    search, parts, known, found = ran.search, ran.parts, ran.known, ran.search.found
+def wrong_kernel(ran: RanModel, node: NodeResults | None) -> Bisection | None:
+    """The first ONNX node of the FX node that the verdict names which ONNX Runtime computes wrong by itself."""
+    search, parts, known, result = ran.search, ran.parts, ran.known, ran.search.result
     what = "the kernels: each node alone, nothing optimized, against float64"
     if search.blamed.blames_no_node:
         search.tried("the kernels, compared in PyTorch when the model ran", RIGHT)
         return None
-    if culprit is not None:
-        kept = parts.before([name for name in culprit.exact if name in known], culprit.inputs)
-    elif not found.value and len(parts.nodes) <= _FEW_NODES:
+    if node is not None:
+        kept = parts.before([name for name in node.exact if name in known], node.inputs)
+    elif not result.value and len(parts.nodes) <= _FEW_NODES:
         kept = list(range(len(parts.nodes)))
     else:
-        node = found.value.split("__")[0]
-        kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == node]
+        fx_node = result.value.split("__")[0]
+        kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == fx_node]
     if not kept:
-        search.tried(what, "not told: the verdict names no node of this model")
+        search.tried(what, "unknown: the verdict names no node of this model")
         return None
-    untold = set()
+    unknown = set()
     for i in kept:
         model = parts.cut([i], known)
         if model is None:
             continue
         exact = search.runner.exact(model, known)
         if exact is None:
-            untold.add(parts.nodes[i].op_type)
+            unknown.add(parts.nodes[i].op_type)
             continue
         for name, array in search.runner.run(model, known, PLAIN).outputs.items():
             right = _as_type(exact[name], array.dtype)
             error = distance(array, right)
             if not error.is_rounding:
-                error = distance(array, exact[name], _moved_results(search.runner, model, known, name))
+                error = distance(array, exact[name], _perturbed_results(search.runner, model, known, name))
             if error.is_rounding:
                 continue
             search.tried(what, WRONG, name, error.error)
-            found.place, found.value, found.cause = "kernel", name, parts.nodes[i].op_type
-            found.advice.append("a kernel of ONNX Runtime is wrong: report it to onnxruntime with the folder")
-            text = f"ONNX Runtime's kernel of {found.cause} computes something else than ONNX says"
+            result.place, result.value, result.cause = "kernel", name, parts.nodes[i].op_type
+            result.advice.append("a kernel of ONNX Runtime is wrong: report it to onnxruntime with the folder")
+            text = f"ONNX Runtime's kernel of {result.cause} does not compute what ONNX specifies"
             piece = _piece(ran, model, known, {name: right}, 1.0, text)
             return search.finish(piece, len(parts.nodes))
-    search.tried(what, f"not told: nothing computes {', '.join(sorted(untold))} in float64" if untold else RIGHT)
+    search.tried(what, f"unknown: {', '.join(sorted(unknown))} cannot be computed in float64" if unknown else RIGHT)
     return None
 
 
-def _moved_results(runner: Runner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
-    """A result in float64 where what it is computed of is moved by its rounding, a few times."""
-    found = []
-    for seed in range(_TIMES):
+def _perturbed_results(runner: Runner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
+    """A result in float64, computed a few times from inputs that are perturbed by one unit of rounding."""
+    perturbed_results = []
+    for seed in range(_PERTURBATIONS):
         generator = np.random.default_rng(seed)
-        moved = {
-            key: np.asarray(moved_by_rounding(value, 0.0, generator)) for key, value in inputs_of(model, known).items()
-        }
-        results = runner.exact(model, moved)
-        found += [results[name]] if results is not None else []
-    return found
+        inputs = {key: np.asarray(perturbed(value, 0.0, generator)) for key, value in inputs_of(model, known).items()}
+        results = runner.exact(model, inputs)
+        perturbed_results += [results[name]] if results is not None else []
+    return perturbed_results
 
 
 def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
-    """The part of the model after our passes that is not what it was before, between values that both have."""
-    search, found = ran.search, ran.search.found
+    """The part of the model after our passes, between values of both models, that computes something else."""
+    search, result = ran.search, ran.search.result
     before, known, after, known_after = ran.parts, ran.known, optimized.parts, optimized.known
     what = "our ONNX passes: model.optimized.onnx against model.onnx, ONNX Runtime's optimizers off in both"
     both = [name for name in after.tensors() if name in known and name in before.by_name]
@@ -173,13 +187,13 @@ def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
             continue
         search.tried(what, WRONG, name, error)
         name_of_pass = search.blamed.name if search.blamed.kind == Kind.PASS else ""
-        found.place, found.value = "ONNX pass", name
-        found.cause = str(Cause(Kind.PASS, name_of_pass))
+        result.place, result.value = "ONNX pass", name
+        result.cause = str(Cause(Kind.PASS, name_of_pass))
         options = {"passes": {"disable": [name_of_pass or "onnx.*"]}}
-        found.advice.append(f"to confirm, run again with {options=}; before.onnx is what the pass was given")
+        result.advice.append(f"to confirm, run again with {options=}; before.onnx is what the pass was given")
         if name_of_pass:
-            found.advice.append(f"dynamo-backends passes {search.run.folder} --why {name_of_pass}")
-        text = f"{found.cause} made model.onnx of before.onnx, whose result is another"
+            result.advice.append(f"dynamo-backends passes {search.run.folder} --why {name_of_pass}")
+        text = f"{result.cause} rewrote before.onnx as model.onnx, which has another result"
         allowed = _allowed(known[name], exact.get(name))
         piece = _piece(ran, model, {**known_after, **known}, {name: known[name]}, allowed, text)
         return search.finish(piece, len(after.nodes), before=old)
@@ -188,11 +202,11 @@ def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
 
 
 def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
-    """The smallest part of the model, which is in a file, that ONNX Runtime's optimizers make wrong, if any is."""
+    """The smallest part of the model in the file ``path`` that ONNX Runtime's optimizers make wrong."""
     search, parts, known, settings = ran.search, ran.parts, ran.known, ran.settings
-    found, runner = search.found, search.runner
+    result, runner = search.result, search.runner
     check = Diverges(parts, known, settings, runner)
-    start = next((candidate for candidate in _starts(parts, found.value) if check(candidate)), None)
+    start = next((candidate for candidate in _starts(parts, result.value) if check(candidate)), None)
     if start is None:
         return None
     for level in _LEVELS:
@@ -207,23 +221,26 @@ def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     if model is None or not outputs:
         return None
-    found.place, found.value = "ONNX Runtime optimizer", outputs[0]
-    found.cause = _optimizer(ran, kept, outputs)
-    found.advice.append("ONNX Runtime's optimizers change the result: report it to onnxruntime with the folder")
+    result.place, result.value = "ONNX Runtime optimizer", outputs[0]
+    result.cause = _optimizer(ran, kept, outputs)
+    result.advice.append("ONNX Runtime's optimizers change the result: report it to onnxruntime with the folder")
     exact = runner.exact(model, known) or {}
-    right = {name: known[name] for name in outputs}
-    allowed = {name: _allowed(array, exact.get(name)) for name, array in right.items()}
-    text = f"{found.cause} of ONNX Runtime changes the result"
-    piece = Piece(model, settings, inputs_of(model, known), right, allowed, "differs", text)
+    expected = {name: known[name] for name in outputs}
+    allowed = {name: _allowed(array, exact.get(name)) for name, array in expected.items()}
+    text = f"{result.cause} of ONNX Runtime changes the result"
+    piece = Piece(model, settings, inputs_of(model, known), expected, allowed, "differs", text)
     return search.finish(piece, len(parts.nodes))
 
 
-def _piece(ran: RanModel, model: ir.Model, known: Feeds, right: Feeds, allowed: float, text: str) -> Piece:
-    """A part that returns something else than the right result: as it ran, or not optimized if only that shows it."""
+def _piece(ran: RanModel, model: ir.Model, known: Feeds, expected: Feeds, allowed: float, text: str) -> Piece:
+    """A cut that returns a wrong result, with the settings of the run, or unoptimized if only that shows the fault."""
     outcome = ran.search.runner.run(model, known, ran.settings)
-    shows = outcome.kind == "ran" and all(fault_of(outcome.outputs[name], right[name]) is not None for name in right)
-    settings, feeds = ran.settings if shows else PLAIN, inputs_of(model, known)
-    return Piece(model, settings, feeds, right, dict.fromkeys(right, allowed), "differs", text)
+    shows = outcome.kind == "ran" and all(
+        fault_of(outcome.outputs[name], value) is not None for name, value in expected.items()
+    )
+    settings = ran.settings if shows else PLAIN
+    allowed_by_output = dict.fromkeys(expected, allowed)
+    return Piece(model, settings, inputs_of(model, known), expected, allowed_by_output, "differs", text)
 
 
 def _allowed(known: np.ndarray, exact: np.ndarray | None) -> float:
@@ -232,19 +249,19 @@ def _allowed(known: np.ndarray, exact: np.ndarray | None) -> float:
 
 
 def _starts(parts: Parts, value: str) -> Sequence[Sequence[int]]:
-    """What is tried to begin with: all; what the value is made of; its neighbours, more and more of them."""
-    found: list[Sequence[int]] = [range(len(parts.nodes))]
+    """Where delta debugging may start: all nodes; those that the value depends on; more and more of its neighbours."""
+    starts: list[Sequence[int]] = [range(len(parts.nodes))]
     if value in parts.by_name:
-        found.append(parts.before([value]))
+        starts.append(parts.before([value]))
         at, reach = parts.by_name[value], 2
         while reach < len(parts.nodes):
-            found.append(range(max(0, at - reach), min(len(parts.nodes), at + reach)))
+            starts.append(range(max(0, at - reach), min(len(parts.nodes), at + reach)))
             reach *= 4
-    return found
+    return starts
 
 
 def _optimizer(ran: RanModel, kept: Sequence[int], outputs: Collection[str]) -> str:
-    """``the optimizer NAME``, or where no single one is to blame ``no single optimizer``."""
+    """``the optimizer NAME``, found by halving; ``no single optimizer`` if none alone is to blame."""
 
     def is_right(disabled: Sequence[str]) -> bool:
         names = (*ran.settings.disabled_optimizers, *disabled)
@@ -261,7 +278,7 @@ def _optimizer(ran: RanModel, kept: Sequence[int], outputs: Collection[str]) -> 
 def _node_model(
     parts: Parts, names: Sequence[str], stop: Collection[str], known: Feeds
 ) -> tuple[ir.Model, Sequence[int]]:
-    """The ONNX nodes of an FX node as a model; where its result was folded, an ``Identity`` of the constant."""
+    """The ONNX nodes of an FX node as a model; an ``Identity`` of the constant if its result was folded."""
     kept = parts.before(names, stop)
     model = parts.cut(kept, known, outputs=names) if kept else None
     if model is not None:
@@ -276,12 +293,114 @@ def _node_model(
 
 
 def _as_type(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A float64 result in a dtype: what is too large for it is infinite."""
+    """A float64 result in a dtype; what is too large becomes infinite."""
     with np.errstate(over="ignore"):
         return exact.astype(dtype) if exact.dtype == np.float64 else exact
 
 
 def _overflows_alike(exact: np.ndarray, eager: np.ndarray) -> bool:
-    """Whether float64's result, rounded to the dtype, has its infinities and NaN where eager's has."""
-    ours, its = (array.astype(np.float64) for array in (_as_type(exact, eager.dtype), eager))
-    return bool((np.isfinite(ours) == np.isfinite(its)).all())
+    """Whether the rounded float64 result has NaN and infinities at the same places as eager's."""
+    rounded = _as_type(exact, eager.dtype).astype(np.float64)
+    return bool((np.isfinite(rounded) == np.isfinite(eager.astype(np.float64))).all())
+
+
+def refused_models(graph: DumpedGraph) -> list[Path]:
+    """The models that ONNX Runtime rejected when the graph was compiled."""
+    return sorted((graph.folder / "refused").glob("*.onnx"))
+
+
+def bisect_refused(search: Search, settings: Settings) -> Bisection:
+    """The smallest part of a model that ONNX Runtime rejects; ``DumpError`` if no model was rejected."""
+    result = search.result
+    models = refused_models(search.graph)
+    if not models:
+        raise DumpError(f"no model of {result.graph} was refused: there is no {search.graph.folder / 'refused'}")
+    for path in models:
+        parts = Parts(_typed(load_ir(path)))
+        outcome = search.runner.run(path, None, settings)
+        if outcome.kind in ("refused", "crashed"):
+            search.tried(f"a session of {path.name}, with the settings of the run", outcome.kind)
+            plain = search.runner.run(path, None, settings.unoptimized)
+            search.tried("the same, ONNX Runtime's optimizers off", "created" if plain.kind == "built" else plain.kind)
+            if is_same_failure(plain, outcome):
+                settings = settings.unoptimized
+            return bisect_failure(search, parts, None, settings, outcome, path)
+        search.tried(f"a session of {path.name}", "created: dynamo-backends itself refused the model")
+    result.place = "nothing"
+    message = models[0].with_suffix(".txt")
+    result.cause = message.read_text(encoding="utf-8", errors="replace").strip() if message.exists() else ""
+    result.advice.append(
+        "ONNX Runtime accepts the model, but one of its kernels is known to be wrong: docs/upstream.md"
+    )
+    return result
+
+
+def bisect_failure(
+    search: Search, parts: Parts, feeds: Feeds | None, settings: Settings, outcome: Outcome, path: Path
+) -> Bisection:
+    """The smallest part of a model with the same failure.
+
+    Args:
+        search: the bisection.
+        parts, path: the model, and its file.
+        feeds: its inputs; ``None`` if it was not run.
+        settings: of the session.
+        outcome: the failure.
+    """
+    result = search.result
+    result.place = "session" if outcome.kind == "refused" else "run"
+    result.cause = outcome.message
+    if feeds is not None:
+        search.tried("the model with the settings of the run, in a fresh process", outcome.kind)
+    known = _known_values(search, parts, feeds) if feeds is not None and outcome.kind != "refused" else None
+    start = range(len(parts.nodes)) if known is None else _with_known_inputs(parts, known)
+    check = FailsAs(parts, known, settings, search.runner, outcome)
+    if not check(start):
+        result.advice.append("only the whole model fails in this way, no part of it does")
+        return result
+    kept = search.reduce(path, f"{outcome.kind} {essence(outcome.message)}", settings, start, check)
+    outputs = [str(value.name) for value in parts.outputs_of(kept)]
+    if len(outputs) > 1:
+        outputs = smallest(outputs, lambda names: check(kept, names))
+    model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
+    assert model is not None
+    result.value, result.source = outputs[0], line_of([parts.nodes[i] for i in kept])
+    expected = {} if known is None else {name: known.get(name, _UNKNOWN) for name in outputs}
+    result.advice.append("report it to onnxruntime with the folder")
+    text = {"refused": "ONNX Runtime rejects the model", "failed": "ONNX Runtime fails in the run"}
+    said = f"{text.get(outcome.kind, 'ONNX Runtime crashes the process')}: {outcome.message}"
+    piece = Piece(model, settings, inputs_of(model, known), expected, {}, outcome.kind, said)
+    return search.finish(piece, len(parts.nodes), outcome)
+
+
+def _known_values(search: Search, parts: Parts, feeds: Feeds) -> Feeds:
+    """All values if the model runs without optimizations, else those before the node that fails, found by halving."""
+    whole = search.values(parts, feeds)
+    if whole.kind == "ran":
+        return {**feeds, **whole.outputs}
+    works, fails = 0, len(parts.nodes)  # the first `works` nodes run; the first `fails` do not
+    values: Feeds = {}
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        search.progress(f"the failure is between nodes {works} and {fails} ({search.runner.count} sessions)")
+        model = parts.cut(range(middle), feeds)
+        assert model is not None
+        model.graph.outputs[:] = [value for node in model.graph for value in node.outputs if value.name]
+        result = search.runner.run(model, feeds, PLAIN)
+        if result.kind == "ran":
+            works, values = middle, result.outputs
+        else:
+            fails = middle
+    return {**feeds, **values}
+
+
+def _with_known_inputs(parts: Parts, known: Feeds) -> list[int]:
+    """The nodes whose inputs are all known: those that do not depend on the node that fails."""
+    return [i for i in range(len(parts.nodes)) if all(str(v.name) in known for v in parts.inputs_of([i]))]
+
+
+def _typed(model: ir.Model) -> ir.Model:
+    """The model with inferred types, if some are missing."""
+    if all(value.type is not None for node in model.graph for value in node.outputs if value.name):
+        return model
+    return ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model)))

@@ -1,4 +1,4 @@
-"""What is in a dump, in short: its runs, and Dynamo's graphs of a run."""
+"""Summaries of the runs in a dump folder, and of Dynamo's graphs in a run."""
 
 from __future__ import annotations
 
@@ -15,38 +15,36 @@ class RunSummary:
     """A run folder."""
 
     folder: str  # its path
-    started: str = ""  # when, as ISO 8601 in UTC
-    graphs: int = 0  # how many were compiled
-    diverging: int = 0  # how many of them diverge
-    not_ok: int = 0  # how many more were not comparable or not compared
-    error: str = ""  # why it cannot be read, or empty
+    started: str = ""  # ISO 8601, UTC
+    graphs: int = 0  # compiled graphs
+    diverging: int = 0  # graphs that diverge
+    not_ok: int = 0  # other graphs that are not ``ok``: not comparable, not compared, or not compiled
+    error: str = ""  # why the run cannot be read
 
 
 @dataclasses.dataclass(frozen=True)
 class DynamoGraphSummary:
     """A graph of Dynamo's."""
 
-    index: int  # its number
-    function: str  # the user's function that it is a part of; empty where that is not known, as under ``onnx_compiler``
-    # begins, ends: ``file:line``, or empty; where it begins in a library's file, also the user's line that called it
-    begins: str
-    ends: str
+    index: int
+    function: str  # the user's function; empty if unknown, as with ``onnx_compiler``
+    begins: str  # ``file:line`` or empty; for a library's file, also the user's line that called it
+    ends: str  # ``file:line`` or empty
     reason: str  # why it ends there: ``the end of the function``, ``graph break: …``
     given_up: str  # why Dynamo does not use it, or empty
-    # why PyTorch runs its forward, backward or inference graph, by direction: their compile failed
-    not_compiled: Mapping[str, str]
-    passes_seconds: float  # how long its passes took, those of the stages ``pre_grad`` and ``joint``
+    not_compiled: Mapping[str, str]  # why PyTorch runs it although it was compiled, by direction
+    passes_seconds: float  # the time of the passes of the stages ``pre_grad`` and ``joint``
 
 
 def runs_in(folder: Path) -> list[RunSummary]:
-    """The runs in a dump folder, the oldest first; also those that cannot be read."""
+    """The runs in a dump folder, the oldest first, including those that cannot be read."""
     found = sorted(folder.glob("run_*"), key=lambda path: (path.stat().st_mtime, path.name))
     return [_summary(path) for path in found if path.is_dir()]
 
 
 def _summary(folder: Path) -> RunSummary:
     if not (folder / MANIFEST).exists():
-        return RunSummary(str(folder), error=f"no {MANIFEST}: nothing was compiled, or not yet")
+        return RunSummary(str(folder), error=f"no {MANIFEST}: nothing is compiled yet")
     try:
         run = read_run(folder)
         graphs, dynamo_graphs = run.graphs, dynamo_graphs_of_run(run)
@@ -59,7 +57,7 @@ def _summary(folder: Path) -> RunSummary:
 
 
 def dynamo_graphs_of_run(run: Run) -> list[DynamoGraphSummary]:
-    """Dynamo's graphs, in the order they were compiled; ``DumpError`` if the manifest is damaged."""
+    """Dynamo's graphs in the order of compilation; ``DumpError`` if the manifest is damaged."""
     return [_dynamo_graph(entry) for entry in run.dynamo_graphs]
 
 

@@ -1,12 +1,12 @@
-"""ONNX models of which chosen nodes compute in another floating-point dtype than the model's own.
+"""Changes the floating-point dtype in which chosen nodes of an ONNX model compute.
 
 ::
 
     variant = widened(model, lambda node: node.op_type == "Softmax", ir.DataType.FLOAT)
     exact = widened(model, lambda node: True, ir.DataType.DOUBLE, wide_outputs=True)
 
-A chosen node reads and returns the wider dtype. Between two chosen nodes values stay wide; where another node reads
-what a chosen one returns, a ``Cast`` rounds it. The inputs of the model keep their dtypes.
+A chosen node reads and returns the wider dtype. Values between two chosen nodes stay wide; for other nodes a ``Cast``
+rounds them. The inputs of the model keep their dtypes.
 """
 
 from __future__ import annotations
@@ -21,32 +21,28 @@ LOW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # dtypes of low precision
 
 _WIDTH = {ir.DataType.FLOAT16: 1, ir.DataType.BFLOAT16: 1, ir.DataType.FLOAT: 2, ir.DataType.DOUBLE: 3}
 
-_DTYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision")
-"""What names the dtype of a result, or of what is in between."""
+_DTYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision")  # dtypes of results or intermediate values
 
 
 def is_low(value: ir.Value | None) -> bool:
-    """Whether a value is of low precision."""
     return value is not None and value.dtype in LOW
 
 
 def widened(
     model: ir.Model, is_chosen: Callable[[ir.Node], bool], dtype: ir.DataType, *, wide_outputs: bool = False
 ) -> ir.Model:
-    """A copy of a model in which chosen nodes compute in a wider dtype.
-
-    A node with a subgraph stays as it is: what is in it is not looked into.
+    """A copy of a model in which chosen nodes compute in a wider dtype. Nodes with subgraphs are never changed.
 
     Args:
-        model: every value of it with its dtype; left as it is.
-        is_chosen: of a node of the model.
-        dtype: to which narrower floating-point values are widened.
-        wide_outputs: whether outputs of the model that chosen nodes compute are wide too.
+        model: all its values must have a dtype.
+        is_chosen: is called with each node.
+        dtype: the wider dtype.
+        wide_outputs: whether outputs of the model that chosen nodes compute stay wide.
     """
     copy = model.clone()
     wide: dict[ir.Value, ir.Value] = {}
-    for theirs, node in zip(model.graph, list(copy.graph), strict=True):
-        if not is_chosen(theirs) or any(item.type in _SUBGRAPHS for item in theirs.attributes.values()):
+    for original, node in zip(model.graph, list(copy.graph), strict=True):
+        if not is_chosen(original) or any(item.type in _SUBGRAPHS for item in original.attributes.values()):
             continue
         for i, value in enumerate(node.inputs):
             if value is not None and _is_narrower(value, dtype):
@@ -56,11 +52,11 @@ def widened(
                     wide[value] = cast.outputs[0]
                 node.replace_input_with(i, wide[value])
         if node.op_type == "Constant":
-            continue  # the user's number has the model's precision; who reads it widens it
+            continue  # the user's number has the model's precision; its readers widen it
         outputs = [value for value in node.outputs if value.name and _is_narrower(value, dtype)]
         _widen_attributes(node, dtype)
         for value in outputs:
-            cast = _give_up_name(value, dtype, node, wide_outputs=wide_outputs)
+            cast = _widen_result(value, dtype, node, wide_outputs=wide_outputs)
             if cast is not None:
                 wide[cast.outputs[0]] = value
     common.RemoveUnusedNodesPass()(copy)
@@ -80,12 +76,12 @@ def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
     return ir.node("Cast", [value], {"to": int(dtype)}, outputs=[output], name=to)
 
 
-def _give_up_name(value: ir.Value, dtype: ir.DataType, node: ir.Node, *, wide_outputs: bool) -> ir.Node | None:
-    """Makes a node's result wide; a Cast to what it was takes its name and its readers."""
+def _widen_result(value: ir.Value, dtype: ir.DataType, node: ir.Node, *, wide_outputs: bool) -> ir.Node | None:
+    """Widens a node's result. A Cast to the narrow dtype takes over its name and its readers."""
     graph, name, narrow = node.graph, str(value.name), value.dtype
     assert isinstance(graph, ir.Graph) and narrow is not None
     is_output = value in graph.outputs
-    value.type = ir.TensorType(dtype)  # not its dtype: the copy shares the type with the model
+    value.type = ir.TensorType(dtype)  # a new type: the copy shares the old one with the model
     if wide_outputs and is_output and not value.uses():
         return None
     value.name = f"{name}__{dtype.name.lower()}"
@@ -102,7 +98,7 @@ def _give_up_name(value: ir.Value, dtype: ir.DataType, node: ir.Node, *, wide_ou
 
 
 def in_float64(model: ir.Model) -> ir.Model:
-    """A copy in which all that is floating-point is float64: inputs, subgraphs and constants too."""
+    """A copy in which all floating-point values are float64, including inputs, constants and subgraphs."""
     copy = model.clone()
     for graph in copy.graphs():
         values = [*graph.inputs, *graph.initializers.values()]
@@ -111,14 +107,14 @@ def in_float64(model: ir.Model) -> ir.Model:
             _widen_attributes(node, ir.DataType.DOUBLE)
         for value in values:
             if _is_narrower(value, ir.DataType.DOUBLE):
-                value.type = ir.TensorType(ir.DataType.DOUBLE)  # the old one is shared with the model
+                value.type = ir.TensorType(ir.DataType.DOUBLE)  # a new type, as above
             if value.const_value is not None and _is_narrower(value.const_value, ir.DataType.DOUBLE):
                 value.const_value = ir.tensor(value.const_value.numpy().astype(np.float64), name=value.name)
     return copy
 
 
 def _widen_attributes(node: ir.Node, dtype: ir.DataType) -> None:
-    """Makes the dtypes that a node names, and its tensors, as wide."""
+    """Widens the dtypes and tensors in a node's attributes."""
     for name, attribute in list(node.attributes.items()):
         if attribute.is_ref():
             continue

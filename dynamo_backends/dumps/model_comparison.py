@@ -1,4 +1,4 @@
-"""Compares two ONNX models side by side: both run on the same inputs, their values aligned, the differences judged.
+"""Compares two ONNX models: runs both on the same inputs, aligns their values, and names the first that diverges.
 
 ::
 
@@ -7,14 +7,12 @@
     comparison.verdict          # "ok", or "diverges at gelu (Gelu): …"
     comparison.rows             # a row for each value, aligned
 
-**Alignment.** Inputs, initializers and constants are matched by name, content, type and shape (``matching.py``). The
-results of nodes are matched by name where the values agree, or where names can be believed; then by value, in whatever
-order the models compute them; then as the same operator of matched values (``rows.py``). Outputs: by name, then by
-value and type.
+**Alignment.** Inputs, initializers and constants correspond by name, content, or type and shape
+(``model_inputs.py``); results by name, value, or operator; outputs by name, value, or type (``model_rows.py``).
 
-**Judgement.** Neither model is the truth. By how much rounding may move each value is measured: the first model runs
-once more with every floating-point input and weight moved by one unit of rounding. The models diverge if rounding does
-not explain the difference of an output, see ``differences.py``.
+**Tolerance.** Neither model is the reference. The rounding error of each value is measured: the first model runs once
+more with all floating-point inputs and weights perturbed by one unit of rounding. The models diverge if an output
+differs by more than that explains, see ``value_differences.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +21,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .model_inputs import read_feeds
-from .model_matching import computed_inputs, same_inputs
+from .model_inputs import computed_inputs, read_feeds, same_inputs
 from .model_rows import Row, aligned_rows, first_different
-from .model_sessions import drawing
-from .model_values import Runtime, coarsest_unit, moved_values, run_model
+from .model_sessions import random_operators
+from .model_values import Runtime, coarsest_unit, perturbed_values, run_model
 from .models import OnnxModel, load_model
 from .reading import DATA_SET, DumpError, find_run
 from .value_differences import EQUAL, ONLY_FIRST, ONLY_SECOND, ROUNDING, OnnxValue
@@ -35,13 +32,13 @@ from .value_differences import EQUAL, ONLY_FIRST, ONLY_SECOND, ROUNDING, OnnxVal
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two models side by side."""
+    """The result of comparing two models."""
 
     names: tuple[str, str]  # of the models
-    rows: Sequence[Row]  # initializers and inputs, then the results in the order of the first model, then the outputs
-    first_different: Row | None  # the row at which they begin to diverge, or ``None``
-    notes: Sequence[str]  # what else to know: how inputs were matched, what was made up
-    measured: bool  # whether what rounding makes was measured; if not, only the fixed units count
+    rows: Sequence[Row]  # initializers and inputs, then results in the order of the first model, then outputs
+    first_different: Row | None  # the row at which they begin to diverge
+    notes: Sequence[str]  # such as how inputs were matched, or which were generated
+    measured: bool  # whether the rounding error was measured; if not, only the fixed tolerance of the dtype counts
 
     @property
     def outputs(self) -> list[Row]:
@@ -50,7 +47,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether rounding explains the differences of all outputs, and both have the same outputs."""
+        """Whether both have the same outputs, which differ by rounding only."""
         return all(row.mark in (EQUAL, ROUNDING) for row in self.outputs)
 
     @property
@@ -69,8 +66,7 @@ class Comparison:
         side = row.first
         assert side is not None and row.difference is not None
         where = f", {side.source}" if side.source else ""
-        what = row.difference
-        return f"diverges at {side.name} ({side.operator or side.kind}{where}): {what}"
+        return f"diverges at {side.name} ({side.operator or side.kind}{where}): {row.difference}"
 
 
 def compare(
@@ -86,12 +82,12 @@ def compare(
     """Runs two models on the same inputs and compares their values.
 
     Args:
-        feeds: inputs of the first, or of the second, by name; what neither says is taken from the other's initializers,
-            and else made up.
+        first, second: the models.
+        feeds: inputs of either model, by name. Others are taken from the other model's initializers, or generated.
         runtime: what runs both.
-        sizes: of symbolic dimensions, for inputs that are made up.
-        seed: of made-up inputs, and of the directions of rounding.
-        spare: inputs of the second, by name, for those that the first neither has nor computes.
+        sizes: of symbolic dimensions, for generated inputs.
+        seed: of generated inputs and perturbations.
+        spare: inputs of the second model that the first neither has nor computes, by name.
 
     Raises:
         DumpError: an input has no value, or the runtime cannot run a model.
@@ -105,35 +101,35 @@ def compare(
         one = run_model(first, ours, runtime)
         theirs |= computed_inputs(second, theirs, one, "second", notes, spare or {})
         other = run_model(second, theirs, runtime)
-    notes += drawing(first, second)
+    notes += random_operators(first, second)
 
     def run(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> Mapping[str, OnnxValue]:
         return run_model(model, feeds, runtime).computed
 
-    # Where one is in float16, its rounding is in all.
+    # If one model computes in float16, all values have its rounding error.
     unit = coarsest_unit(item.value for ran in (one, other) for item in ran.values if item.kind == "result")
-    moved: Mapping[str, OnnxValue] = {}
+    rounded: Mapping[str, OnnxValue] = {}
     measured = True
     try:
-        moved = moved_values(first, ours, run, unit, seed) if unit else {}
+        rounded = perturbed_values(first, ours, run, unit, seed) if unit else {}
     except DumpError as error:
         measured = False
-        notes.append(f"what rounding makes was not measured ({error}), only units of the dtype count")
-    rows = aligned_rows(one, other, matched, moved)
+        notes.append(f"the rounding error was not measured ({error}), only the tolerance of the dtype counts")
+    rows = aligned_rows(one, other, matched, rounded)
     return Comparison((first.name, second.name), rows, first_different(rows), notes, measured)
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A model to compare: its file, its name for messages, and a folder with stored inputs or ``None``."""
+    """A model to compare."""
 
     path: Path
-    name: str
-    data: Path | None
+    name: str  # for messages
+    data: Path | None  # a folder with stored inputs
 
     @classmethod
     def of(cls, path: Path, name: str, folder: Path) -> Target:
-        """A model with the data in a folder, if there are any."""
+        """A model with the data set of a folder, if there is one."""
         return cls(path, name, folder / DATA_SET if (folder / DATA_SET).is_dir() else None)
 
 
@@ -146,12 +142,11 @@ def compare_targets(
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Compares two models on given inputs, else on those stored beside the first, or the second, else on made-up ones.
-
-    ``inputs`` are as of ``read_feeds``, the others as of ``compare``.
+    """Compares two models on ``inputs`` (see ``read_feeds``), by default on those stored with the first or the second,
+    else on generated ones.
 
     Raises:
-        DumpError: a file cannot be read, or a model not run.
+        DumpError: a file cannot be read, or a model cannot be run.
     """
     names = (first.name, second.name) if first.name != second.name else (f"{first.path}", f"{second.path}")
     one, other = load_model(first.path, names[0]), load_model(second.path, names[1])
@@ -163,10 +158,13 @@ def compare_targets(
 
 
 def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Target]:
-    """The models that a reference names, those of a dump at a stage; ``DumpError`` if there is none.
+    """The models that a reference names; ``DumpError`` if there is none.
 
-    A reference is a file; a graph or region of the dump (``0/forward``, ``graph_000/forward/region_1``), which is the
-    default one if it is ``None``; or the path of one in any dump.
+    Args:
+        reference: a file; a graph or region of the dump (``0/forward``, ``graph_000/forward/region_1``); or the path of
+            one in any dump.
+        dump: the dump folder; by default that of ``find_run``.
+        stage: which models of a dump, see ``ONNX_STAGES``.
     """
     path = Path(reference)
     if path.is_file():
@@ -182,10 +180,10 @@ def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Ta
 
 
 def paired(first: Sequence[Target], second: Sequence[Target]) -> tuple[list[tuple[Target, Target]], list[Target]]:
-    """Which models are compared with each other, and those that are left out.
+    """The pairs of models to compare, and those that are left out.
 
-    As many of both are each other's in their order. Else, after a change that splits a graph otherwise, those that
-    compute the most values of the same names are, and the rest is left out.
+    Equal numbers of models are paired in order. Otherwise a graph was split differently, and those with the most
+    common names of values are paired.
     """
     if len(first) == len(second):
         return list(zip(first, second, strict=True)), []
@@ -193,14 +191,14 @@ def paired(first: Sequence[Target], second: Sequence[Target]) -> tuple[list[tupl
     for target in (*first, *second):
         nodes = load_model(target.path).proto.graph.node
         names[target] = {name for node in nodes for name in node.output if name}
-    alike = {
+    similarity = {
         (one, other): len(names[one] & names[other]) / max(1, len(names[one] | names[other]))
         for one in first
         for other in second
     }
     pairs: list[tuple[Target, Target]] = []
     left = [*first, *second]
-    for one, other in sorted(alike, key=lambda pair: -alike[pair]):  # of equals the first
+    for one, other in sorted(similarity, key=lambda pair: -similarity[pair]):
         if one in left and other in left:
             pairs.append((one, other))
             left = [target for target in left if target not in (one, other)]

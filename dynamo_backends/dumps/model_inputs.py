@@ -1,34 +1,38 @@
-"""What models are run with: inputs that were stored, or made-up ones.
+"""Inputs of models: stored ones, generated ones, and the same inputs for two models.
 
 ::
 
     feeds = read_feeds(["graph_000/forward/region_0/test_data_set_0"], model)
     feeds = made_up(model, sizes={"batch": 3}, seed=0)
+    feeds, other_feeds, matched, notes = same_inputs(model, other, feeds, {"batch": 3}, seed=0)
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .models import InputType, OnnxModel
+import numpy as np
+
+from .model_values import ModelRun
+from .models import InputType, OnnxModel, Sizes
 from .reading import DATA_SET, DumpError, read_data_set, read_tensor
 from .value_differences import OnnxValue, kind_of
 
-DEFAULT_SIZE = 3  # of a symbolic dimension that is given no size
+DEFAULT_SIZE = 3  # of symbolic dimensions
+
+_LARGEST_HASHED = 2**26  # bytes; larger weights are not matched by content
 
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
-    """Inputs that are stored.
-
-    They are in a folder with ``input_0.pb`` … (ONNX's test layout) or with a ``test_data_set_0`` in it, in ``.pb``
-    files, or in one ``.npz``. Where no name is that of an input of the model, they are its inputs in their order.
+    """Stored inputs, from folders with ``input_0.pb`` … (ONNX's test layout) or ``test_data_set_0``, ``.pb`` files, or
+    ``.npz`` files. If no name is that of an input of the model, they are assigned in order.
 
     Raises:
-        DumpError: a file is not there, damaged, or of no known kind.
+        DumpError: a file is missing, damaged, or of an unknown kind.
     """
-    import numpy as np
-
     found: list[tuple[str, OnnxValue]] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -57,20 +61,22 @@ def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxV
 def made_up(
     model: OnnxModel, *, sizes: Mapping[str, int], seed: int, wanted: Sequence[InputType] | None = None
 ) -> dict[str, OnnxValue]:
-    """Random inputs: normal numbers; indices in the range of what they index; 0 and 1 for other integers.
+    """Random inputs: normally distributed numbers; indices within the indexed axis; 0 and 1 for other integers.
 
-    Symbolic dimensions that have no ``sizes`` are 3. ``wanted`` are the inputs, all by default.
+    Args:
+        model: the model.
+        sizes: of symbolic dimensions, by default ``DEFAULT_SIZE``.
+        seed: of the random numbers.
+        wanted: for which inputs, by default all.
 
     Raises:
-        DumpError: an input is no tensor, or its values are a shape.
+        DumpError: an input is not a tensor, or its values are a shape.
     """
-    import numpy as np
-
     generator = np.random.default_rng(seed)
     feeds: dict[str, OnnxValue] = {}
     for item in model.inputs if wanted is None else wanted:
         if item.dtype is None or item.shape is None:
-            raise DumpError(f"{model.name}: the input {item.name} ({item.described}) cannot be made up; use --inputs")
+            raise DumpError(f"{model.name}: the input {item.name} ({item.described}) cannot be generated; use --inputs")
         shape = tuple(size if isinstance(size, int) else sizes.get(size or "", DEFAULT_SIZE) for size in item.shape)
         kind = kind_of(item.dtype)
         if kind == "float":
@@ -86,44 +92,249 @@ def made_up(
     return feeds
 
 
-_PASSES_ON = {
+# Operators whose result holds elements of these inputs.
+_FORWARDS = {
     "Identity": (0,), "Cast": (0,), "Reshape": (0,), "Unsqueeze": (0,), "Squeeze": (0,), "Transpose": (0,),
     "Flatten": (0,), "Slice": (0,), "Expand": (0,), "Where": (1, 2), "Gather": (0,), "Mod": (0,), "Clip": (0,),
 }  # fmt: skip
-"""Operators whose result holds values of these inputs."""
 
 _INDEXING = ("Gather", "GatherElements", "ScatterElements")  # operators whose second input indexes an axis of the first
 
+# Inputs, by operator and position, whose elements are sizes, positions or axes.
 _SHAPES = {
     ("Reshape", 1), ("Expand", 1), ("ConstantOfShape", 0), ("Tile", 1), ("Range", 0), ("Range", 1), ("Range", 2),
     ("Slice", 1), ("Slice", 2), ("Slice", 3), ("Slice", 4), ("Resize", 3), ("TopK", 1), ("Split", 1), ("Squeeze", 1),
     ("Unsqueeze", 1), ("Pad", 1),
 }  # fmt: skip
-"""Inputs, by operator and position, whose values are sizes, positions or axes."""
 
 
 def _bound(model: OnnxModel, name: str) -> int:
-    """The size of the smallest axis that an input of integers indexes; 2 if it indexes nothing known.
+    """The upper bound of an integer input: the size of the smallest axis that it indexes, else 2.
 
-    Raises:
-        DumpError: its values are sizes, positions or axes.
+    Raises ``DumpError`` if its elements are sizes, positions or axes.
     """
     graph = model.proto.graph
     shapes: dict[str, list[int]] = {item.name: list(item.dims) for item in graph.initializer}
     for item in (*graph.input, *graph.value_info):
         shapes.setdefault(item.name, [size.dim_value for size in item.type.tensor_type.shape.dim])
     found: list[int] = []
-    holding = {name}  # the values that hold values of the input
+    holding = {name}  # the values with elements of the input
     for node in graph.node:
         for i in (i for i, read in enumerate(node.input) if read in holding):
             if (node.op_type, i) in _SHAPES:
-                raise DumpError(f"{model.name}: the values of {name} are a shape and cannot be made up; use --inputs")
+                raise DumpError(f"{model.name}: the values of {name} are a shape and cannot be generated; use --inputs")
             shape = shapes.get(node.input[0], [])
             if i == 1 and node.op_type in _INDEXING:
                 axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
                 found += shape[axis:][:1]
             elif i == 1 and node.op_type in ("GatherND", "ScatterND"):
                 found += shape
-            if i in _PASSES_ON.get(node.op_type, ()):
+            if i in _FORWARDS.get(node.op_type, ()):
                 holding.update(node.output)
     return min(filter(None, found), default=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """Two inputs or initializers that correspond."""
+
+    name: str  # in the second model
+    partner: str  # in the first model
+    how: str  # ``name``, ``content``, or ``type and shape``
+
+
+def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -> list[Matched]:
+    """The inputs and initializers of two models that correspond. ``feeds`` are values of inputs of either model.
+
+    They are matched by name, then by content. At last an input without a value is matched with the first remaining one
+    of its type and shape, unless either name is that of a value that a model computes.
+    """
+    ours = _sources(first, feeds)
+    theirs = _sources(second, feeds)
+    found: list[Matched] = []
+
+    def pair(name: str, partner: str, how: str) -> None:
+        found.append(Matched(name, partner, how))
+        theirs.pop(name)
+        ours.pop(partner)
+
+    for name in list(theirs):
+        if name in ours and theirs[name].may_be(ours[name], cast=True) and not _is_by_chance(theirs[name], ours[name]):
+            pair(name, name, "name")
+    by_content: dict[object, list[str]] = {}
+    for partner, item in ours.items():
+        by_content.setdefault(item.content(), []).append(partner)
+    for name in list(theirs):
+        key = theirs[name].content()
+        if key is not None and by_content.get(key):
+            pair(name, by_content[key].pop(0), "content")
+    computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
+    for name in list(theirs):
+        for partner in list(ours):
+            known = theirs[name].value is not None and ours[partner].value is not None
+            if not known and not computed & {name, partner} and theirs[name].may_be(ours[partner]):
+                pair(name, partner, "type and shape")
+                break
+    return found
+
+
+def _is_by_chance(a: _Source, b: _Source) -> bool:
+    """Whether the common name may be a coincidence (``val_12``): the values are different numbers or sizes."""
+    if a.value is None or b.value is None or (a.value.size > 1 and kind_of(a.value.dtype) == "float"):
+        return False
+    return not np.array_equal(a.value, b.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """An input or initializer, with its value if that is known."""
+
+    dtype: np.dtype | None
+    shape: Sizes | None
+    value: np.ndarray | None
+
+    def content(self) -> object:
+        """The hash of the value; ``None`` if it is unknown, too large, or a single element."""
+        return None if self.value is None or self.value.size < 2 else content(self.value)
+
+    def may_be(self, other: _Source, *, cast: bool = False) -> bool:
+        """Whether the types are compatible; with ``cast`` the precision may differ."""
+        if self.dtype is None or other.dtype is None:
+            return False
+        if self.dtype != other.dtype and not (cast and kind_of(self.dtype) == kind_of(other.dtype)):
+            return False
+        if self.shape is None or other.shape is None:
+            return True
+        sizes = zip(self.shape, other.shape, strict=False)
+        is_same = (a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in sizes)
+        return len(self.shape) == len(other.shape) and all(is_same)
+
+
+def content(value: OnnxValue) -> object:
+    """A hash of a tensor; ``None`` for text, for what is not a tensor, and for large tensors."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "O" or value.nbytes > _LARGEST_HASHED:
+        return None
+    return value.dtype.name, value.shape, hashlib.blake2b(value.tobytes()).digest()
+
+
+def _sources(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, _Source]:
+    found = {}
+    for item in model.inputs:
+        value = feeds.get(item.name)
+        known = value if isinstance(value, np.ndarray) else None
+        found[item.name] = _Source(item.dtype, item.shape if known is None else known.shape, known)
+    return found | {name: _Source(array.dtype, array.shape, array) for name, array in model.initializers.items()}
+
+
+def same_inputs(
+    first: OnnxModel, second: OnnxModel, feeds: Mapping[str, OnnxValue], sizes: Mapping[str, int], seed: int
+) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
+    """The inputs of both models, the matches, and notes. Inputs that the other model computes are missing.
+
+    ``feeds`` are values of inputs of either model, ``sizes`` and ``seed`` as for ``made_up``.
+    """
+    matched = match(first, feeds, second)
+    notes = []
+    name_of = {item.partner: item.name for item in matched}
+    partner_of = {item.name: item.partner for item in matched}
+    stored, kept = second.initializers, first.initializers
+    ours: dict[str, OnnxValue] = {}
+    for item in first.inputs:
+        if item.name in feeds:
+            ours[item.name] = feeds[item.name]
+        else:
+            _take(ours, item, name_of.get(item.name, ""), stored, feeds)
+    computed = {name for node in second.proto.graph.node for name in node.output}
+    missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
+    if missing:
+        types = {item.name: item for item in second.inputs}
+        sized = [_with_sizes_of(item, types.get(name_of.get(item.name, ""), item)) for item in missing]
+        ours |= made_up(first, sizes=_sizes_of(first, ours) | dict(sizes), seed=seed, wanted=sized)
+        notes.append(f"generated (seed {seed}): {listed([item.name for item in missing])}")
+    theirs: dict[str, OnnxValue] = {}
+    for item in second.inputs:
+        _take(theirs, item, partner_of.get(item.name, ""), ours, kept)
+        if item.name not in theirs and item.name in feeds:
+            theirs[item.name] = feeds[item.name]
+    given = "inputs of the {} model that the {} has as initializers"
+    listing = {
+        given.format("first", "second"): [name for name in ours if name_of.get(name) in stored],
+        given.format("second", "first"): [name for name in theirs if partner_of.get(name) in kept],
+    }
+    for pair in matched:
+        if pair.how != "name" and pair.name in theirs:
+            listing.setdefault(f"matched by {pair.how}", []).append(f"{pair.partner} and {pair.name}")
+    notes += [f"{what}: {listed(names)}" for what, names in listing.items() if names]
+    return ours, theirs, matched, notes
+
+
+def _take(feeds: dict[str, OnnxValue], item: InputType, partner: str, *places: Mapping[str, OnnxValue]) -> None:
+    """Adds the value of an input's partner, in the input's precision, from the first mapping that has it."""
+    found = next((values[partner] for values in places if partner in values), None)
+    if found is not None:
+        feeds[item.name] = _as(found, item.dtype)
+
+
+def computed_inputs(
+    model: OnnxModel,
+    feeds: Mapping[str, OnnxValue],
+    run: ModelRun,
+    which: str,
+    notes: list[str],
+    spare: Mapping[str, OnnxValue],
+) -> dict[str, OnnxValue]:
+    """The missing inputs of a model, from the values of the other model: one of them folded constants.
+
+    Args:
+        model, which: the model, and whether it is the ``first`` or ``second``.
+        feeds: the inputs that it has.
+        run: the run of the other model.
+        notes: to which notes are added.
+        spare: values that the other model does not compute, such as those that PyTorch computed between regions.
+
+    Raises:
+        DumpError: an input has no value.
+    """
+    missing = [item for item in model.inputs if item.name not in feeds]
+    values = {item.name: item.value for item in run.values}
+    unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in {*values, *spare}]
+    if unknown:
+        raise DumpError(f"{model.name} has inputs that {run.model.name} lacks: {listed(unknown)}; use --inputs")
+    computed = [item.name for item in missing if item.name in values]
+    stored = [item.name for item in missing if item.name not in values]
+    if computed:
+        notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
+    if stored:
+        notes.append(f"inputs of the {which} model that the other lacks, with their stored values: {listed(stored)}")
+    return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _as(value: OnnxValue, dtype: np.dtype | None) -> OnnxValue:
+    """A value in the precision of ``dtype``, if the kind is the same."""
+    if isinstance(value, np.ndarray) and dtype is not None and kind_of(dtype) == kind_of(value.dtype):
+        return value.astype(dtype, copy=False)
+    return value
+
+
+def _sizes_of(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, int]:
+    """The sizes of symbolic dimensions, from the shapes of the given inputs."""
+    found = {}
+    for item in model.inputs:
+        value = feeds.get(item.name)
+        if isinstance(value, np.ndarray) and item.shape is not None and len(item.shape) == value.ndim:
+            sizes = zip(item.shape, value.shape, strict=True)
+            found.update({name: size for name, size in sizes if isinstance(name, str)})
+    return found
+
+
+def _with_sizes_of(item: InputType, partner: InputType) -> InputType:
+    """An input with the fixed sizes of its partner."""
+    if item.shape is None or partner.shape is None or len(item.shape) != len(partner.shape):
+        return item
+    shape = tuple(b if isinstance(b, int) else a for a, b in zip(item.shape, partner.shape, strict=True))
+    return dataclasses.replace(item, shape=shape)

@@ -1,6 +1,6 @@
-"""The table of a comparison: a row for each value of two models that ran, aligned and judged.
+"""The table of a comparison of two models: their values are aligned, each pair is a row with its difference.
 
-Results are each other's by name, by value, or as the same operator of matched values.
+Values correspond by name, by value, or as results of the same operator on corresponding values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .model_matching import Matched, content
+from .model_inputs import Matched, content
 from .model_values import ModelRun, NodeValue
 from .models import type_name
 from .value_differences import (
@@ -26,12 +26,11 @@ from .value_differences import (
     kind_of,
 )
 
-_RELIABLE = 0.8  # the share of common names with the same type, from which on names are believed
+_RELIABLE = 0.8  # names are trusted if this share of the common names has the same type in both models
 
+_SUMMARIZED = 2**24  # the digest is that of the first so many elements
 
-_SUMMARIZED = 2**24  # elements of which the digest of a value is made; of a larger one the first
-
-_NEAR = 1e-3  # how near the sums of two values are, relative to the sum of the magnitudes, that may be the same
+_NEAR = 1e-3  # how far the sums of equal values may differ, relative to the sum of the magnitudes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +38,16 @@ class Side:
     """A value of one of the models."""
 
     kind: str  # ``initializer``, ``constant``, ``input``, ``result`` or ``output``
-    name: str  # its name
+    name: str
     operator: str  # of its node, or ``""``
     type: str  # ``float32``
-    shape: tuple[int, ...] | None  # its sizes; ``None`` if it is no tensor
-    digest: str  # four letters, see ``digest``
-    source: str = ""  # the user's line that it comes from, where the model says so
+    shape: tuple[int, ...] | None  # ``None`` if it is not a tensor
+    digest: str  # see ``digest``
+    source: str = ""  # the user's line, if the model has it
 
     @classmethod
     def of(cls, item: NodeValue) -> Side:
-        """That of a value."""
+        """A value without its elements."""
         value, shape, letters = item.value, None, ""
         type_ = described(value)
         if isinstance(value, np.ndarray):
@@ -58,49 +57,52 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A value of the first model beside that of the second."""
+    """Two corresponding values, or a value that only one model has."""
 
     mark: str  # a key of ``LEGEND``
-    first: Side | None  # first, second: ``None`` where only the other model has it
+    first: Side | None
     second: Side | None
-    difference: Difference | None = None  # of the two
+    difference: Difference | None = None
 
     @property
     def name(self) -> str:
-        """The first model's name of it, or the second's."""
+        """The name in the first model, or in the second."""
         side = self.first or self.second
         assert side is not None
         return side.name
 
 
 def aligned_rows(
-    one: ModelRun, other: ModelRun, matched: Sequence[Matched], moved: Mapping[str, OnnxValue]
+    one: ModelRun, other: ModelRun, matched: Sequence[Matched], rounded: Mapping[str, OnnxValue]
 ) -> list[Row]:
-    """The rows: what both models have stored, their results, and their outputs.
+    """The rows of inputs and constants, of results, and of outputs.
 
-    ``matched`` are inputs and initializers; ``moved`` are the values of the first that rounding moved.
+    Args:
+        one, other: the models, which ran.
+        matched: corresponding inputs and initializers.
+        rounded: the values of the first model with perturbed inputs.
     """
-    stored, theirs_stored = ([item for item in run.values if item.kind != "result"] for run in (one, other))
-    results, theirs = ([item for item in run.values if item.kind == "result"] for run in (one, other))
-    by_their_names = _names_mean_the_same([item for item in results if item.name not in one.outputs], theirs)
+    stored, their_stored = ([item for item in run.values if item.kind != "result"] for run in (one, other))
+    results, their_results = ([item for item in run.values if item.kind == "result"] for run in (one, other))
+    trust_names = _names_are_reliable([item for item in results if item.name not in one.outputs], their_results)
     partners = {item.partner: item.name for item in matched}
-    _match_stored(stored, theirs_stored, partners, by_their_names)
+    _match_stored(stored, their_stored, partners, trust_names)
     by_name = {item.name: item for item in other.values}
-    rows = [_row(item, by_name.get(partners.get(item.name, "")), moved, trusted=True) for item in stored]
+    rows = [_row(item, by_name.get(partners.get(item.name, "")), rounded, trusted=True) for item in stored]
     used = set(partners.values())
-    rows += [_row(None, item, moved) for item in theirs_stored if item.name not in used]
-    pairs = _aligned(results, theirs, partners, by_their_names)
-    partners |= {results[i].name: theirs[j].name for i, j in pairs.items()}
-    for a, b in _in_order(results, theirs, pairs):
-        trusted = a is not None and b is not None and _are_the_same(a, b, partners, by_their_names)
-        rows.append(_row(a, b, moved, trusted=trusted))
-    return rows + _output_rows(one, other, moved)
+    rows += [_row(None, item, rounded) for item in their_stored if item.name not in used]
+    pairs = _aligned(results, their_results, partners, trust_names)
+    partners |= {results[i].name: their_results[j].name for i, j in pairs.items()}
+    for a, b in _in_order(results, their_results, pairs):
+        trusted = a is not None and b is not None and _are_the_same(a, b, partners, trust_names)
+        rows.append(_row(a, b, rounded, trusted=trusted))
+    return rows + _output_rows(one, other, rounded)
 
 
 def _match_stored(
-    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: dict[str, str], by_their_names: bool
+    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: dict[str, str], trust_names: bool
 ) -> None:
-    """Adds constants of nodes and small ones to the matched initializers: by name if names are believed, by content."""
+    """Adds constants to ``partners``: those of one name if names are trusted or the values equal, then by content."""
     used = set(partners.values())
     free = {item.name: item for item in theirs if item.name not in used and item.kind != "input"}
     left = [item for item in ours if item.name not in partners and item.kind != "input"]
@@ -108,7 +110,7 @@ def _match_stored(
         same = free.get(item.name)
         if same is None or not _have_one_type(item, same):
             continue
-        if by_their_names or difference(item.value, same.value).is_equal:
+        if trust_names or difference(item.value, same.value).is_equal:
             partners[item.name] = free.pop(item.name).name
     by_content: dict[object, list[str]] = {}
     for name, item in free.items():
@@ -119,44 +121,44 @@ def _match_stored(
             partners[item.name] = by_content[key].pop(0)
 
 
-def _names_mean_the_same(ours: Sequence[NodeValue], theirs: Sequence[NodeValue]) -> bool:
-    """Whether results of one name are the same in both models: most have the same type and shape.
+def _names_are_reliable(ours: Sequence[NodeValue], theirs: Sequence[NodeValue]) -> bool:
+    """Whether results with a common name correspond: most have the same type and shape.
 
-    Exporters count their values (``val_12``): then a name that both have says nothing.
+    Names like ``val_12``, which exporters count up, mean nothing in another model.
     """
     by_name = {item.name: item for item in theirs}
     common = [item for item in ours if item.name in by_name]
     return bool(common) and sum(_have_one_type(item, by_name[item.name]) for item in common) >= _RELIABLE * len(common)
 
 
-def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], by_their_names: bool) -> bool:
-    """Whether two results must be equal: by their names, or as one operator of matched values."""
-    if by_their_names and a.name == b.name:
+def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], trust_names: bool) -> bool:
+    """Whether two results must be equal: by name, or as the same operator on corresponding values."""
+    if trust_names and a.name == b.name:
         return True
     ours = [partners.get(name) for name in a.inputs if name]
     return a.operator == b.operator and _have_one_type(a, b) and ours == [name for name in b.inputs if name]
 
 
-def _row(a: NodeValue | None, b: NodeValue | None, moved: Mapping[str, OnnxValue], *, trusted: bool = False) -> Row:
+def _row(a: NodeValue | None, b: NodeValue | None, rounded: Mapping[str, OnnxValue], *, trusted: bool = False) -> Row:
     first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
     if a is None or b is None:
         return Row(ONLY_FIRST if b is None else ONLY_SECOND, first, second)
-    found = difference(a.value, b.value, moved.get(f"output {a.name}" if a.kind == "output" else a.name))
+    found = difference(a.value, b.value, rounded.get(f"output {a.name}" if a.kind == "output" else a.name))
     return Row(found.mark(DIFFERENT if trusted else UNSURE), first, second, found)
 
 
-def _output_rows(one: ModelRun, other: ModelRun, moved: Mapping[str, OnnxValue]) -> list[Row]:
-    """The outputs, matched by name; those of other names by value, then by type and place."""
+def _output_rows(one: ModelRun, other: ModelRun, rounded: Mapping[str, OnnxValue]) -> list[Row]:
+    """The rows of the outputs, matched by name, then by value, by type, and by shape and kind."""
     ours, theirs = _outputs(one), _outputs(other)
     pairs = {name: theirs.pop(name) for name in ours if name in theirs}
-    likeness: tuple[Callable[[NodeValue, NodeValue], bool], ...] = (_are_near, _have_one_type, _have_one_kind)
-    for is_alike in likeness:
+    criteria: tuple[Callable[[NodeValue, NodeValue], bool], ...] = (_are_near, _have_one_type, _have_one_kind)
+    for match in criteria:
         for name, item in ours.items():
-            partner = next((other for other in theirs.values() if is_alike(item, other)), None)
+            partner = next((candidate for candidate in theirs.values() if match(item, candidate)), None)
             if name not in pairs and partner is not None:
                 pairs[name] = theirs.pop(partner.name)
-    rows = [_row(item, pairs.get(name), moved, trusted=True) for name, item in ours.items()]
-    return rows + [_row(None, item, moved) for item in theirs.values()]
+    rows = [_row(item, pairs.get(name), rounded, trusted=True) for name, item in ours.items()]
+    return rows + [_row(None, item, rounded) for item in theirs.values()]
 
 
 def _outputs(run: ModelRun) -> dict[str, NodeValue]:
@@ -173,36 +175,35 @@ def _have_one_type(a: NodeValue, b: NodeValue) -> bool:
 
 
 def _have_one_kind(a: NodeValue, b: NodeValue) -> bool:
-    """Whether both are tensors of the same shape, one in another precision maybe."""
+    """Whether both are tensors of the same shape and kind; the precision may differ."""
     if not isinstance(a.value, np.ndarray) or not isinstance(b.value, np.ndarray):
         return type(a.value) is type(b.value)
     return a.value.shape == b.value.shape and kind_of(a.value.dtype) == kind_of(b.value.dtype)
 
 
 def first_different(rows: Sequence[Row]) -> Row | None:
-    """The first row, in the order of the first model, that differs.
-
-    ``None`` if all outputs agree: then what differs on the way is computed otherwise, and no fault.
-    """
+    """The first row that differs, in the order of the first model; ``None`` if all outputs agree."""
     different = [row for row in rows if row.mark == DIFFERENT]
     is_wrong = any(row.first is not None and row.first.kind == "output" for row in different)
     return different[0] if is_wrong else None
 
 
 def _aligned(
-    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: Mapping[str, str], by_their_names: bool
+    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: Mapping[str, str], trust_names: bool
 ) -> dict[int, int]:
-    """Which results are each other's, by their positions.
+    """The positions of corresponding results.
 
-    ``partners`` are the names of inputs and initializers; ``by_their_names``: whether results with the same name are
-    the same, also if their values differ.
+    Args:
+        ours, theirs: the results.
+        partners: the names of corresponding inputs and initializers.
+        trust_names: whether results with the same name correspond even if their values differ.
     """
     one, other = [_Summary.of(item) for item in ours], [_Summary.of(item) for item in theirs]
     pairs: dict[int, int] = {}
     place = {item.name: j for j, item in enumerate(theirs)}
     for i, item in enumerate(one):
         j = place.get(item.value.name)
-        if j is not None and (item.is_near(other[j]) or (by_their_names and item.shape == other[j].shape)):
+        if j is not None and (item.is_near(other[j]) or (trust_names and item.shape == other[j].shape)):
             pairs[i] = j
     _match_by_value(one, other, pairs)
     _match_by_operator(one, other, pairs, partners)
@@ -211,8 +212,10 @@ def _aligned(
 
 
 def _match_in_gaps(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
-    """Matches, in order, what is left between two matches by operator and shape: values behind a node that only one
-    model has."""
+    """Matches the remaining values between two matches, in order, by operator and shape.
+
+    These depend on a node that only one model has.
+    """
     last = -1
     for i, item in enumerate(one):
         if i not in pairs:
@@ -231,7 +234,7 @@ def _match_in_gaps(one: Sequence[_Summary], other: Sequence[_Summary], pairs: di
 
 
 def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
-    """Matches near values: of several the one with the same operator and shape, then the next in order."""
+    """Matches near values; of several, prefers the same operator, then the same shape, then the next in order."""
     sums = np.array([item.sums for item in other]).reshape(-1, 5)
     sizes = np.array([item.size for item in other])
     free = np.ones(len(other), bool)
@@ -239,14 +242,14 @@ def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: d
     expected = 0
     for i, item in enumerate(one):
         if i not in pairs:
-            room = _NEAR * np.maximum(sums[:, -1], item.sums[-1])
-            near = free & (sizes == item.size) & (np.abs(sums - item.sums).max(axis=1) <= room)
-            unlike = {
+            bound = _NEAR * np.maximum(sums[:, -1], item.sums[-1])
+            near = free & (sizes == item.size) & (np.abs(sums - item.sums).max(axis=1) <= bound)
+            ranks = {
                 j: (other[j].value.operator != item.value.operator, other[j].shape != item.shape, abs(j - expected))
                 for j in np.flatnonzero(near).tolist()
             }
-            if unlike:
-                pairs[i] = min(unlike, key=unlike.__getitem__)
+            if ranks:
+                pairs[i] = min(ranks, key=ranks.__getitem__)
                 free[pairs[i]] = False
         expected = pairs.get(i, expected) + 1
 
@@ -254,7 +257,7 @@ def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: d
 def _match_by_operator(
     one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int], partners: Mapping[str, str]
 ) -> None:
-    """Matches what the same operator makes of matched values, however different: there a fault begins."""
+    """Matches results of the same operator on corresponding values, even if they differ: there a fault begins."""
     known = dict(partners) | {one[i].value.name: other[j].value.name for i, j in pairs.items()}
     used = set(pairs.values())
     free = {(item.value.operator, item.value.inputs): j for j, item in enumerate(other) if j not in used}
@@ -269,32 +272,31 @@ def _match_by_operator(
 def _in_order(
     ours: Sequence[NodeValue], theirs: Sequence[NodeValue], pairs: Mapping[int, int]
 ) -> Iterator[tuple[NodeValue | None, NodeValue | None]]:
-    """The rows in the order of the first model; what only the second has, behind what is before it there."""
+    """The pairs in the order of the first model; a value that only the second has follows its predecessor there."""
     used = {j: i for i, j in pairs.items()}
-    behind: dict[int, list[NodeValue]] = {}
+    following: dict[int, list[NodeValue]] = {}
     at = -1
     for j, item in enumerate(theirs):
         at = used.get(j, at)
         if j not in used:
-            behind.setdefault(at, []).append(item)
-    yield from ((None, item) for item in behind.get(-1, []))
+            following.setdefault(at, []).append(item)
+    yield from ((None, item) for item in following.get(-1, []))
     for i, item in enumerate(ours):
         yield item, theirs[pairs[i]] if i in pairs else None
-        yield from ((None, other) for other in behind.get(i, []))
+        yield from ((None, extra) for extra in following.get(i, []))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Summary:
-    """What is looked at of a value to find its partner."""
+    """What identifies a value."""
 
     value: NodeValue
     shape: tuple[int, ...] | None
     size: int
-    sums: tuple[float, ...]  # of each quarter of the elements, and of all magnitudes; ``nan`` if there are none
+    sums: tuple[float, ...]  # see ``_sums``; NaN for text and for what is not a tensor
 
     @classmethod
     def of(cls, item: NodeValue) -> _Summary:
-        """The summary of a value."""
         value, nothing = item.value, (math.nan,) * 5
         if not isinstance(value, np.ndarray):
             return cls(item, None, -1, nothing)
@@ -302,15 +304,14 @@ class _Summary:
         return cls(item, value.shape, value.size, sums)
 
     def is_near(self, other: _Summary) -> bool:
-        """Whether the values may be the same."""
-        room = _NEAR * max(self.sums[-1], other.sums[-1])
-        return self.size == other.size and all(abs(a - b) <= room for a, b in zip(self.sums, other.sums, strict=True))
+        bound = _NEAR * max(self.sums[-1], other.sums[-1])
+        return self.size == other.size and all(abs(a - b) <= bound for a, b in zip(self.sums, other.sums, strict=True))
 
 
 def digest(value: np.ndarray) -> str:
-    """Four letters that tell of a value, the same for nearly equal ones; ``????`` for text.
+    """Four letters that are the same for nearly equal tensors; ``????`` for text.
 
-    Each is onnx-array-api's of the sum of a quarter of the elements, here to four digits of the largest.
+    Each letter is onnx-array-api's for the sum of a quarter of the elements, rounded to four digits of the largest.
     """
     from onnx_array_api.reference.evaluator_yield import make_summary
 
@@ -324,7 +325,7 @@ def digest(value: np.ndarray) -> str:
 
 
 def _sums(flat: np.ndarray) -> tuple[float, ...]:
-    """The sums of each quarter of the elements, and of all magnitudes; NaN and infinities as large numbers."""
+    """The sum of each quarter of the elements, and of all magnitudes. NaN and infinities count as large numbers."""
     flat = flat.real + flat.imag if kind_of(flat.dtype) == "complex" else flat
     with np.errstate(all="ignore"):
         wide = np.nan_to_num(flat.astype(np.float64), nan=1e9, posinf=1e10, neginf=-1e10)

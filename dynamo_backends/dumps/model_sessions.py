@@ -1,20 +1,19 @@
-"""Runs ONNX models: the one place where a model of a dump, a part of it, or a file becomes a session.
+"""Creates and runs ONNX Runtime sessions of the models of a dump, of parts of them, and of files.
 
 ::
 
     session = Session(load_model("model.onnx"), Settings())
     session({"x": x})["y"]
 
-    session = session_of_region(region, model)          # with the settings and the constants of the run
-    outputs = session(region.recorded("input"))
+    session = session_of_region(region, model, region_settings(region), inputs)    # with the constants of the run
 
-The sessions are made by ``repro.session_of``, so that a ``repro.py`` runs what the commands run. Tensors are numpy
-arrays of any dtype that ONNX has; bfloat16, float8 and the like have the dtypes of ``ml_dtypes``.
+Sessions are created by ``repro.session_of``: a ``repro.py`` runs what the commands run. Tensors are numpy arrays; those
+of bfloat16, float8 and the like have the dtypes of ``ml_dtypes``.
 
-A folder that somebody sent is no reason to run code. Libraries of custom operators are loaded if the user names them
-(``runtime/custom_operators.py``). Options of execution providers may name libraries and files, or be addresses: those
-that this package sets by itself are used, others if the environment gives them, too. Entries of the session's
-configuration may name files to read and to write: those that this package sets are used, and no others.
+A dump is untrusted input. Libraries of custom operators are loaded only if the user names them
+(``runtime/custom_operators.py``). Provider options may name libraries, files or addresses: a dump may set those that
+this package sets by itself, and those that the environment sets to the same value. Entries of the session's
+configuration may name files: a dump may set only those that this package sets.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from google.protobuf.message import EncodeError
 
@@ -45,27 +45,27 @@ from .value_differences import OnnxValue, kind_of
 
 _EXTERNAL = "session.optimized_model_external_initializers_"
 
-_PROVIDERS = "DYNAMO_BACKENDS_PROVIDERS"  # the variable of the environment that sets the option ``providers``
+_PROVIDERS = "DYNAMO_BACKENDS_PROVIDERS"  # the environment variable of the option ``providers``
 
 _CONFIG = frozenset(
     {"session.disable_quant_qdq", "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"}
 )
-"""The entries of the configuration that sessions of this package have, see ``SessionSettings.config``."""
+"""The configuration entries that this package sets, see ``SessionSettings.config``."""
 
 
 class ExecutionError(DumpError):
-    """ONNX Runtime makes no session of a model (``kind`` is ``refused``), or fails while it runs (``failed``).
+    """ONNX Runtime rejects a model (``kind`` is ``refused``) or fails to run it (``failed``).
 
-    ``said`` is all that ONNX Runtime said.
+    ``said`` is ONNX Runtime's whole message.
     """
 
     def __init__(self, model: str, kind: str, error: BaseException, hint: str = "") -> None:
         self.kind, self.said = kind, str(error) or type(error).__name__
-        what = "ONNX Runtime refuses the model" if kind == "refused" else "ONNX Runtime fails"
+        what = "ONNX Runtime rejects the model" if kind == "refused" else "ONNX Runtime fails"
         super().__init__(f"{model}: {what}: {first_line(self.said)}{hint}")
 
 
-PLAIN = Settings(graph_optimization_level="ORT_DISABLE_ALL", threads=1)  # a session that changes nothing
+PLAIN = Settings(graph_optimization_level="ORT_DISABLE_ALL", threads=1)  # a session without optimizations
 
 
 class Session:
@@ -74,14 +74,14 @@ class Session:
     Args:
         model: the model, or a file that ONNX Runtime reads itself.
         settings: of the session.
-        constants: values of inputs that the session holds, so that ONNX Runtime folds and packs them. Those that the
-            model does not have as inputs are left out.
-        write: a folder into which the model that runs is written, as ``model.onnx``, its constants beside it.
-        profile: how the path of the file begins that the times of the runs are written to.
+        constants: values of inputs that become constants, so that ONNX Runtime folds and packs them. Names that are no
+            inputs of the model are ignored.
+        write: a folder for the optimized model: ``model.onnx``, and a file with its constants.
+        profile: the prefix of the profile's path.
 
     Raises:
-        ExecutionError: ONNX Runtime refuses the model.
-        DumpError: the model does not fit into one file, or ONNX Runtime does not use the first provider.
+        ExecutionError: ONNX Runtime rejects the model.
+        DumpError: the model is too large for one file, or the first provider cannot be used.
     """
 
     def __init__(
@@ -101,7 +101,9 @@ class Session:
             try:
                 content = model.proto.SerializeToString()
             except (EncodeError, ValueError) as error:
-                raise DumpError(f"{model.name} is too large for one file; save its weights apart: {error}") from None
+                raise DumpError(
+                    f"{model.name} is too large for one file; save its weights as external data: {error}"
+                ) from None
             given["config"] |= {repro.EXTERNAL_DATA: str(model.folder.resolve())}
             declared = {item.name for item in model.inputs}
             held = [(name, *bits_of(value)) for name, value in (constants or {}).items() if name in declared]
@@ -115,26 +117,25 @@ class Session:
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "refused", error, _hint(settings)) from error
         if settings.providers[0] not in self._session.get_providers():
-            raise DumpError(f"{settings.providers[0]} does not start; ONNX Runtime would take another instead")
+            raise DumpError(f"{settings.providers[0]} does not start, ONNX Runtime would use another provider")
         self._inputs = [item.name for item in self._session.get_inputs()]
-        # Sequences, maps and optionals have no OrtValue in Python; bfloat16 has no other form.
+        # Python has no OrtValue of sequences, maps and optionals; bfloat16 exists only as OrtValue.
         self._is_tensor = {item.name: item.type.startswith("tensor(") for item in self._session.get_outputs()}
 
     def __call__(self, inputs: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
-        """The outputs by name; of the inputs those are taken that the session has.
+        """The outputs by name. Values that are no inputs of the session are ignored.
 
-        Raises:
-            DumpError: an input is not there, or ONNX Runtime fails.
+        Raises ``DumpError`` if an input is missing, or ONNX Runtime fails.
         """
         return self.repeated(inputs, 1)[0]
 
     def repeated(self, inputs: Mapping[str, OnnxValue], times: int) -> list[dict[str, OnnxValue]]:
-        """The outputs of several runs, one right after the other: the threads of one are still awake at the next."""
+        """The outputs of several runs without a pause, so that the session's threads stay awake between them."""
         missing = [name for name in self._inputs if name not in inputs]
         if missing:
             raise DumpError(f"{self._name}: no value for the input {missing[0]}")
         feeds = {name: inputs[name] for name in self._inputs}
-        # Nor are there OrtValues of strings.
+        # Python has no OrtValue of strings either.
         has_strings = any(isinstance(item, np.ndarray) and kind_of(item.dtype) == "string" for item in feeds.values())
         bound = [name for name, is_tensor in self._is_tensor.items() if is_tensor and not has_strings]
         plain = [name for name in self._is_tensor if name not in set(bound)]
@@ -150,18 +151,18 @@ class Session:
         return [{name: item[name] for name in self._is_tensor} for item in found]
 
     def end_profiling(self) -> Path:
-        """The file with the times of the runs."""
+        """The path of the profile."""
         return Path(self._session.end_profiling())
 
 
 def _hint(settings: Settings) -> str:
-    """What to do where libraries are missing that the run had."""
+    """How to load the libraries that the run had and this session lacks."""
     loaded = set(map(os.path.abspath, libraries_of_environment()))
     missing = [path for path in settings.custom_op_libraries if path not in loaded]
     if not missing:
         return ""
     variable = f"{VARIABLE}={os.pathsep.join(missing)}"
-    return f"\nThe run had custom operators of libraries that are not loaded; if you trust them: {variable}"
+    return f"\nThe run used libraries of custom operators that are not loaded; if you trust them: {variable}"
 
 
 def session_of_region(
@@ -173,23 +174,22 @@ def session_of_region(
     write: Path | None = None,
     profile: Path | None = None,
 ) -> Session:
-    """A session of a model of the region: what were constants in the run are constants here, with values of ``inputs``.
+    """A session of a model of a region, with the same inputs as constants as in the run; ``inputs`` has their values.
 
     Raises:
-        DumpError: as ``Session``; or a constant was not recorded.
+        DumpError: as ``Session``, or a constant was not recorded.
     """
     missing = [name for name in region.entry.constants if name not in inputs]
     if missing:
-        raise DumpError(f"{region.folder}: nothing was recorded for the weight {missing[0]}: the dump is incomplete")
+        raise DumpError(f"{region.folder}: the dump is incomplete, the weight {missing[0]} was not recorded")
     constants = {name: inputs[name] for name in region.entry.constants}
     return Session(model, settings, constants, write=write, profile=profile)
 
 
 def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:
-    """The settings of the session that ran, but for another number of threads, or another execution provider.
+    """The settings of the session that ran, with another number of threads or execution provider if given.
 
-    Raises:
-        DumpError: the session had what a dump may not ask for, or there is no such provider.
+    Raises ``DumpError`` if the dump has settings that it may not set, or there is no such provider.
     """
     settings = region.entry.session
     if provider is not None:
@@ -200,12 +200,11 @@ def region_settings(region: DumpedRegion, threads: int | None = None, *, provide
 
 
 def check_providers(providers: Sequence[str], options: Sequence[Mapping[str, str]]) -> None:
-    """Checks the options of execution providers that a dump names; fewer options are those of the first providers.
+    """Checks the provider options of a dump. ``options`` may be shorter than ``providers``.
 
-    Raises:
-        DumpError: one is neither ours nor given by the environment; the message says how to give it.
+    Raises ``DumpError`` if an option is neither ours nor set by the environment.
     """
-    allowed = _of_environment()
+    allowed = _options_of_environment()
     for name, given in zip(providers, options, strict=False):
         foreign = {
             option: value
@@ -214,29 +213,29 @@ def check_providers(providers: Sequence[str], options: Sequence[Mapping[str, str
         }
         if foreign:
             pairs = [[name, dict(more)] if more else name for name, more in zip(providers, options, strict=False)]
-            what = f"the dump names options of {name}, which may load libraries or use files: {_written(foreign)}"
-            raise DumpError(f"{what}. They are not used; if you trust them: {_PROVIDERS}='{json.dumps(pairs)}'")
+            what = f"the dump sets options of {name} that may load libraries or use files: {_written(foreign)}"
+            raise DumpError(f"{what}. If you trust them, set {_PROVIDERS}='{json.dumps(pairs)}'")
 
 
 def check_config(config: Mapping[str, str]) -> None:
-    """Raises ``DumpError`` if a dump names entries of a session's configuration that this package does not set."""
+    """Raises ``DumpError`` if a dump sets configuration entries that this package does not set."""
     foreign = {key: value for key, value in config.items() if key not in _CONFIG}
     if foreign:
-        what = "the dump names entries of the session's configuration that may read or write files"
-        raise DumpError(f"{what}: {_written(foreign)}. Take them out of its manifest.json")
+        what = f"the dump sets configuration entries that may read or write files: {_written(foreign)}"
+        raise DumpError(f"{what}. Remove them from its manifest.json")
 
 
-def _of_environment() -> dict[str, dict[str, str]]:
-    """The options by provider that the user gives; ``DumpError`` if they cannot be read."""
+def _options_of_environment() -> dict[str, dict[str, str]]:
+    """The options that the environment sets, by provider; ``DumpError`` if they cannot be read."""
     text = os.environ.get(_PROVIDERS, "").strip()
-    if not text.startswith("["):  # names alone
+    if not text.startswith("["):  # only names
         return {}
     try:
         given: list[Any] = json.loads(text)
         pairs = [item for item in given if not isinstance(item, str)]
         return {str(name): {str(key): str(value) for key, value in options.items()} for name, options in pairs}
     except (ValueError, TypeError, AttributeError) as error:
-        raise DumpError(f"{_PROVIDERS} is no list of names and of [name, options]: {text!r}: {error}") from None
+        raise DumpError(f"{_PROVIDERS} is not a list of names and [name, options]: {text!r}: {error}") from None
 
 
 def _written(options: Mapping[str, str]) -> str:
@@ -244,22 +243,20 @@ def _written(options: Mapping[str, str]) -> str:
 
 
 def available_provider(name: str) -> str:
-    """The execution provider that a user means: ``CPUExecutionProvider``, or ``cpu`` for short.
+    """The full name of an execution provider, given as ``CPUExecutionProvider`` or ``cpu``.
 
-    Raises:
-        DumpError: this ONNX Runtime has none of that name; the message lists those that it has.
+    Raises ``DumpError`` if this ONNX Runtime does not have it.
     """
     available = onnxruntime.get_available_providers()
     by_short_name = {item.removesuffix("ExecutionProvider").lower(): item for item in available}
     found = by_short_name.get(name.removesuffix("ExecutionProvider").lower())
     if found is None:
-        unknown = unknown_name("execution provider", name, available)
-        raise DumpError(f"{unknown}. Other builds of onnxruntime have others")
+        raise DumpError(f"{unknown_name('execution provider', name, available)}. Other builds of onnxruntime have more")
     return found
 
 
 def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
-    """A tensor as ``repro`` has it: what numpy does not have by itself as its bits, and ONNX's number of the dtype."""
+    """A tensor in the form of ``repro``: the array, or its bits if numpy lacks the dtype; and ONNX's dtype number."""
     assert isinstance(value, np.ndarray)
     value = np.require(value, requirements=["C_CONTIGUOUS"])
     number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
@@ -267,11 +264,11 @@ def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
 
 
 _NUMPYS = frozenset(range(1, 16))
-"""ONNX's numbers of the dtypes that are numpy's too: from float32 (1) to complex128 (15)."""
+"""ONNX's numbers of the dtypes that numpy has: from float32 (1) to complex128 (15)."""
 
 
 def as_array(result: onnxruntime.OrtValue) -> np.ndarray:
-    """A tensor of ONNX Runtime as an array, also of a dtype that its own conversion has not."""
+    """A tensor of ONNX Runtime as an array, also if numpy lacks its dtype."""
     number = result.element_type()
     if number in _NUMPYS:
         array: np.ndarray = result.numpy()
@@ -281,15 +278,15 @@ def as_array(result: onnxruntime.OrtValue) -> np.ndarray:
     return onnx.numpy_helper.to_array(proto)
 
 
-def operator_of(node: onnx.NodeProto) -> str:
-    """The operator of a node, with the domain where it is not ONNX's own: ``com.microsoft.FusedMatMul``."""
+def operator_of(node: onnx.NodeProto | ir.Node) -> str:
+    """The operator of a node, with the domain unless it is ONNX's own: ``com.microsoft.FusedMatMul``."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
 _RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 
 
-def drawing(*models: OnnxModel) -> list[str]:
-    """A note of the operators of models that give other values at each run; none if there are none."""
-    drawn = sorted({node.op_type for model in models for node in model.proto.graph.node} & _RANDOM)
-    return [f"{', '.join(drawn)} draws other numbers in each run: what follows differs"] if drawn else []
+def random_operators(*models: OnnxModel) -> list[str]:
+    """A note that names the operators whose results are random; empty if there are none."""
+    names = sorted({node.op_type for model in models for node in model.proto.graph.node} & _RANDOM)
+    return [f"{', '.join(names)} returns random numbers: the values that depend on it differ"] if names else []

@@ -1,4 +1,4 @@
-"""Runs an ONNX model on ONNX Runtime or the reference evaluator, and gives the value of each node. Needs no PyTorch.
+"""Runs an ONNX model on ONNX Runtime or the reference evaluator, and returns the value of each node.
 
 ::
 
@@ -6,8 +6,8 @@
     for item in run.values:
         print(item.kind, item.operator, item.name, item.value.shape)
 
-Every node's value is the model's own: ONNX Runtime's optimizations are off, as they would fuse nodes. With ``optimize``
-it is the optimized form that is shown: ONNX Runtime writes it, and that model's values are looked at in the same way.
+ONNX Runtime's optimizations are off, since they fuse nodes. With ``optimize``, the values are those of the model that
+ONNX Runtime optimized and wrote.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .reading import DumpError
 from .schema import Settings
 from .value_differences import OnnxValue, described, epsilon, kind_of
 
-_LARGEST_MOVED = 2**28  # bytes of weights that are moved by rounding at most; those of larger models in part
+_MOST_PERTURBED = 2**28  # bytes of weights that are perturbed; the rest of a larger model's weights are not
 
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What runs models."""
+    """What runs models: ``ort`` is ONNX Runtime, ``reference`` onnx's evaluator in Python."""
 
-    name: str = "ort"  # ``ort`` for ONNX Runtime, ``reference`` for onnx's evaluator in Python
+    name: str = "ort"
     settings: Settings = dataclasses.field(default_factory=Settings)  # of ONNX Runtime's sessions
-    optimize: bool = False  # whether the model is shown as ONNX Runtime optimizes it
+    optimize: bool = False  # whether ONNX Runtime optimizes the model first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,33 +44,32 @@ class NodeValue:
     """A value of a model that ran."""
 
     kind: str  # ``initializer``, ``constant``, ``input`` or ``result``
-    name: str  # of the value
-    operator: str = ""  # of its node, with the domain where it is not ONNX's own; else ``""``
-    inputs: tuple[str, ...] = ()  # the names of what its node reads
-    value: OnnxValue = None  # the value; ``None`` if it is an empty optional
-    source: str = ""  # the user's line that the node comes from, ``model.py:12``, or ``""``
+    name: str
+    operator: str = ""  # of its node, see ``operator_of``
+    inputs: tuple[str, ...] = ()  # the names of its node's inputs
+    value: OnnxValue = None
+    source: str = ""  # the user's line, ``model.py:12``, or ``""``
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelRun:
     """A model that ran."""
 
-    model: OnnxModel  # what ran; with ``optimize`` the form that ONNX Runtime made
-    values: Sequence[NodeValue]  # in the order they are computed; initializers and inputs first
+    model: OnnxModel  # with ``optimize`` the optimized model
+    values: Sequence[NodeValue]  # initializers and inputs, then the results of nodes in execution order
     outputs: Mapping[str, OnnxValue]  # by name, in order
 
     @property
     def computed(self) -> dict[str, OnnxValue]:
-        """The results of its nodes and, as ``output NAME``, its outputs."""
+        """The results of nodes by name, and the outputs as ``output NAME``."""
         found = {item.name: item.value for item in self.values if item.kind == "result"}
         return found | {f"output {name}": value for name, value in self.outputs.items()}
 
 
 def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
-    """Runs a model, and keeps the value of each node.
+    """Runs a model, and returns the value of each node.
 
-    Raises:
-        DumpError: an input has no value or one of another type, or the runtime cannot run the model.
+    Raises ``DumpError`` if an input has no value or one of another type, or the runtime cannot run the model.
     """
     _check_feeds(model, feeds)
     feeds = {item.name: feeds[item.name] for item in model.inputs}
@@ -80,9 +79,9 @@ def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime
         session = Session(model, runtime.settings, write=Path(folder))
         optimized = load_model(f"{folder}/model.onnx", f"{model.name} (optimized)")
         run = _run_exposed(optimized, feeds, runtime)
-        # Exposing values stops fusions, so the outputs are those of the session itself.
+        # Exposed values prevent fusions, so the outputs come from the session without them.
         outputs = run.outputs if runtime.name == "reference" else session(feeds)
-        # The file with the initializers is about to be removed.
+        # The initializers are views of a file that is about to be deleted.
         kept = [np.array(item.value) if item.kind == "initializer" else item.value for item in run.values]
         values = [dataclasses.replace(item, value=value) for item, value in zip(run.values, kept, strict=True)]
         return ModelRun(optimized, values, outputs)
@@ -105,7 +104,7 @@ def _check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
 
 
 def exposing(model: OnnxModel) -> OnnxModel:
-    """A copy of a model that returns the value of every node."""
+    """A copy of a model with the value of every node as an output."""
     exposed = model.copy()
     names = [name for node in model.proto.graph.node for name in node.output if name]
     returned = {item.name for item in model.proto.graph.output}
@@ -130,30 +129,30 @@ def _run_exposed(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runt
 
 
 def _reference_results(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
-    """The outputs of a model on onnx's evaluator; what is in other files becomes an input, and is not loaded."""
-    inner = model.copy().proto
+    """The outputs of a model on onnx's evaluator. External initializers become inputs, so that they are not loaded."""
+    proto = model.copy().proto
     stored = model.initializers
-    external = {item.name: stored[item.name] for item in inner.graph.initializer if is_external(item)}
-    kept = [item for item in inner.graph.initializer if not is_external(item)]
-    del inner.graph.initializer[:]
-    inner.graph.initializer.extend(kept)
-    known = {item.name for item in inner.graph.input}
-    inner.graph.input.extend(onnx.ValueInfoProto(name=name) for name in external if name not in known)
+    external = {item.name: stored[item.name] for item in proto.graph.initializer if is_external(item)}
+    kept = [item for item in proto.graph.initializer if not is_external(item)]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    known = {item.name for item in proto.graph.input}
+    proto.graph.input.extend(onnx.ValueInfoProto(name=name) for name in external if name not in known)
     try:
-        evaluator = reference_evaluator(inner)
+        evaluator = reference_evaluator(proto)
         return dict(zip(evaluator.output_names, evaluator.run(None, {**external, **feeds}), strict=True))
     except NotImplementedError as error:
         raise DumpError(f"{model.name}: {first_line(str(error))}; use --runtime ort") from error
-    except Exception as error:  # whatever an operator's Python raises
+    except Exception as error:  # an operator's Python code may raise anything
         said = f"{type(error).__name__}: {first_line(str(error))}"
         raise DumpError(f"{model.name}: the reference evaluator fails: {said}") from error
 
 
 def reference_evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
-    """onnx-array-api's evaluator, without two operators that do not do what ONNX says.
+    """onnx-array-api's evaluator, with two operators replaced that do not follow ONNX.
 
-    onnx-array-api 0.3's ``ScatterElements`` takes the reduction ``mul`` for none: onnx's own is used. onnx 1.23's
-    ``GatherElements`` fails on more than 64 rows, and where there are fewer indices along another axis.
+    onnx-array-api 0.3's ``ScatterElements`` ignores the reduction ``mul``: onnx's own is used. onnx 1.23's
+    ``GatherElements`` fails on more than 64 rows, and if there are fewer indices than elements along another axis.
     """
     from onnx.reference import ReferenceEvaluator
     from onnx.reference.op_run import OpRun
@@ -172,48 +171,47 @@ def reference_evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvalu
     return ReferenceEvaluator(model, new_ops=ExtendedReferenceEvaluator.filter_ops(model, known, opsets=None))
 
 
-def moved_values(
+def perturbed_values(
     model: OnnxModel,
     feeds: Mapping[str, OnnxValue],
     run: Callable[[OnnxModel, Mapping[str, OnnxValue]], Mapping[str, OnnxValue]],
     unit: float,
     seed: int = 0,
 ) -> dict[str, OnnxValue]:
-    """The values of a model where all floating-point inputs and weights are moved by one unit of rounding.
+    """The values of a model whose floating-point inputs and weights are perturbed by one unit of rounding.
 
     Args:
-        run: runs a model on inputs; its values by name.
-        unit: of rounding, relative, see ``coarsest_unit``; a value of a coarser dtype moves by that of its own.
-        seed: of the directions.
+        model, feeds: the model and its inputs.
+        run: runs a model on inputs; returns values by name.
+        unit: of rounding, relative, see ``coarsest_unit``.
+        seed: of the random signs.
     """
     generator = np.random.default_rng(seed)
-
-    def moved(value: OnnxValue) -> OnnxValue:
-        return moved_by_rounding(value, unit, generator)
-
     changed, values = model.copy(), model.initializers
-    room = _LARGEST_MOVED
+    room = _MOST_PERTURBED
     for item in changed.proto.graph.initializer:
         value = values[item.name]
         if kind_of(value.dtype) == "float" and value.nbytes <= room:
             room -= value.nbytes
-            item.CopyFrom(onnx.numpy_helper.from_array(moved(value), item.name))
-    return dict(run(changed, {name: moved(value) for name, value in feeds.items()}))
+            item.CopyFrom(onnx.numpy_helper.from_array(perturbed(value, unit, generator), item.name))
+    return dict(run(changed, {name: perturbed(value, unit, generator) for name, value in feeds.items()}))
 
 
-def moved_by_rounding(value: OnnxValue, unit: float, generator: np.random.Generator) -> OnnxValue:
-    """A floating-point tensor whose elements are moved, up or down at random, by ``unit`` of themselves, or by a unit
-    of its dtype if that is larger; anything else as it is."""
+def perturbed(value: OnnxValue, unit: float, generator: np.random.Generator) -> OnnxValue:
+    """A floating-point tensor with each element changed by ``unit`` of itself, up or down at random.
+
+    The unit is at least that of the tensor's dtype. Other values are returned unchanged.
+    """
     if not isinstance(value, np.ndarray) or kind_of(value.dtype) != "float":
         return value
     relative = max(unit, epsilon(value.dtype))
     signs = generator.integers(0, 2, value.shape) * 2 - 1
     with np.errstate(all="ignore"):
-        shifted = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
-        return np.where(np.isfinite(shifted.astype(np.float64)), shifted, value)
+        changed = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
+        return np.where(np.isfinite(changed.astype(np.float64)), changed, value)
 
 
 def coarsest_unit(values: Iterable[OnnxValue]) -> float:
-    """The largest epsilon of floating-point values, but of those of eight bits, which are stored and not computed."""
+    """The largest epsilon of floating-point values. Dtypes of 8 bits do not count: they are for storage only."""
     dtypes = {value.dtype for value in values if isinstance(value, np.ndarray)}
     return max((epsilon(dtype) for dtype in dtypes if kind_of(dtype) == "float" and dtype.itemsize > 1), default=0.0)

@@ -1,12 +1,11 @@
-"""ONNX models from files, as large as they may be: weights in files beside a model stay there until one is read.
+"""Loads ONNX models of any size: external weights stay in their files until they are read.
 
 ::
 
-    model = load_model("model.onnx")       # its local functions are inlined
-    model.initializers["layer.weight"]     # from the file beside it, not copied into memory
+    model = load_model("model.onnx")       # with its local functions inlined
+    model.initializers["layer.weight"]     # a view of the external data, not copied into memory
 
-A file that was cut, or whose weights are not there, is found when it is read, so that no message of ONNX Runtime's has
-to be understood.
+Damaged and truncated files are found when the model is loaded, and reported as ``DumpError``.
 """
 
 from __future__ import annotations
@@ -28,43 +27,36 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Sizes: TypeAlias = "tuple[int | str | None, ...]"
-"""A shape of a model: a symbolic dimension is its name, or ``None`` if it has none."""
+"""A shape: a symbolic dimension is its name, or ``None`` if it has none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InputType:
-    """What an input of a model takes; ``described`` says it in words.
-
-    The dtype is one of numpy or ``ml_dtypes``, ``None`` if it is no tensor; the shape ``None`` if it is not known.
-    """
+    """The name and type of an input of a model."""
 
     name: str
-    dtype: np.dtype | None
-    shape: Sizes | None
-    described: str
+    dtype: np.dtype | None  # ``None`` if it is not a tensor
+    shape: Sizes | None  # ``None`` if unknown
+    described: str  # the type as text: ``float32 2x3``
 
 
 @dataclasses.dataclass(frozen=True)
 class OnnxModel:
     """A model whose external data is not loaded."""
 
-    proto: onnx.ModelProto  # the model, its local functions inlined
-    folder: Path  # where its external data is
+    proto: onnx.ModelProto  # with local functions inlined
+    folder: Path  # of its external data
     name: str  # for messages and tables
 
     @functools.cached_property
     def inputs(self) -> list[InputType]:
-        """What must be given; inputs with a default value are among the initializers."""
+        """The inputs without a default value."""
         defaults = {item.name for item in self.proto.graph.initializer}
         return [_input_type(item) for item in self.proto.graph.input if item.name not in defaults]
 
     @property
     def initializers(self) -> dict[str, np.ndarray]:
-        """The values of the initializers; those in other files are views of these, and not loaded.
-
-        Raises:
-            DumpError: a file is not there any more.
-        """
+        """The values of the initializers; external ones are views of their file; ``DumpError`` if a file is missing."""
         return {item.name: self._value_of(item) for item in self.proto.graph.initializer}
 
     def _value_of(self, tensor: onnx.TensorProto) -> np.ndarray:
@@ -79,11 +71,10 @@ class OnnxModel:
             raise DumpError(f"{self.name}: the values of {tensor.name} cannot be read: {error}") from None
 
     def with_proto(self, proto: onnx.ModelProto) -> OnnxModel:
-        """Another model with the same external data."""
+        """Another model with the same folder and name."""
         return dataclasses.replace(self, proto=proto)
 
     def copy(self) -> OnnxModel:
-        """The same model, for changes."""
         import onnx
 
         proto = onnx.ModelProto()
@@ -92,15 +83,13 @@ class OnnxModel:
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor's values are in another file."""
     return bool(tensor.data_location == tensor.EXTERNAL)
 
 
 def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxModel:
-    """A model from a file, with a name for messages and tables, by default the path.
+    """Loads a model. Its ``name`` for messages is by default the path.
 
-    Raises:
-        DumpError: the file is not there, no model, or damaged; or one with its weights is.
+    Raises ``DumpError`` if the file or its external data is missing, damaged, or not a model.
     """
     from onnx.inliner import inline_local_functions
 
@@ -112,7 +101,7 @@ def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxMod
 
 
 def load_ir(path: Path) -> ir.Model:
-    """The same as onnx-ir's, with its local functions; weights in other files are read when they are asked for.
+    """Loads a model as onnx-ir's, with its local functions. External weights are read lazily.
 
     Raises:
         DumpError: as ``load_model``.
@@ -139,21 +128,21 @@ def _read(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None
     except DecodeError as error:
-        raise DumpError(f"{path} is no ONNX model, or damaged: {error}") from None
+        raise DumpError(f"{path} is damaged, or not an ONNX model: {error}") from None
     damage = _damage(proto, path.parent)
     if damage:
-        raise DumpError(f"{path} is no ONNX model, or damaged: {damage}")
+        raise DumpError(f"{path} is damaged, or not an ONNX model: {damage}")
     return proto
 
 
 def _damage(proto: onnx.ModelProto, folder: Path) -> str:
-    """Why a model that could be parsed cannot be whole; ``""`` if it may be."""
+    """What is missing in a model that protobuf could parse; ``""`` if nothing is."""
     graph = proto.graph
     if not graph.output or not proto.opset_import:
-        return "it has no graph with outputs" if not graph.output else "it names no opset"
+        return "it has no graph with outputs" if not graph.output else "it has no opset"
     texts = (item for node in graph.node for item in (*node.input, *node.output, *_texts(node)))
-    if any(isinstance(item, bytes) for item in texts):  # what protobuf gives where it is no UTF-8
-        return "a name in it is no text"
+    if any(isinstance(item, bytes) for item in texts):  # protobuf returns bytes that are not UTF-8
+        return "a name is not valid text"
     known = {"", *(item.name for item in (*graph.input, *graph.initializer))}
     known.update(item.values.name for item in graph.sparse_initializer)
     for node in graph.node:
@@ -166,19 +155,19 @@ def _damage(proto: onnx.ModelProto, folder: Path) -> str:
         return f"nothing computes its output {unknown[0]}"
     for tensor in filter(is_external, _tensors(proto)):
         try:
-            file, end = _place(tensor, folder)
+            file, end = _external_data(tensor, folder)
             size = file.stat().st_size
         except OSError as error:
             return f"the values of {tensor.name} cannot be read from {error.filename}: {error.strerror}"
         except (ValueError, TypeError, KeyError) as error:
             return f"the values of {tensor.name}: {error}"
         if size < end:
-            return f"{file}, with the values of {tensor.name}, is cut: it has {size} of at least {end} bytes"
+            return f"{file}, with the values of {tensor.name}, is truncated: it has {size} of at least {end} bytes"
     return ""
 
 
 def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """The tensors of a model, wherever they are: in subgraphs, functions and attributes, too."""
+    """All tensors of a model, including those in subgraphs, functions and attributes."""
     import onnx
     from google.protobuf.message import Message
 
@@ -192,17 +181,16 @@ def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
 
 
 def _texts(node: onnx.NodeProto) -> Iterator[object]:
-    """What a node is called, and its metadata."""
+    """The names and the metadata of a node."""
     yield from (node.name, node.op_type, node.domain)
     for item in node.metadata_props:
         yield from (item.key, item.value)
 
 
-def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int]:
-    """The file with a tensor's values, and where they end in it.
+def _external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int]:
+    """The file with a tensor's values, and the position of their end.
 
-    Raises:
-        ValueError: it is outside the folder, or the place is no number.
+    Raises ``ValueError`` if the file is outside the folder, or the offset is invalid.
     """
     import onnx_ir as ir
 
@@ -213,7 +201,7 @@ def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int]:
     start = int(where.get("offset", "0"))
     length = (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
     if start < 0 or length < 0:
-        raise ValueError("their place or size is negative")
+        raise ValueError("their offset or size is negative")
     return path, start + length
 
 
@@ -238,7 +226,7 @@ def type_name(dtype: np.dtype) -> str:
 
 
 def shape_text(shape: Sequence[int | str | None] | None) -> str:
-    """``2x3``, with ``?`` for sizes without a name; ``scalar``; ``any shape``."""
+    """``2x3``, with ``?`` for unnamed dimensions; ``scalar``; ``any shape``."""
     if shape is None:
         return "any shape"
     return "x".join("?" if size is None else str(size) for size in shape) or "scalar"

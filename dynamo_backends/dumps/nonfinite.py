@@ -1,4 +1,4 @@
-"""Where NaN and infinities come from in a compared run, and where they go.
+"""Finds where NaN and infinities come from in a compared run, and which results they reach.
 
 ::
 
@@ -6,10 +6,9 @@
     for birth in found.births:
         print(birth.kind, birth.node, birth.source, birth.why)
 
-A NaN or an infinity is *born* in a node that has it in its result and in none of its inputs: in eager's values, in
-those that ONNX Runtime computed, or both. What the graph was given, and what a number in the user's code asks for (a
-mask that is filled with ``-inf``), is told apart: the user means it. The comparison when the graph was dumped recorded
-the range of each value, so all nodes are looked at, also those that PyTorch ran; nothing runs again.
+A NaN or infinity is *born* in a node whose result has it and whose inputs do not: in eager, on ONNX Runtime, or both.
+Those that the user intends are reported separately: in inputs of the graph, or from an infinite number in the code,
+such as a mask with ``-inf``. The compared run recorded the range of all values, so nothing runs again.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from ..numerics.measure import FORMATS
 from .reading import DumpedGraph
 from .schema import ElementEntry, ExtentEntry, RowEntry
 
@@ -28,10 +28,10 @@ _SIDES = ("eager", "onnx")
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What a node read."""
+    """An input of a node."""
 
-    name: str  # of the value
-    extent: ExtentEntry | None  # ``None`` if it is no float
+    name: str
+    extent: ExtentEntry | None  # ``None`` for integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,46 +40,39 @@ class Birth:
 
     node: str  # the value, ``name__i`` for one of several results
     kind: str  # ``NaN`` or ``infinity``
-    operator: str  # operator, module, source: the ATen operator, the path of the ``nn.Module``, and the user's line
-    module: str
-    source: str
-    region: int | None  # that computes it; ``None`` for PyTorch
-    dtype: str  # dtype, shape, elements: of the value
+    operator: str  # the ATen operator
+    module: str  # the path of the ``nn.Module``
+    source: str  # the user's line
+    region: int | None  # ``None`` for PyTorch
+    dtype: str
     shape: Sequence[int]
     elements: int
-    # eager, onnx: how many elements are NaN or infinite in eager and on ONNX Runtime; ``None`` where that is unknown
-    eager: int | None
+    eager: int | None  # eager, onnx: the number of such elements in eager and on ONNX Runtime; ``None`` if unknown
     onnx: int | None
-    side: str  # who has it: ``both``, ``eager`` or ``onnx``
-    # whether ONNX Runtime has it in the session that ran, and not with its values exposed, where nothing is fused
-    # across them
-    only_in_session: bool
+    side: str  # ``both``, ``eager`` or ``onnx``
+    only_in_session: bool  # on ONNX Runtime in the session that ran, but not if all values are exposed (no fusions)
     why: str  # the usual reason, or ``""``
-    inputs: Sequence[Input]  # what the node read
-    # elements that are NaN or infinite, with the elements of the inputs they were made of
-    examples: Sequence[ElementEntry]
-    reaches: Sequence[str]  # the results of the graph that it is in
-    # the first nodes that read it and have no NaN or infinity: name, operator and line
-    ends_at: Sequence[tuple[str, str, str]]
+    inputs: Sequence[Input]
+    examples: Sequence[ElementEntry]  # some of the elements, with those of the inputs that they come from
+    reaches: Sequence[str]  # the results of the graph that have it
+    ends_at: Sequence[tuple[str, str, str]]  # the first nodes that read it and are finite: name, operator and line
 
 
 @dataclasses.dataclass(frozen=True)
 class Nonfinite:
-    """All that is NaN or infinite in the compared run of a graph, in execution order."""
+    """The NaN and infinities in the compared run of a graph, in execution order."""
 
-    births: Sequence[Birth]  # the nodes that make it
-    # those with an infinite number among their arguments, such as masks, and memory that was not written
-    meant: Sequence[Birth]
-    given: Sequence[str]  # the names of inputs and constants of the graph that have NaN or infinities
-    values: int  # how many values were looked at
+    births: Sequence[Birth]
+    meant: Sequence[Birth]  # intended: an argument is infinite, as of a mask; or memory was not initialized
+    given: Sequence[str]  # the inputs and constants of the graph that have NaN or infinities
+    values: int  # how many values were checked
 
     def as_json(self) -> dict[str, object]:
-        """For ``--json`` and a report."""
         return dataclasses.asdict(self)
 
 
 def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
-    """Where NaN and infinities come from in a compared run; ``DumpError`` if none was compared, or it is damaged."""
+    """Finds NaN and infinities in a compared run; ``DumpError`` if no run was compared, or the dump is damaged."""
     births: list[Birth] = []
     meant: list[Birth] = []
     rows = {row.name: row for row in graph.rows()}
@@ -99,7 +92,7 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
 
 
 def _extent(row: RowEntry, side: str) -> ExtentEntry | None:
-    """A value's range on a side; ONNX Runtime's as it ran, where that is known, else with values exposed."""
+    """A value's range in eager or on ONNX Runtime: there in the session that ran, else with all values exposed."""
     return row.eager_extent if side == "eager" else row.session_extent or row.onnx_extent
 
 
@@ -108,7 +101,7 @@ def _count(row: RowEntry, side: str, key: str) -> int | None:
 
 
 def _is_born(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str) -> bool:
-    """Whether a value has on a side what none of its inputs has there; eager's of inputs that are not known there."""
+    """Whether a value has it and its inputs do not. Inputs that are unknown on this side count with eager's values."""
     if not _count(row, side, key):
         return False
     for read in (rows[name] for name in row.inputs if name in rows):
@@ -142,7 +135,7 @@ def _birth(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Birth:
 
 
 def _follow(rows: Mapping[str, RowEntry], name: str) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """The results of the graph that a NaN or infinity gets into, and the nodes where it ends."""
+    """The results of the graph that a NaN or infinity reaches, and the first nodes that do not have it."""
     has = {name}
     reaches, ends_at = [], []
     for row in rows.values():
@@ -157,17 +150,13 @@ def _follow(rows: Mapping[str, RowEntry], name: str) -> tuple[list[str], list[tu
     return reaches, ends_at
 
 
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
-
-
 def _why(row: RowEntry, key: str, inputs: Sequence[Input], examples: Sequence[ElementEntry]) -> str:
-    """What usually makes this of these inputs; where it is known which elements made it, of those."""
+    """The usual reason for such a result of these inputs, or of the elements that it comes from, if known."""
     name = row.operator.removeprefix("aten.").split(".")[0].lstrip("_")
     extents = [item.extent for item in inputs if item.extent is not None]
     smallest = min((item.smallest for item in extents if item.smallest is not None), default=None)
     largest = max((item.largest for item in extents if item.largest is not None), default=None)
-    infinite = any(item.infinite for item in extents)
-    if key == "nan" and infinite:
+    if key == "nan" and any(item.infinite for item in extents):
         if "softmax" in name or "attention" in name:
             return "an infinity among its inputs: a row of a softmax that is -infinity everywhere is NaN"
         return "an infinity among its inputs: infinity minus infinity, or infinity times 0, is NaN"
@@ -179,8 +168,8 @@ def _why(row: RowEntry, key: str, inputs: Sequence[Input], examples: Sequence[El
     for names, made, is_reason, said in _REASONS:
         if name in names and made == key and is_reason(smallest, largest):
             return said
-    if key == "infinite" and row.dtype in _LARGEST:
-        return f"too large for {row.dtype}, whose largest number is {_LARGEST[row.dtype]:g}"
+    if key == "infinite" and row.dtype in FORMATS:
+        return f"too large for {row.dtype}, whose largest number is {FORMATS[row.dtype].largest:g}"
     return ""
 
 
@@ -197,6 +186,6 @@ _REASONS: Sequence[tuple[Sequence[str], str, Callable[[float, float], bool], str
     (_ROOTS, "infinite", lambda low, high: low <= 0, "1 divided by the square root of 0 is infinite"),
     (("pow",), "nan", lambda low, high: low < 0, "a negative number to a power that is no integer is NaN"),
     (("pow",), "infinite", lambda low, high: low <= 0 <= high, "0 to a negative power is infinite"),
-    (("acos", "asin", "atanh"), "nan", lambda low, high: low < -1 or high > 1, "beyond 1 and -1 it is NaN"),
+    (("acos", "asin", "atanh"), "nan", lambda low, high: low < -1 or high > 1, "outside of [-1, 1] it is NaN"),
 )
-"""Operators, and why they make NaN or infinities of inputs whose smallest and largest element are such."""
+"""Operators, what they return, the condition on the smallest and largest element of the inputs, and the reason."""

@@ -1,17 +1,16 @@
-"""The time of each operator in a dumped graph: ONNX Runtime's profile, brought back to FX nodes, modules and lines.
+"""The time of each operator in a dumped graph: ONNX Runtime's profile, attributed to FX nodes, modules and lines.
 
 ::
 
     for times in operator_times(run.graphs[0]):
-        for row in times.rows:                      # in the order they run
+        for row in times.rows:                      # in execution order
             print(row.node, row.operator, row.milliseconds, row.fx_nodes, row.modules, row.sources)
 
-The session is made again as the run had it, and runs on the recorded inputs. What it runs are not the nodes of
-``model.onnx``: our passes and ONNX Runtime fuse, split and add nodes. A node of the session stands for what lies in the
-dumped models between the values it reads and those it returns, found by their names; and for the FX node in the
-metadata of the model it was given. A node that ONNX Runtime added and whose results have names of its own (a change of
-layout, a part of a product) stands for what the nodes that read it stand for. Where no name leads anywhere, the row's
-``fx_nodes`` are empty.
+The session of the run is created again and profiled on the recorded inputs. Its nodes are not those of ``model.onnx``:
+passes and ONNX Runtime fuse, split and add nodes. A node of the session is attributed to the FX node in its metadata,
+and to the nodes of the dumped models between the values that it reads and returns, found by name. A node whose results
+have new names (a layout change, a part of a matrix product) is attributed to the FX nodes of its readers. If no name
+leads to an FX node, ``fx_nodes`` is empty.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .model_sessions import region_settings, session_of_region
+from .model_sessions import operator_of, region_settings, session_of_region
 from .models import load_ir, load_model
 from .reading import DumpedGraph, DumpedRegion
 
-NOT_ATTRIBUTED = ""  # the module of time that no FX node is known for
+NOT_ATTRIBUTED = ""  # the module of nodes without known FX nodes
 
-WHOLE_MODEL = "(the model)"  # what is in no module but the outermost
+WHOLE_MODEL = "(the model)"  # the outermost module
 
-_KERNEL = "_kernel_time"  # what ONNX Runtime adds to a node's name in its profile
+_KERNEL = "_kernel_time"  # the suffix of a node's name in ONNX Runtime's profile
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorTime:
-    """A node of the session that runs."""
+    """A node of the session."""
 
     node: str  # its name in ONNX Runtime
-    operator: str  # its operator, with the domain unless that is ONNX's own: ``com.microsoft.FusedMatMul``
+    operator: str  # see ``operator_of``
     provider: str  # the execution provider that runs it
     milliseconds: float  # of one run
     share: float  # of the time of all nodes of the graph, from 0 to 1
-    fx_nodes: tuple[str, ...]  # the FX nodes it stands for, in their order; empty if that is not known
-    aten_operators: tuple[str, ...]  # theirs, each once
-    modules: tuple[str, ...]  # the paths of the ``nn.Module`` they are in, each once; ``""`` is the model itself
-    sources: tuple[str, ...]  # the user's lines, each once
-    module: str  # the innermost module that all of it is in; ``""`` is the model itself
+    fx_nodes: tuple[str, ...]  # in their order; empty if unknown
+    aten_operators: tuple[str, ...]  # of the FX nodes, each once; modules and sources too
+    modules: tuple[str, ...]  # paths of ``nn.Module``; ``""`` is the model itself
+    sources: tuple[str, ...]  # the user's lines
+    module: str  # the innermost module that contains all of ``modules``; ``""`` is the model itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +60,20 @@ class RegionTimes:
 
     region: int  # its number
     threads: int  # of the session
-    runs: int  # how often it ran
-    milliseconds: float  # one run of the session, with what the runtime does between nodes
-    rows: Sequence[OperatorTime]  # its nodes, in the order they run
+    runs: int
+    milliseconds: float  # of one run of the session, including the time between nodes
+    rows: Sequence[OperatorTime]  # in execution order
 
     def as_json(self) -> dict[str, object]:
-        """For a report and ``--json``."""
         return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupTime:
-    """The time of all nodes (``nodes`` says how many) with the same operator, or in the same module (``name``)."""
+    """The time of all nodes of one operator, or in one module."""
 
-    name: str
-    nodes: int
+    name: str  # of the operator or module
+    nodes: int  # how many
     milliseconds: float
     share: float
 
@@ -83,17 +81,20 @@ class GroupTime:
 def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = None) -> list[RegionTimes]:
     """Profiles the regions of a graph on their recorded inputs.
 
-    A time is the mean of the middle half of the runs. ONNX Runtime measures whole microseconds, and measuring costs
-    about one itself: many small nodes seem slower than they are. What PyTorch runs is not measured.
+    A time is the mean of the middle half of the runs. ONNX Runtime measures whole microseconds with an overhead of
+    about one, so small nodes seem slower than they are. Nodes in PyTorch are not measured.
 
-    Each region runs so often, after a first run that does not count; with the threads of the dumped run by default.
+    Args:
+        graph: the graph.
+        runs: how often each region runs, after a warm-up run.
+        threads: of the session, by default those of the dumped run.
 
     Raises:
-        DumpError: nothing was recorded, or the session cannot be made or run.
-        ValueError: no run was asked for.
+        DumpError: nothing was recorded, or the session cannot be created or run.
+        ValueError: ``runs`` is less than 1.
     """
     if runs < 1:
-        raise ValueError(f"runs={runs}: at least one run is measured")
+        raise ValueError(f"runs={runs}: at least one run must be measured")
     found = [_times_of(region, runs, threads) for region in graph.regions]
     everything = sum(row.milliseconds for item in found for row in item.rows) or 1.0
     return [
@@ -110,10 +111,9 @@ def by_operator(times: Iterable[RegionTimes]) -> list[GroupTime]:
 
 
 def by_module(times: Iterable[RegionTimes]) -> list[GroupTime]:
-    """The time of each module, the slowest first, without that of the modules in it.
+    """The time of each module without its submodules, the slowest first.
 
-    A node that stands for several modules counts for the innermost that they are all in; ``NOT_ATTRIBUTED`` is the time
-    that no FX node is known for.
+    A node of several modules counts for the innermost module that contains them all.
     """
     return _grouped(times, lambda row: (row.module or WHOLE_MODEL) if row.fx_nodes else NOT_ATTRIBUTED)
 
@@ -131,7 +131,7 @@ def _grouped(times: Iterable[RegionTimes], name_of: Callable[[OperatorTime], str
 
 
 def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTimes:
-    """The times of a region; the shares are 0."""
+    """The times of a region, with shares of 0."""
     settings, inputs = region_settings(region, threads), region.recorded("input")
     model = load_model(region.optimized_model)
     with tempfile.TemporaryDirectory() as name:
@@ -149,7 +149,7 @@ def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTim
         rows.append(
             OperatorTime(
                 node=node.name,
-                operator=f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type,
+                operator=operator_of(node),
                 provider=provider,
                 milliseconds=milliseconds,
                 share=0.0,
@@ -165,7 +165,7 @@ def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTim
 
 
 def _timed(graph: ir.Graph, events: Sequence[Mapping[str, Any]], runs: int) -> Iterator[tuple[ir.Node, str, float]]:
-    """The nodes of a graph with their providers and times; a node's time includes that of its subgraphs."""
+    """The nodes of a graph, with providers and times in milliseconds that include their subgraphs."""
     nodes = collections.defaultdict(list)
     for node in graph:
         nodes[node.name].append(node)
@@ -175,33 +175,33 @@ def _timed(graph: ir.Graph, events: Sequence[Mapping[str, Any]], runs: int) -> I
         if event["cat"] == "Node" and name != event["name"] and name in nodes:
             by_index.setdefault((name, event["args"]["node_index"]), []).append(event)
     for (name, _), found in by_index.items():
-        # What fusions make may all have one name: there are as many nodes as there are numbers, both in order.
+        # Fused nodes may share a name. Each has its own node_index, in the same order.
         if nodes[name] and len(found) == runs + 1:
             durations = [event["dur"] for event in found[1:]]
             yield nodes[name].pop(0), found[0]["args"]["provider"], _middle(durations)
 
 
 def _middle(durations: Sequence[int]) -> float:
-    """The mean of the middle half, in milliseconds, of microseconds."""
+    """The mean of the middle half of microseconds, in milliseconds."""
     ordered = sorted(durations)
     return statistics.fmean(ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]) / 1000
 
 
 class _Attribution:
-    """What in the dumped models of a region, which have the metadata, each node of the session's graph stands for."""
+    """Finds the FX nodes of each node of the session, in the metadata of the dumped models of the region."""
 
     def __init__(self, region: DumpedRegion, session: ir.Graph) -> None:
         self._exported, self._optimized = (
-            _makers(load_ir(path).graph) for path in (region.model, region.optimized_model)
+            _producers(load_ir(path).graph) for path in (region.model, region.optimized_model)
         )
-        self._results_of: dict[str, list[str]] = {}  # for each FX node, in order, the values that are made for it
+        self._results_of: dict[str, list[str]] = {}  # by FX node, in order
         for name, node in self._exported.items():
             self._results_of.setdefault(node.metadata_props.get("fx_node", ""), []).append(name)
-        self._computed = set(_makers(session))
+        self._computed = set(_producers(session))
         self._stops = self._computed.union(*map(self._exported_names, self._computed))
 
     def of(self, node: ir.Node) -> list[Mapping[str, str]]:
-        """The metadata of what a node stands for, each FX node once, in the order of the FX graph."""
+        """The metadata of a node's FX nodes, each once, in the order of the FX graph."""
         seen, nodes = {node}, [node]
         while nodes:
             found = {item["fx_node"]: item for current in nodes for item in self._between(current)}
@@ -213,36 +213,36 @@ class _Attribution:
         return []
 
     def _exported_names(self, result: str) -> set[str]:
-        """The values of ``model.onnx`` that a result of the session is, or is a part of."""
+        """The values of ``model.onnx`` that a result of the session belongs to."""
         if result in self._exported:
             return {result}
         node = _fx_node(self._optimized.get(result))
         return {name for name in self._results_of.get(node, ()) if name not in self._computed}
 
     def _between(self, node: ir.Node) -> list[Mapping[str, str]]:
-        """The metadata of all that lies between a node's results and what other nodes compute."""
+        """The metadata of the nodes of the dumped models between a node's results and the results of other nodes."""
         own = {value.name for value in node.outputs if value.name}
         exported = set().union(*map(self._exported_names, own))
         found = []
-        for makers, results in ((self._exported, exported), (self._optimized, own)):
+        for producers, results in ((self._exported, exported), (self._optimized, own)):
             names, seen = list(results), set(results)
             while names:
-                maker = makers.get(names.pop())
-                if maker is None:
+                producer = producers.get(names.pop())
+                if producer is None:
                     continue
-                if _fx_node(maker):
-                    found.append(maker.metadata_props)
-                new = {value.name for value in maker.inputs if value is not None} - self._stops - seen
+                if _fx_node(producer):
+                    found.append(producer.metadata_props)
+                new = {value.name for value in producer.inputs if value is not None} - self._stops - seen
                 seen |= new
                 names.extend(new)
         return found
 
 
-def _makers(graph: ir.Graph) -> dict[str, ir.Node]:
+def _producers(graph: ir.Graph) -> dict[str, ir.Node]:
     """The node that computes each value."""
     return {value.name: node for node in graph for value in node.outputs if value.name}
 
 
 def _fx_node(node: ir.Node | None) -> str:
-    """The FX node of an ONNX node; ``""`` for a constant, which several FX nodes may share."""
+    """The FX node of an ONNX node; ``""`` for constants, which several FX nodes may share."""
     return "" if node is None or node.op_type == "Constant" else node.metadata_props.get("fx_node", "")

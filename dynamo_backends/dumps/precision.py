@@ -1,16 +1,14 @@
-"""Which nodes of a graph in low precision must compute in float32 for its results to be right.
+"""Finds the nodes of a low-precision graph that must compute in float32 for its results to be right.
 
 ::
 
-    found = find_precision(run.graphs[0])
-    for node in found.nodes:
-        print(node.fx_node, node.module, node.source)
+    for found in find_precision(run.graphs[0]):
+        for node in found.nodes:
+            print(node.fx_node, node.module, node.source)
 
-The model that ran is changed: chosen nodes compute in float32, with a ``Cast`` around them, and between two chosen
-nodes values stay in float32 (``widening.py``). A choice is judged by the results of the region on its recorded inputs,
-by the rule of the comparison: as near to float64 as eager's, but for a factor and a few units of rounding
-(``numerics/measure.py``). float64 is the same model with all nodes in float64. The set is the smallest in this sense:
-none of its nodes can be left out. It is found by halving as long as a part suffices, then one by one (delta debugging).
+Variants of the model that ran have some nodes in float32 (``mixed_precision.py``). A variant is right if its results on
+the recorded inputs have the errors that ``numerics/measure.py`` allows, against the same model in float64. Delta
+debugging finds a smallest set of nodes: none of them can be left out.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..numerics.measure import FORMATS, ordinary
-from .fault_test import smallest
+from .bisection import smallest
 from .mixed_precision import is_low, widened
 from .model_sessions import region_settings, session_of_region
 from .models import OnnxModel, load_ir
@@ -32,32 +30,29 @@ from .reading import DumpedGraph, DumpedRegion, DumpError
 from .schema import RowEntry
 from .value_differences import distance
 
-_JUDGED = ("float16", "bfloat16", "float32")  # the dtypes of results that are judged
+_COMPARED = ("float16", "bfloat16", "float32")  # dtypes of the results that are compared
 
-MOST_SESSIONS = 500  # choices that are tried for a region at most
+MOST_SESSIONS = 500  # the most variants of a region that are tried
 
 
 @dataclasses.dataclass(frozen=True)
 class WideNode:
-    """A node that must compute in float32: its ATen operator, the path of its ``nn.Module`` and the user's line."""
+    """A node that must compute in float32."""
 
     fx_node: str
-    operator: str
-    module: str
-    source: str
+    operator: str  # the ATen operator
+    module: str  # the path of the ``nn.Module``
+    source: str  # the user's line
 
 
 @dataclasses.dataclass(frozen=True)
 class ResultError:
-    """How far a result of a region is from float64: the largest absolute error, and the largest that is allowed.
-
-    The error is infinite if elements are NaN or infinite that are not in float64.
-    """
+    """The error of a result of a region."""
 
     name: str
     dtype: str
-    error: float
-    allowed: float
+    error: float  # the absolute error; infinite if elements overflow that do not in float64
+    allowed: float  # the tolerance at the same element
 
     @property
     def is_right(self) -> bool:
@@ -66,24 +61,22 @@ class ResultError:
 
 @dataclasses.dataclass(frozen=True)
 class RegionPrecision:
-    """What was found of a region."""
+    """The result for a region."""
 
     region: int  # its number
-    # ``not low``: nothing of it is in low precision; ``ok``: its results are right as they are, or the verdict of the
-    # graph, which knows more, is ``ok``; ``found``; ``not precision``: not even with all nodes in float32 are they
-    # right; ``unfinished``: the set suffices, but after ``MOST_SESSIONS`` choices it may not be the smallest
+    # ``not low``: no node is in low precision; ``ok``: the results, or the verdict of the graph, are right;
+    # ``found``; ``not precision``: the results are wrong even with all nodes in float32; ``unfinished``: the set is
+    # right, but after ``MOST_SESSIONS`` variants it may not be the smallest
     outcome: str
     nodes: Sequence[WideNode] = ()  # those that must be in float32, in execution order
     candidates: int = 0  # how many nodes are in low precision
-    tried: int = 0  # how many choices ran
-    # what the results were compared with: ``float64``, or in words what was in float32, for want of a kernel
-    reference: str = ""
-    # before, after: the errors of the results as they ran, and with the set in float32
-    before: Sequence[ResultError] = ()
-    after: Sequence[ResultError] = ()
+    tried: int = 0  # how many variants ran
+    reference: str = ""  # ``float64``, or what is in float32 because ONNX Runtime lacks a kernel
+    before: Sequence[ResultError] = ()  # the errors in the run
+    after: Sequence[ResultError] = ()  # the errors with the set in float32
 
     def as_json(self) -> dict[str, object]:
-        """JSON has no infinity: such an error becomes ``null``."""
+        """Infinite errors become ``null``."""
         errors = {name: [_error_as_json(item) for item in getattr(self, name)] for name in ("before", "after")}
         return {**dataclasses.asdict(self), **errors}
 
@@ -91,10 +84,12 @@ class RegionPrecision:
 def find_precision(
     graph: DumpedGraph, *, strict: bool = False, progress: Callable[[str], None] = lambda said: None
 ) -> list[RegionPrecision]:
-    """The nodes of each region that must compute in float32.
+    """Finds the nodes of each region that must compute in float32.
 
-    ``strict``: results must be as near to float64 as rounding alone allows; otherwise eager's own error, with its
-    factor, excuses theirs, as in the verdict.
+    Args:
+        graph: the graph.
+        strict: whether only rounding counts; by default the tolerance includes eager's error, as in the verdict.
+        progress: is called with a line of text for each variant.
 
     Raises:
         DumpError: no run was compared, nothing was recorded, or the model cannot be run.
@@ -140,7 +135,7 @@ class RegionSearch:
         return RegionPrecision(self.region.index, outcome, nodes, len(names), self._tried, reference, before, after)
 
     def _candidates(self) -> list[str]:
-        """The FX nodes with ONNX nodes that read or return low precision, in execution order."""
+        """The FX nodes that read or return low precision, in execution order."""
         low = [
             _fx_node(node)
             for node in self._model.graph
@@ -149,7 +144,7 @@ class RegionSearch:
         return list(dict.fromkeys(low))
 
     def _reference(self) -> tuple[dict[str, np.ndarray], str]:
-        """The results in float64; where ONNX Runtime has no kernel for that, in part or altogether in float32."""
+        """The results in float64. Operators without a float64 kernel, or else all nodes, are in float32."""
         single = widened(self._model, lambda node: node.op_type in _SINGLE, ir.DataType.FLOAT)
         attempts = (
             (self._model, ir.DataType.DOUBLE, lambda node: True, "float64"),
@@ -175,11 +170,11 @@ class RegionSearch:
         return session_of_region(self.region, content, settings, self._inputs)(self._inputs)
 
     def errors(self, names: Sequence[str]) -> list[ResultError]:
-        """The errors of the floating-point results with these FX nodes in float32."""
+        """The errors of the results with these FX nodes in float32."""
         chosen = set(names)
         self._tried += 1
         results = self._results(widened(self._model, lambda node: _fx_node(node) in chosen, ir.DataType.FLOAT))
-        return [self._error(name, value) for name, value in results.items() if value.dtype.name in _JUDGED]
+        return [self._error(name, value) for name, value in results.items() if value.dtype.name in _COMPARED]
 
     def _error(self, name: str, value: np.ndarray) -> ResultError:
         exact = np.asarray(self._exact[name], np.float64)
@@ -206,11 +201,11 @@ def _are_right(errors: Sequence[ResultError]) -> bool:
 
 
 _SINGLE = ("Erf", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Conv", "ConvTranspose", "Resize", "GridSample")
-"""Operators that ONNX Runtime's CPU provider has no float64 kernel for (1.31)."""
+"""Operators without a float64 kernel in ONNX Runtime's CPU provider (1.31)."""
 
 
 def _fx_node(node: ir.Node) -> str:
-    """The FX node of an ONNX node; its own name where a pass left none."""
+    """The FX node of an ONNX node; its own name if a pass removed the metadata."""
     return node.metadata_props.get("fx_node") or str(node.name)
 
 

@@ -1,4 +1,4 @@
-"""Reads a dump: its runs, the graphs of a run, their stages, regions, models, recorded data and compared values.
+"""Reads a dump: its runs, graphs, regions, models, recorded tensors and compared values.
 
 ::
 
@@ -9,8 +9,7 @@
     session = onnxruntime.InferenceSession(region.model)
     session.run(None, region.recorded("input"))
 
-Only the manifest is read at once; all else when it is asked for. A folder that is damaged, incomplete, not ours or of
-another version raises ``DumpError``, which says what is the matter and what to do.
+Files other than the manifest are read lazily. ``DumpError`` says what is wrong with a dump, and what to do.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from .schema import ComparisonEntry, DynamoGraphEntry, GraphEntry, RegionEntry, 
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = 5
-"""Of ``manifest.json`` and what it names. It grows when something that is read here changes its meaning."""
+SCHEMA_VERSION = 5  # of all files; increased when the meaning of something that is read here changes
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -46,32 +44,32 @@ _REFERENCE = re.compile(r"(?:graph_)?(\d+)(?:/(inference|forward|backward))?(?:/
 
 
 class DumpError(ValueError):
-    """A dump, or a part of it that was asked for, is not there or cannot be read; the message says what to do."""
+    """A dump or a part of it is missing or cannot be read. The message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DumpedRegion:
-    """A region of a graph: its models, and what they were run with."""
+    """A region of a graph: its models and recorded tensors."""
 
     index: int
     folder: Path
-    entry: RegionEntry  # what the manifest says of it
-    inherited: Path | None = None  # its folder in the run of the process that compiled it and forked this one
+    entry: RegionEntry  # in the manifest
+    inherited: Path | None = None  # its folder in the run of the parent process, if that compiled it before a fork
 
     @property
     def model(self) -> Path:
-        """The exported model, whose values bear the names of the FX nodes."""
+        """The exported model. Its values have the names of FX nodes."""
         return self._file("model.onnx")
 
     @property
     def optimized_model(self) -> Path:
-        """The model after our passes: what ONNX Runtime was given. Where they changed nothing it is ``model``."""
+        """The model after our passes, which ONNX Runtime loads. The same as ``model`` if they changed nothing."""
         stage = stage_named(self.entry.stages, "onnx_optimized")
         return self.model if stage is not None and stage.same_as else self._file("model.optimized.onnx")
 
     @property
     def session_model(self) -> Path:
-        """What ONNX Runtime made of it; where a provider compiled it, what ONNX Runtime was given."""
+        """The model as ONNX Runtime optimized it; ``optimized_model`` if a provider compiled it."""
         stage = stage_named(self.entry.stages, "session")
         return self.optimized_model if stage is not None and stage.same_as else self._file("model.session.onnx")
 
@@ -82,25 +80,23 @@ class DumpedRegion:
         return self.model if stage == "onnx" else self.optimized_model
 
     def recorded(self, kind: str) -> dict[str, np.ndarray]:
-        """What the model took (``input``) or returned (``output``) in the compared run, by name, in order.
+        """The inputs or outputs (``kind`` is ``input`` or ``output``) of the compared run by name, in order.
 
-        Raises:
-            DumpError: nothing was recorded, a tensor was larger than the option ``tensor_limit``, or a file is
-                damaged.
+        Raises ``DumpError`` if nothing was recorded, a tensor exceeds ``tensor_limit``, or a file is damaged.
         """
         folder = self._inherited(DATA_SET)
         found = dict(read_data_set(folder, kind))
         if not found and kind == "input" and not folder.is_dir():
-            raise DumpError(f"{folder} is not there: no run of this graph was compared, so no data was recorded")
+            raise DumpError(f"{folder} is missing: no run of this graph was compared, so no data was recorded")
         return found
 
     def _inherited(self, name: str) -> Path:
-        return _here_or_there(self.folder / name, self.inherited and self.inherited / name)
+        return _existing(self.folder / name, self.inherited and self.inherited / name)
 
     def _file(self, name: str) -> Path:
         path = self._inherited(name)
         if not path.exists():
-            raise DumpError(f"{path} is not there: the dump is incomplete")
+            raise DumpError(f"{path} is missing: the dump is incomplete")
         return path
 
 
@@ -108,13 +104,12 @@ class DumpedRegion:
 class DumpedGraph:
     """A graph of a run."""
 
-    index: int  # the number of Dynamo's graph
+    index: int  # of Dynamo's graph
     direction: str
     folder: Path
-    regions: Sequence[DumpedRegion]  # in the order they run
-    entry: GraphEntry  # what the manifest says of it
-    # the run folder of the process that compiled it and forked this one: what was written at compile time is there
-    inherited: Path | None = None
+    regions: Sequence[DumpedRegion]  # in execution order
+    entry: GraphEntry  # in the manifest
+    inherited: Path | None = None  # the run folder of the parent process, if that compiled it before a fork
 
     @property
     def name(self) -> str:
@@ -123,12 +118,12 @@ class DumpedGraph:
 
     @property
     def reference(self) -> str:
-        """How the command line names it: ``graph_000/backward``."""
+        """Its name on the command line: ``graph_000/backward``."""
         return f"graph_{self.index:03d}/{self.direction}"
 
     @property
     def short_reference(self) -> str:
-        """The same, as a person writes it: ``0/backward``."""
+        """The short form: ``0/backward``."""
         return f"{self.index}/{self.direction}"
 
     @property
@@ -138,11 +133,10 @@ class DumpedGraph:
 
     @property
     def diverges(self) -> bool:
-        """Whether what ran was found to be wrong."""
         return self.verdict is not None and self.verdict.startswith("diverges")
 
     def rows(self) -> Sequence[RowEntry]:
-        """The rows of ``side_by_side.json``, in execution order; ``DumpError`` if that is not there or damaged."""
+        """The rows of ``side_by_side.json``, in execution order; ``DumpError`` if it is missing or damaged."""
         path = self.folder / "side_by_side.json"
         if not path.exists():
             raise DumpError(f"no run of {self.name} was compared: run it with options={{'compare': 'first'}}")
@@ -151,38 +145,38 @@ class DumpedGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one process dumped: the run folder, and its ``manifest.json``."""
+    """The dump of one process."""
 
     folder: Path
     manifest: RunEntry
 
     @property
     def path(self) -> Path:
-        """Of the manifest."""
+        """The path of the manifest."""
         return self.folder / MANIFEST
 
     @functools.cached_property
     def graphs(self) -> list[DumpedGraph]:
-        """All graphs, in the order of their numbers, forward before backward; ``DumpError`` if an entry is damaged."""
+        """All graphs by number, forward before backward; ``DumpError`` if an entry is damaged."""
         return [self.graph(i) for i in range(len(self.manifest.graphs))]
 
     @functools.cached_property
     def dynamo_graphs(self) -> list[DynamoGraphEntry]:
-        """What the manifest says of Dynamo's graphs, in the order they were compiled; as ``graphs``."""
+        """Dynamo's graphs in the order of compilation; ``DumpError`` if an entry is damaged."""
         entries = enumerate(self.manifest.dynamo_graphs)
         return [checked(self.path, entry, DynamoGraphEntry, f"dynamo_graphs[{i}]") for i, entry in entries]
 
     def file_of(self, graph: DumpedGraph, relative: str) -> Path:
-        """A file that was written when a graph was compiled: in this run, or in that of the process that forked it."""
-        return _here_or_there(self.inside(relative), graph.inherited and graph.inherited / relative)
+        """A file written when the graph was compiled: in this run, or in that of the parent process."""
+        return _existing(self.inside(relative), graph.inherited and graph.inherited / relative)
 
     def graph(self, position: int) -> DumpedGraph:
-        """The graph of one entry of the manifest's ``graphs``; ``DumpError`` if that entry is damaged."""
+        """The graph at a position of the manifest's ``graphs``; ``DumpError`` if the entry is damaged."""
         entry = checked(self.path, self.manifest.graphs[position], GraphEntry, f"graphs[{position}]")
-        forker = entry.files_in
-        if forker is not None and (not forker.startswith("run_") or forker != Path(forker).name):
-            raise DumpError(f"{self.path} is damaged: {forker!r} is no run folder; dump again")
-        inherited = self.folder.resolve().with_name(forker) if forker else None
+        parent = entry.files_in
+        if parent is not None and (not parent.startswith("run_") or parent != Path(parent).name):
+            raise DumpError(f"{self.path} is damaged: {parent!r} is not a run folder; dump again")
+        inherited = self.folder.resolve().with_name(parent) if parent else None
         regions = [
             DumpedRegion(item.index, self.inside(item.folder), item, inherited and inherited / item.folder)
             for item in entry.regions
@@ -190,17 +184,17 @@ class Run:
         return DumpedGraph(entry.index, entry.direction, self.inside(entry.folder), regions, entry, inherited)
 
     def inside(self, relative: str) -> Path:
-        """A path of the manifest; ``DumpError`` if it is outside the run folder."""
+        """The path of a file that the manifest names; ``DumpError`` if it is outside the run folder."""
         path = (self.folder / relative).resolve() if "\0" not in relative else Path("/")
         if not path.is_relative_to(self.folder.resolve()):
             raise DumpError(f"{self.path} is damaged: {relative!r} is outside the run folder; dump again")
         return path
 
     def graphs_of(self, reference: str) -> list[DumpedGraph]:
-        """The graphs that a reference names: one direction, or all of Dynamo's graph; ``DumpError`` if there is none.
+        """The graphs that a reference names: one direction, or all of a graph of Dynamo; ``DumpError`` if none.
 
-        A reference is ``0``, ``graph_000``, ``graph_000/backward``, ``0/backward``, or the path of such a folder; the
-        folder of a region names its graph.
+        A reference is ``0``, ``graph_000``, ``graph_000/backward``, ``0/backward``, or the path of such a folder. That
+        of a region names its graph.
         """
         index, direction, _ = self._parts(reference)
         found = [graph for graph in self.graphs if graph.index == index and direction in (None, graph.direction)]
@@ -212,7 +206,7 @@ class Run:
         raise DumpError(f"no graph {reference!r} in {self.folder}{listed}. A graph is a number or its folder.")
 
     def regions_of(self, reference: str) -> list[tuple[DumpedGraph, DumpedRegion]]:
-        """The regions that a reference names: all of its graphs, or that of ``0/forward/region_1``."""
+        """The regions that a reference names: ``0/forward/region_1``, or all regions of its graphs."""
         graphs = self.graphs_of(reference)
         _, _, wanted = self._parts(reference)
         found = [(graph, region) for graph in graphs for region in graph.regions if wanted in (None, region.index)]
@@ -220,16 +214,16 @@ class Run:
             return found
         where = graphs[0].reference if len(graphs) == 1 else f"graph {graphs[0].index}"
         if wanted is not None:
-            there = ", ".join(f"region_{region.index}" for graph in graphs for region in graph.regions) or "none"
-            raise DumpError(f"{where} has no region {wanted}; there is {there}")
+            known = ", ".join(f"region_{region.index}" for graph in graphs for region in graph.regions) or "none"
+            raise DumpError(f"{where} has no region {wanted}, only {known}")
         raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
 
     def region_named(self, reference: str) -> int | None:
-        """The region that a reference names; ``None`` of a whole graph."""
+        """The region that a reference names; ``None`` for a whole graph."""
         return self._parts(reference)[2]
 
     def _parts(self, reference: str) -> tuple[int | None, str | None, int | None]:
-        """The graph, the direction and the region that a reference, or the path of a folder in the run, names."""
+        """The index, direction and region that a reference, or the path of a folder in the run, names."""
         path, root = Path(reference).resolve(), self.folder.resolve()
         relative = path.relative_to(root).as_posix() if path.exists() and path.is_relative_to(root) else reference
         match = _REFERENCE.fullmatch(reference) or _REFERENCE.fullmatch(relative)
@@ -238,15 +232,15 @@ class Run:
         return int(match[1]), match[2], int(match[3]) if match[3] else None
 
 
-def _here_or_there(here: Path, there: Path | None) -> Path:
-    return there if there is not None and not here.exists() else here
+def _existing(own: Path, inherited: Path | None) -> Path:
+    return inherited if inherited is not None and not own.exists() else own
 
 
 def find_run(folder: str | Path | None = None) -> Run:
-    """The run that a user means; ``DumpError`` if there is none, or its manifest cannot be read.
+    """Finds a run; ``DumpError`` if there is none, or its manifest cannot be read.
 
-    The folder is a run folder, anything in it, its manifest, or the dump folder, of which it is the latest run; by
-    default ``default_folder()``.
+    ``folder`` is a run folder, anything in it, or a dump folder (by default ``default_folder()``), whose latest run is
+    returned.
     """
     path = Path(folder) if folder is not None else default_folder()
     if not path.exists():
@@ -255,14 +249,14 @@ def find_run(folder: str | Path | None = None) -> Run:
         if (place / MANIFEST).is_file():
             return read_run(place)
         if place.name.startswith("run_"):
-            raise DumpError(f"{place} has no {MANIFEST}: its process compiled nothing, or no graph is finished")
+            raise DumpError(f"{place} has no {MANIFEST}: its process compiled nothing")
         if (place / LATEST).exists() or (place / LATEST).is_symlink():
             return read_run(latest_run(place))
-    raise DumpError(f"{path} is no dump: there is neither a {MANIFEST} nor a {LATEST!r} in it")
+    raise DumpError(f"{path} is not a dump: it has neither {MANIFEST} nor {LATEST!r}")
 
 
 def latest_run(root: str | Path) -> Path:
-    """The run folder that ``<root>/latest`` points to; ``DumpError`` if there is none."""
+    """The run folder that ``<root>/latest`` links to or names; ``DumpError`` if there is none."""
     pointer = Path(root) / LATEST
     if pointer.is_dir():
         return pointer.resolve()
@@ -274,7 +268,7 @@ def latest_run(root: str | Path) -> Path:
 
 
 def read_run(folder: Path) -> Run:
-    """A run folder; ``DumpError`` if its manifest is not there, damaged, not ours, or of another version."""
+    """Reads a run folder; ``DumpError`` if its manifest is missing, damaged, not ours, or of another version."""
     path = folder / MANIFEST
     manifest = read_json(path, object)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
@@ -289,26 +283,28 @@ def read_run(folder: Path) -> Run:
 
 
 def _check_no_links(folder: Path) -> None:
-    """Raises ``DumpError`` if a symbolic link in a run folder leads to a file outside, to be read or written over."""
+    """Raises ``DumpError`` if a run folder has a symbolic link, which could make us read or overwrite other files."""
     for place, folders, files in os.walk(folder):
         link = next((name for name in (*folders, *files) if os.path.islink(os.path.join(place, name))), None)
         if link is not None:
-            raise DumpError(f"{Path(place) / link} is a symbolic link, which no dump has; remove it, or dump again")
+            raise DumpError(
+                f"{Path(place) / link} is a symbolic link, which dumps never have; remove it, or dump again"
+            )
 
 
 def read_json(path: Path, form: type[T]) -> T:
-    """What a file of the dump holds; ``DumpError`` if it cannot be read, is damaged, or not of this form."""
+    """Reads a JSON file as the type ``form``; ``DumpError`` if it cannot be read, or has another form."""
     try:
         value = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise DumpError(f"{path} is damaged, it is not JSON: {error}; dump again") from None
+        raise DumpError(f"{path} is damaged, not JSON: {error}; dump again") from None
     return checked(path, value, form)
 
 
 def checked(path: Path, value: object, form: Any, where: str = "") -> Any:
-    """A value of a file of JSON in its form, a type; ``DumpError`` if it does not have it. ``where`` is its key."""
+    """Converts a JSON value to the type ``form``; ``DumpError`` if that fails. ``where`` is its key in the file."""
     try:
         return msgspec.convert(value, form, str_keys=True)
     except msgspec.ValidationError as error:
@@ -316,8 +312,8 @@ def checked(path: Path, value: object, form: Any, where: str = "") -> Any:
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:
-    """The name and value of a tensor that is stored as ONNX's ``TensorProto``; ``DumpError`` if it is damaged."""
-    import onnx  # only who reads tensors needs it
+    """Reads a ``TensorProto``: its name and value; ``DumpError`` if it is damaged."""
+    import onnx  # lazily: most commands read no tensors
     from google.protobuf.message import DecodeError
 
     proto = onnx.TensorProto()
@@ -341,28 +337,27 @@ def write_data_set(folder: Path, kind: str, tensors: Mapping[str, np.ndarray]) -
 
 
 def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:
-    """The names and values of a folder in ONNX's test layout, ``<kind>_0.pb`` and so on; empty if there are none.
+    """Reads ``<kind>_0.pb`` and so on (ONNX's test layout): names and values; empty if there are none.
 
-    Raises:
-        DumpError: a tensor was larger than the option ``tensor_limit``, or a file is damaged.
+    Raises ``DumpError`` if a tensor exceeds the option ``tensor_limit``, or a file is damaged.
     """
     found = []
     for i in range(len({path.stem for path in folder.glob(f"{kind}_*") if path.suffix in (".pb", ".json")})):
         path = folder / f"{kind}_{i}.pb"
         if not path.exists():
-            raise DumpError(f"{path} was not stored, it is too large: dump again with options={{'tensor_limit': -1}}")
+            raise DumpError(f"{path} is too large and was not stored: dump again with options={{'tensor_limit': -1}}")
         found.append(read_tensor(path))
     return found
 
 
 def default_folder() -> Path:
-    """The dump folder if none is named: ``onnx_debug``, or the only one here; ``DumpError`` if that is none or many."""
+    """The default dump folder: ``onnx_debug``, or the only dump here; ``DumpError`` if there are none or several."""
     if Path(DEFAULT_FOLDER).is_dir():
         return Path(DEFAULT_FOLDER)
     found = sorted(path.parent for path in Path().glob(f"*/{LATEST}"))
     if len(found) == 1:
         return found[0]
     if found:
-        raise DumpError(f"which dump? There are {', '.join(map(str, found))}: give one with -d")
-    how = "torch.compile(model, backend='onnx_debug') writes it, -d FOLDER names another"
+        raise DumpError(f"there are several dumps: {', '.join(map(str, found))}. Name one with -d")
+    how = "torch.compile(model, backend='onnx_debug') writes one, -d FOLDER names another"
     raise DumpError(f"no dump here: there is no {DEFAULT_FOLDER}; {how}")

@@ -1,13 +1,12 @@
-"""Runs the model beside this file on the inputs of ``test_data_set_0``, and compares with its outputs.
+"""Runs the model next to this file on the inputs of ``test_data_set_0``, and compares with the outputs there.
 
-    python repro.py                     # the model that SETTINGS names, as its session was made
-    python repro.py another.onnx        # another one on the same inputs
+    python repro.py                     # the model of SETTINGS
+    python repro.py another.onnx        # another model with the same inputs
 
-It needs onnxruntime and numpy, nothing else: it reads the tensors of the data set itself. It prints the largest
-differences, those that are wrong first; exit code 0 if there is none but rounding, 1 if there is, or the session cannot
-be made or run, 2 if the inputs were not stored.
+It needs only onnxruntime and numpy. It prints the largest differences, the wrong ones first. Exit codes: 0 if all
+outputs are within the tolerance; 1 if not, or if the session cannot be created or run; 2 if the inputs were not stored.
 
-The commands that run models of dumps make their sessions and measure errors with the functions here, too.
+The commands that run models of dumps create their sessions with the functions here, too.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _DTYPES = {
     1: "f4", 2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 9: "?", 10: "f2", 11: "f8", 12: "u4", 13: "u8",
     14: "c8", 15: "c16", 16: "u2", 17: "u1", 18: "u1", 19: "u1", 20: "u1",
 }  # fmt: skip
-"""numpy's dtype for each of ONNX's; those numpy does not have (bfloat16 is 16, float8 17 to 20) are their bits."""
+"""numpy's dtypes by ONNX's numbers. Those that numpy lacks (bfloat16 is 16, float8 17 to 20) are read as bits."""
 
 _BFLOAT16 = 16
 
 _NAMES = {1: "float32", 10: "float16", 11: "float64", 14: "float32", 15: "float64", 16: "bfloat16"}
-"""The names of the dtypes that are rounded."""
+"""The dtypes whose rounding errors are allowed; complex ones have those of their parts."""
 
 
 def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = ()) -> Any:
@@ -45,10 +44,10 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
     Args:
         model: the path of a model, or the serialized model.
         settings: ``providers``, ``provider_options``, ``graph_optimization_level``, ``disabled_optimizers``,
-            ``threads``, ``config`` (entries of the session's configuration), ``custom_op_libraries`` (paths of
-            libraries whose operators the model calls), ``optimized_model`` (where the model that runs is written) and
-            ``profile`` (how the file with the times of the runs begins); what is not given is ONNX Runtime's default.
-        constants: those of its inputs whose values the session holds, so that ONNX Runtime folds and packs them.
+            ``threads``, ``config`` (session configuration entries), ``custom_op_libraries`` (paths),
+            ``optimized_model`` (the path to which the optimized model is written) and ``profile`` (the prefix of the
+            profile's path). The defaults are ONNX Runtime's.
+        constants: inputs that become constants, so that ONNX Runtime folds and packs them.
     """
     settings = settings or {}
     options = onnxruntime.SessionOptions()
@@ -82,11 +81,11 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
 
 
 EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
-"""The entry of the configuration with the folder of a serialized model's external data."""
+"""The configuration entry with the folder of a serialized model's external data."""
 
 
 def run(session: Any, inputs: Any) -> dict[str, Any]:
-    """Runs a session on inputs by name, each an array and ONNX's number of its dtype; the outputs in the same form."""
+    """Runs a session. Inputs and outputs are by name, each an array and ONNX's number of its dtype."""
     given = {item.name: inputs[item.name] for item in session.get_inputs()}
     values = {name: ort_value(array, number) for name, (array, number) in given.items()}
     names = [item.name for item in session.get_outputs()]
@@ -101,7 +100,7 @@ def ort_value(array: np.ndarray, number: int) -> Any:
 
 
 def _with_constants(model: bytes, constants: Sequence[Tensor]) -> bytes:
-    """A serialized model with initializers in the place of some inputs; their values are given apart."""
+    """A serialized model in which some inputs are external initializers."""
     names = {name.encode() for name, _, _ in constants}
     merged = b""
     for field, value, whole in _spans(model):
@@ -113,7 +112,7 @@ def _with_constants(model: bytes, constants: Sequence[Tensor]) -> bytes:
 
 
 def _declared(name: str, array: np.ndarray, number: int) -> bytes:
-    """A ``TensorProto`` whose bytes are elsewhere: dims 1, data_type 2, name 8, external_data 13, data_location 14."""
+    """An external ``TensorProto``: dims 1, data_type 2, name 8, external_data 13, data_location 14."""
     where = {"location": "memory", "offset": "0", "length": str(array.nbytes)}
     sizes = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
     entries = b"".join(_message(13, _message(1, k.encode()) + _message(2, v.encode())) for k, v in where.items())
@@ -144,10 +143,7 @@ def _array(value: Any) -> tuple[np.ndarray, int]:
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray, int]:
-    """The name of a stored ``TensorProto``, its array, and ONNX's number of its dtype.
-
-    Only what is written here is read: the sizes, the dtype, the name, and the bytes, in the file or in one beside it.
-    """
+    """Reads a ``TensorProto`` whose values are raw bytes, in the file or in another one."""
     fields = _fields(path.read_bytes())
     number, name = fields[2][0], fields[8][0].decode()
     raw = fields.get(9, [b""])[0]
@@ -160,7 +156,7 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray, int]:
 
 
 def _fields(message: bytes) -> dict[int, Any]:
-    """The contents of a protobuf message's fields, by their numbers."""
+    """The contents of a protobuf message's fields, by number."""
     found: dict[int, list[Any]] = {}
     for field, value, _ in _spans(message):
         found.setdefault(field, []).append(value)
@@ -168,7 +164,7 @@ def _fields(message: bytes) -> dict[int, Any]:
 
 
 def _spans(message: bytes) -> Any:
-    """The number of each field of a protobuf message, its content, and all its bytes."""
+    """The number, content and bytes of each field of a protobuf message."""
     position = 0
     while position < len(message):
         start = position
@@ -195,7 +191,7 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def plain(array: np.ndarray, number: int) -> np.ndarray:
-    """An array as float64, complex numbers as pairs; what has more than 53 bits, and float8, as it is."""
+    """A floating-point array in float64, complex numbers as pairs. Integers and float8 are not converted."""
     if number == _BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     if number in (14, 15):
@@ -204,14 +200,14 @@ def plain(array: np.ndarray, number: int) -> np.ndarray:
 
 
 def main() -> int:
-    """Runs the model, prints what comes of it, and returns the exit code."""
+    """Runs the model, prints the differences, and returns the exit code."""
     folder = Path(__file__).resolve().parent
     model = Path(sys.argv[1]) if len(sys.argv) > 1 else folder / SETTINGS.get("model", "model.onnx")
     session_settings = SETTINGS.get("session", {})
     print(f"onnxruntime {onnxruntime.__version__} model: {model.name} session: {json.dumps(session_settings)}")
     stored = folder / "test_data_set_0"
     for absent in sorted(stored.glob("input_*.json"))[:1]:
-        print(f"{absent.stem} was not stored: it is larger than the option tensor_limit; dump again with it at -1")
+        print(f"{absent.stem} was not stored: it exceeds the option tensor_limit; dump again with tensor_limit -1")
         return 2
     data = {}
     for kind in ("input", "output"):
@@ -224,21 +220,21 @@ def main() -> int:
         print(f"refused: {raised}")
         return 1
     if not data["output"]:
-        print("the session is made")
+        print("the session was created")
         return 0
     try:
         outputs = run(session, {name: (array, number) for name, array, number in data["input"]})
     except Exception as raised:
         print(f"failed: {raised}")
         return 1
-    judged = sorted((_judged(item, outputs) for item in data["output"]), key=lambda item: item[:2], reverse=True)
-    for _, _, _, line in judged[:_SHOWN]:
+    compared = sorted((_comparison(item, outputs) for item in data["output"]), key=lambda item: item[:2], reverse=True)
+    for _, _, _, line in compared[:_SHOWN]:
         print(line)
-    if judged[_SHOWN:]:
-        wrong_too = sum(is_wrong for is_wrong, _, _, _ in judged[_SHOWN:])
-        print(f"and {len(judged) - _SHOWN} more outputs with smaller differences, {wrong_too} of them wrong")
-    wrong = [name for is_wrong, _, name, _ in judged if is_wrong]
-    largest = max(judged, key=lambda item: item[1])
+    if compared[_SHOWN:]:
+        more_wrong = sum(is_wrong for is_wrong, _, _, _ in compared[_SHOWN:])
+        print(f"and {len(compared) - _SHOWN} more outputs with smaller differences, {more_wrong} of them wrong")
+    wrong = [name for is_wrong, _, name, _ in compared if is_wrong]
+    largest = max(compared, key=lambda item: item[1])
     if largest[1]:
         print(f"the largest difference: {largest[1]:.3g} at {largest[2]}")
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -249,8 +245,8 @@ def main() -> int:
 _SHOWN = 10  # outputs with a line of their own
 
 
-def _judged(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:
-    """Whether an output is wrong, its error, its name, and both in words."""
+def _comparison(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:
+    """Whether an output is wrong, its error, its name, and a line of text."""
     name, right, number = expected
     if name not in outputs:
         return True, float("inf"), name, f"{name}: the model does not return it"
@@ -260,8 +256,8 @@ def _judged(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:
         return True, float("inf"), name, f"{name}: {said}"
     found = measure(plain(array, number), plain(right, number), _NAMES.get(number, ""))
     is_wrong = found.share > SETTINGS.get("allowed", {}).get(name, 1.0)
-    line = f"{name}: off by {found.max_abs:.3g} at values up to {found.scale:.3g}, "
-    line += f"{found.share:.3g} times the tolerance, NaN or infinite on one side {found.nonfinite}"
+    line = f"{name}: error {found.max_abs:.3g}, {found.share:.3g} times the tolerance, largest value "
+    line += f"{found.scale:.3g}, NaN or infinite in one only: {found.nonfinite}"
     return is_wrong, float("inf") if found.nonfinite else found.max_abs, name, line
 
 

@@ -1,11 +1,11 @@
-"""What changed between two stages of a graph, node by node.
+"""Compares the graphs of two stages node by node.
 
-Nodes are matched by name, as values keep their names from stage to stage; inputs also by what the user calls them. A
-node of the same name that comes from another line of the user's code is another node. Of what is left, nodes with the
-same operator and arguments are the same under another name. The order of the nodes is not compared.
+Nodes are matched by name, since values keep their names from stage to stage; inputs also by the user's name. Nodes from
+different lines of the user's code never match. The remaining nodes match by operator and arguments. The order of nodes
+does not count.
 
-An FX graph and the ONNX models of its regions are matched by the same names: an ONNX value bears the name of the FX
-node whose result it is, ``name__0`` and ``name__1`` where it has several.
+An ONNX value has the name of the FX node whose result it is, or ``name__0``, ``name__1`` for several results. So FX
+graphs and ONNX models match in the same way.
 """
 
 from __future__ import annotations
@@ -22,57 +22,51 @@ from .stage_graphs import StageGraph, stage_graphs
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A node that is not the same in both stages."""
+    """A node that differs between the stages, or that only one of them has."""
 
-    # ``translated``: from an FX node to an ONNX node
-    kind: Literal["added", "removed", "changed", "renamed", "translated"]
-    before: GraphNode | None  # before, after: it in each stage; ``None`` where it is not
+    kind: Literal["added", "removed", "changed", "renamed", "translated"]  # ``translated``: an FX node to an ONNX node
+    before: GraphNode | None
     after: GraphNode | None
-    # of a changed node: ``kind``, ``operator``, ``arguments``, ``type``; of a translated one ``type`` if that is
-    # another
-    what: tuple[str, ...] = ()
-    note: str = ""  # why, where that is known
+    what: tuple[str, ...] = ()  # what changed: ``kind``, ``operator``, ``arguments`` or ``type``
+    note: str = ""  # the reason, if known
 
     @property
     def node(self) -> GraphNode:
-        """It in the later stage that has it."""
+        """The node in the later stage, or in the earlier if it was removed."""
         node = self.after or self.before
         assert node is not None
         return node
 
     @property
     def source(self) -> str:
-        """The line of the user's code that it comes from, ``file:line``, or empty."""
+        """The user's line, ``file:line``, or empty."""
         return next((node.source for node in (self.after, self.before) if node is not None and node.source), "")
 
 
 @dataclasses.dataclass(frozen=True)
 class StageDiff:
-    """What changed."""
+    """The differences of two stages."""
 
-    before: str  # before, after: the files that are compared
+    before: str  # before, after: the files
     after: str
     same: int  # how many nodes are the same
-    # the others, in the order of the later stage; what was removed follows what was before it
-    changes: Sequence[Change]
-    region: int | None = None  # the region, where the stages of one are compared
+    changes: Sequence[Change]  # in the order of the later stage; a removed node follows its predecessor
+    region: int | None = None  # for two ONNX stages
 
     def count(self, kind: str) -> int:
-        """How many changes are of a kind."""
         return sum(change.kind == kind for change in self.changes)
 
 
 def diff_stages(run: Run, graph: DumpedGraph, before: str, after: str) -> list[StageDiff]:
-    """What changed between two stages of a graph: one for the graph; of two ONNX stages one for each region.
+    """Compares two stages of a graph, two ONNX stages region by region.
 
-    Raises:
-        DumpError: the graph did not go through one of them, or a file cannot be read.
+    Raises ``DumpError`` if the graph has no such stage, or a file cannot be read.
     """
     return diff_graphs(graph, stage_graphs(run, graph, before), stage_graphs(run, graph, after))
 
 
 def diff_graphs(graph: DumpedGraph, left: Sequence[StageGraph], right: Sequence[StageGraph]) -> list[StageDiff]:
-    """What changed between two stages whose graphs have been read, as by ``diff_stages``."""
+    """The same as ``diff_stages``, for graphs that have been read."""
     are_models = [items[0].region is not None for items in (left, right)]
     if all(are_models):
         found = []
@@ -92,7 +86,7 @@ def diff_graphs(graph: DumpedGraph, left: Sequence[StageGraph], right: Sequence[
 
 
 def _joined(graphs: Sequence[StageGraph]) -> list[GraphNode]:
-    """The nodes of all regions as those of one graph; what one hands to another is no input or output of it."""
+    """The nodes of all regions as one graph, without the inputs and outputs between regions."""
     if len(graphs) == 1:
         return graphs[0].nodes
     taken: set[str] = set()
@@ -112,11 +106,11 @@ def _joined(graphs: Sequence[StageGraph]) -> list[GraphNode]:
 
 
 def diff_nodes(before: Sequence[GraphNode], after: Sequence[GraphNode]) -> tuple[int, list[Change]]:
-    """How many nodes are the same, and the others, each with what changed."""
+    """The number of nodes that are the same, and the changes."""
     is_translation = any(node.origin for node in before) != any(node.origin for node in after)
     renamed: dict[str, str] = {}
     if is_translation:
-        # A region returns what other regions and PyTorch read, not what the graph returns.
+        # Regions return values to other regions and PyTorch, not the outputs of the graph.
         before, after = ([node for node in nodes if node.kind != "output"] for nodes in (before, after))
         before, left_out = _without_unpacking(before, after)
         after, right_out = _without_unpacking(after, before)
@@ -147,7 +141,7 @@ def diff_nodes(before: Sequence[GraphNode], after: Sequence[GraphNode]) -> tuple
 def _without_unpacking(
     nodes: Sequence[GraphNode], others: Sequence[GraphNode]
 ) -> tuple[list[GraphNode], dict[str, str]]:
-    """The nodes without those that take one of several results, which in the other graph has a name of its own."""
+    """The nodes without ``getitem`` of a result that has a name in the other graph; and the names of these results."""
     names = {name for node in others for name in node.results}
     unpacked = {
         node.name: f"{node.arguments[0]}__{node.arguments[1]}"
@@ -158,7 +152,7 @@ def _without_unpacking(
 
 
 def _by_name(before: Sequence[GraphNode], after: Sequence[GraphNode]) -> dict[int, int]:
-    """The indices of the nodes that have the same name, those before to those after."""
+    """The positions of nodes with the same name, from ``before`` to ``after``."""
     places: dict[str, int] = {}
     for i, node in enumerate(before):
         for name in _names(node):
@@ -177,7 +171,7 @@ def _by_name(before: Sequence[GraphNode], after: Sequence[GraphNode]) -> dict[in
 
 
 def _names(node: GraphNode) -> Iterator[str]:
-    """What a node may be called in another stage, what is most certain first."""
+    """The names that a node may have in another stage, the most certain first."""
     if node.user_name:
         yield node.user_name
     yield from node.results
@@ -195,13 +189,13 @@ def _may_be_same(one: GraphNode, other: GraphNode) -> bool:
 def _by_content(
     before: Sequence[GraphNode], after: Sequence[GraphNode], pairs: dict[int, int], renamed: dict[str, str]
 ) -> None:
-    """Adds to ``pairs`` and ``renamed`` what has the same operator and arguments under another name."""
+    """Adds nodes with the same operator and arguments, but another name, to ``pairs`` and ``renamed``."""
     places: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     matched = set(pairs.values())
     for j, node in enumerate(after):
         if j not in matched and node.kind == "node":
             places.setdefault((node.operator, node.arguments), []).append(j)
-    for i, node in enumerate(before):  # what it reads was renamed before it
+    for i, node in enumerate(before):  # in order: its arguments are renamed already
         if i in pairs or node.kind != "node":
             continue
         alike = places.get((node.operator, _renamed(node.arguments, renamed)), [])
@@ -218,7 +212,7 @@ _STRIDES = re.compile(r"\]\[.*\]$")
 
 
 def _renamed(arguments: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
-    """Arguments as the later stage would write them; a name may be within a list."""
+    """Arguments with the names of the later stage; a name may be inside a list."""
     return tuple(
         names[item] if item in names else _WORD.sub(lambda found: names.get(found[0], found[0]), item)
         for item in arguments
@@ -226,7 +220,7 @@ def _renamed(arguments: Sequence[str], names: Mapping[str, str]) -> tuple[str, .
 
 
 def _change(before: GraphNode, after: GraphNode, renamed: Mapping[str, str], *, is_translation: bool) -> Change | None:
-    """How a node differs from what it was, or ``None`` if it does not."""
+    """The change of a node, or ``None`` if it is the same."""
     types = [(one, other) for one, other in zip(before.types, after.types, strict=False) if one and other]
     if is_translation:
         types = [(_STRIDES.sub("]", one), _STRIDES.sub("]", other)) for one, other in types]

@@ -1,4 +1,4 @@
-"""The stages of a graph in a dump: which there are, where their files are, their graphs as text and as nodes.
+"""The stages of a dumped graph: which there are, their files, and their graphs as text and as nodes.
 
 ::
 
@@ -23,42 +23,44 @@ from .reading import DumpedGraph, DumpError, Run, read_json
 from .schema import FxGraphEntry, StageEntry, stage_named
 
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
-"""Stages that are FX graphs; the first three are of Dynamo's graph, which its forward and its backward share."""
+"""Stages with FX graphs. The first three are of Dynamo's graph, and shared by forward and backward."""
 
-ONNX_STAGES = ("onnx", "onnx_optimized", "session")  # stages that are an ONNX model for each region
+ONNX_STAGES = ("onnx", "onnx_optimized", "session")  # stages with one ONNX model per region
 
-STAGES = (*FX_STAGES, *ONNX_STAGES)  # all that can be shown, in order
+STAGES = (*FX_STAGES, *ONNX_STAGES)  # in order
 
 
 @dataclasses.dataclass(frozen=True)
 class StageGraph:
     """The graph of a stage, or of a region in an ONNX stage."""
 
-    path: Path  # the file that it is in
-    file: str  # the same in the run folder, for people
-    text: str  # it as text: Python for FX
-    region: int | None = None  # which region; ``None`` for an FX graph
-    # what the user calls the arguments of the graph, by their FX names
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    path: Path
+    file: str  # the path in the run folder
+    text: str  # Python for FX
+    region: int | None = None  # ``None`` for an FX graph
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # the user's names of arguments, by FX name
 
     @functools.cached_property
     def nodes(self) -> list[GraphNode]:
-        """Its nodes, with inputs, initializers and outputs."""
+        """Its nodes, including inputs, initializers and outputs."""
         if self.region is None:
             return _fx_nodes(self.path.with_suffix(".json"))
-        known = {**self.names, **{name: name for name in self.names.values()}}  # a model's weights bear them already
+        known = {
+            **self.names,
+            **{name: name for name in self.names.values()},
+        }  # weights of a model have the user's names
         nodes = onnx_nodes(_model(self.path))
         of_user = {node.name: known.get(node.name, "") for node in nodes if node.kind in ("input", "initializer")}
         return [dataclasses.replace(node, user_name=of_user.get(node.name, node.user_name)) for node in nodes]
 
     @property
     def operators(self) -> int:
-        """How many nodes it has without inputs, initializers and outputs."""
+        """The number of its nodes without inputs, initializers and outputs."""
         return sum(node.kind == "node" for node in self.nodes)
 
 
 def stages_of(run: Run, graph: DumpedGraph) -> list[StageEntry]:
-    """The stages that a graph went through, in order; ``DumpError`` if the manifest is damaged."""
+    """The stages of a graph, in order; ``DumpError`` if the manifest is damaged."""
     found = [entry for name in FX_STAGES if (entry := _entry(run, graph, name)) is not None]
     for name in ONNX_STAGES:
         entries = [entry for region in graph.regions if (entry := stage_named(region.entry.stages, name)) is not None]
@@ -76,16 +78,15 @@ def stages_of(run: Run, graph: DumpedGraph) -> list[StageEntry]:
 
 
 def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
-    """The graph of a stage, or those of the regions; of one that changed nothing that of the stage before it.
+    """The graph of a stage, or those of its regions. A stage that changed nothing has the graph of an earlier stage.
 
-    Raises:
-        DumpError: there is no such stage, the graph did not go through it, or its file cannot be read.
+    Raises ``DumpError`` if the graph has no such stage, or its file cannot be read.
     """
     if name not in STAGES:
         raise DumpError(unknown_name("stage", name, STAGES))
     if name in ONNX_STAGES:
         if not graph.regions:
-            why = f"nothing of it ran on ONNX Runtime; {graph.folder / 'regions.txt'} says why"
+            why = f"none of it ran on ONNX Runtime; {graph.folder / 'regions.txt'} says why"
             raise DumpError(f"{graph.reference} has no stage {name}: {why}")
         found = []
         for region in graph.regions:
@@ -98,7 +99,7 @@ def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
         entry = _entry(run, graph, entry.same_as)
     if entry is None or entry.file is None:
         have = [stage for stage in FX_STAGES if _entry(run, graph, stage) is not None]
-        raise DumpError(f"{graph.reference} did not go through the stage {name}; it has {', '.join(have)}")
+        raise DumpError(f"{graph.reference} has no stage {name}, only {', '.join(have)}")
     path = run.file_of(graph, entry.file)
     try:
         text = path.read_text(encoding="utf-8")
@@ -108,7 +109,6 @@ def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
 
 
 def _entry(run: Run, graph: DumpedGraph, name: str) -> StageEntry | None:
-    """What the manifest says of a stage that is an FX graph."""
     if name not in ("dynamo", "pre_grad", "joint"):
         return stage_named(graph.entry.stages, name)
     of_dynamo = next((entry for entry in run.dynamo_graphs if entry.index == graph.index), None)
@@ -116,14 +116,14 @@ def _entry(run: Run, graph: DumpedGraph, name: str) -> StageEntry | None:
 
 
 def _fx_nodes(path: Path) -> list[GraphNode]:
-    """The nodes of an FX graph, subgraphs after their graph; what is in one bears its name: ``true_graph_0.sin``."""
+    """The nodes of an FX graph, then those of its subgraphs with names like ``true_graph_0.sin``."""
     graph = read_json(path, FxGraphEntry)
     found = []
     for node in graph.nodes:
         code = graph.lines.get(node.source, "")
-        given = (node.operator, node.arguments, (node.type,), node.source, code)
-        found.append(GraphNode(node.kind, (node.name,), *given, user_name=node.user_name))
+        fields = (node.operator, node.arguments, (node.type,), node.source, code)
+        found.append(GraphNode(node.kind, (node.name,), *fields, user_name=node.user_name))
     return found
 
 
-_model = functools.lru_cache(maxsize=16)(load_ir)  # a model that is read once for its text and its nodes
+_model = functools.lru_cache(maxsize=16)(load_ir)  # read once for the text and the nodes

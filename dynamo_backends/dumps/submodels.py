@@ -1,14 +1,14 @@
-"""Cuts models: any set of a model's nodes as a model of its own, whose inputs are the values it takes from the rest.
+"""Cuts a model: chosen nodes become a model of their own, whose inputs are the values they read from other nodes.
 
 ::
 
     parts = Parts(model)
-    part = parts.cut([3, 4], known)         # known: the values at which the model was cut, by name
+    part = parts.cut([3, 4], known)         # known: values by name, which give the inputs their types and shapes
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import onnx_ir as ir
 from onnx_ir import analysis
@@ -18,12 +18,12 @@ from .candidate_runs import Feeds
 
 
 class Parts:
-    """The nodes of a model, which are its parts. The model is left as it is.
+    """The nodes of a model, and models made of some of them. The model is not changed.
 
     Attributes:
         model: the model, its functions inlined.
         nodes: of its graph, in execution order.
-        weights: the names of its inputs whose values a session holds as constants; by default those marked as weights.
+        weights: the inputs that a session holds as constants; by default those that the metadata marks as weights.
         by_name: the position of the node that computes a value.
     """
 
@@ -32,66 +32,52 @@ class Parts:
             model = model.clone()
             common.InlinePass()(model)
         self.model = model
-        self.nodes: Sequence[ir.Node] = list(model.graph)
+        self.nodes = list(model.graph)
         marked = (str(value.name) for value in model.graph.inputs if "weight" in value.metadata_props)
         self.weights = set(marked if constants is None else constants)
         captured = analysis.analyze_implicit_usage(model.graph)
-        self._takes = [self._taken(node, captured) for node in self.nodes]
-        self._used_by: dict[ir.Value, set[int]] = {}
-        for i, values in enumerate(self._takes):
+        self._read_by = [_values_read(node, captured) for node in self.nodes]
+        self._readers: dict[ir.Value, set[int]] = {}
+        for i, values in enumerate(self._read_by):
             for value in values:
-                self._used_by.setdefault(value, set()).add(i)
+                self._readers.setdefault(value, set()).add(i)
         self._returned = set(model.graph.outputs)
-        self._made_by = {value: i for i, node in enumerate(self.nodes) for value in node.outputs}
-        self.by_name = {str(value.name): i for value, i in self._made_by.items() if value.name}
-
-    @staticmethod
-    def _taken(node: ir.Node, captured: Mapping[ir.Graph, Collection[ir.Value]]) -> list[ir.Value]:
-        """What a node reads, its subgraphs included."""
-        graphs: list[ir.Graph] = []
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                graphs.append(attribute.as_graph())
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                graphs += attribute.as_graphs()
-        inner = sorted({value for graph in graphs for value in captured.get(graph, ())}, key=lambda value: value.name)
-        return [*(value for value in node.inputs if value is not None), *inner]
+        self._producers = {value: i for i, node in enumerate(self.nodes) for value in node.outputs}
+        self.by_name = {str(value.name): i for value, i in self._producers.items() if value.name}
 
     def inputs_of(self, kept: Collection[int]) -> list[ir.Value]:
-        """What a set of nodes takes from outside; initializers come with them."""
+        """The values that these nodes read and do not compute, without initializers."""
         kept = set(kept)
         found = {
             value: None
             for i in sorted(kept)
-            for value in self._takes[i]
-            if self._made_by.get(value) not in kept and value.const_value is None
+            for value in self._read_by[i]
+            if self._producers.get(value) not in kept and value.const_value is None
         }
         return list(found)
 
     def outputs_of(self, kept: Collection[int]) -> list[ir.Value]:
-        """What a set of nodes gives to the rest: what another node or nothing uses, and what the model returns."""
+        """The tensors that these nodes compute and another node, nothing, or the caller of the model reads."""
         kept = set(kept)
         return [
             value
             for i in sorted(kept)
             for value in self.nodes[i].outputs
             if value.name
-            and (value in self._returned or not self._used_by.get(value) or self._used_by[value] - kept)
+            and (value in self._returned or not self._readers.get(value) or self._readers[value] - kept)
             and _is_tensor(value)
         ]
 
     def before(self, names: Iterable[str], stop: Collection[str] = ()) -> list[int]:
-        """The nodes that values are computed by, back to the model's inputs or to the values in ``stop``."""
+        """The nodes that compute these values, back to the inputs of the model or the values in ``stop``."""
         found: set[int] = set()
         pending = [self.by_name[name] for name in names if name in self.by_name]
         while pending:
             i = pending.pop()
-            if i in found:
-                continue
-            found.add(i)
-            for value in self._takes[i]:
-                if value in self._made_by and value.name not in stop:
-                    pending.append(self._made_by[value])
+            if i not in found:
+                found.add(i)
+                read = (value for value in self._read_by[i] if value in self._producers and value.name not in stop)
+                pending += [self._producers[value] for value in read]
         return sorted(found)
 
     def cut(
@@ -106,18 +92,18 @@ class Parts:
 
         Args:
             kept: positions of the nodes.
-            known: the values it takes, which give it their types and shapes.
-            outputs: what it returns, of what ``outputs_of`` says; by default all of it.
+            known: values by name; the inputs get their types and shapes.
+            outputs: which of ``outputs_of`` the model returns; by default all.
             constants: inputs that become initializers, with the known values.
 
         Returns:
-            The model; ``None`` if it would return nothing, or if the type of an input is not known.
+            The model; ``None`` if it would return nothing, or if an input has no known value or type.
         """
-        takes = self.inputs_of(kept)
-        gives = [value for value in self.outputs_of(kept) if outputs is None or value.name in outputs]
-        if not gives or (known is not None and any(value.name not in known for value in takes)):
+        inputs = self.inputs_of(kept)
+        returned = [value for value in self.outputs_of(kept) if outputs is None or value.name in outputs]
+        if not returned or (known is not None and any(value.name not in known for value in inputs)):
             return None
-        graph = ir.convenience.extract(self.model.graph, takes, gives)
+        graph = ir.convenience.extract(self.model.graph, inputs, returned)
         for value in list(graph.inputs):
             if known is not None:
                 array = known[str(value.name)]
@@ -132,7 +118,7 @@ class Parts:
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="dynamo-backends")
 
     def exposed(self) -> ir.Model:
-        """The whole model, which returns all its tensors."""
+        """The whole model, with all its tensors as outputs."""
         model, names = self.model.clone(), set(self.tensors())
         model.graph.outputs[:] = [value for node in model.graph for value in node.outputs if value.name in names]
         return model
@@ -143,13 +129,29 @@ class Parts:
 
 
 def inputs_of(model: ir.Model, known: Feeds | None) -> Feeds:
-    """The inputs of a part, of known values; empty where none are known."""
-    return {} if known is None else {str(value.name): known[str(value.name)] for value in model.graph.inputs}
+    """The known values of a model's inputs; empty if ``known`` is ``None``."""
+    return _known(model.graph.inputs, known)
 
 
 def outputs_of(model: ir.Model, known: Feeds | None) -> Feeds:
-    """The same of its outputs."""
-    return {} if known is None else {str(value.name): known[str(value.name)] for value in model.graph.outputs}
+    """The known values of a model's outputs; empty if ``known`` is ``None``."""
+    return _known(model.graph.outputs, known)
+
+
+def _known(values: Iterable[ir.Value], known: Feeds | None) -> Feeds:
+    return {} if known is None else {str(value.name): known[str(value.name)] for value in values}
+
+
+def _values_read(node: ir.Node, captured: Mapping[ir.Graph, Collection[ir.Value]]) -> list[ir.Value]:
+    """What a node reads, including what its subgraphs capture."""
+    graphs: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs += attribute.as_graphs()
+    implicit = sorted({value for graph in graphs for value in captured.get(graph, ())}, key=lambda value: value.name)
+    return [*(value for value in node.inputs if value is not None), *implicit]
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -1,12 +1,12 @@
-"""How far two values of ONNX models are apart, and whether rounding explains it.
+"""The difference of two values of ONNX models, and whether it is rounding.
 
 ::
 
     distance(value, exact, [eager]).is_rounding         # against float64
-    difference(first, second, moved).is_rounding        # neither of them is the truth
+    difference(first, second, rounded).is_rounding      # neither of them is the reference
 
-The rule is that of ``numerics/measure.py``. What rounding is known to make is the error of another computation that is
-right, or of ``first`` where all that it is computed of is moved by one unit of rounding (``running.moved_values``).
+The rule is that of ``numerics/measure.py``. The known rounding error is that of another right computation, or of
+``first`` computed from perturbed inputs (``model_values.perturbed_values``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..numerics.measure import FORMATS, Measure, group_size_of, measure
 from .models import shape_text, type_name
 
 OnnxValue: TypeAlias = "np.ndarray | list[OnnxValue] | dict[object, object] | None"
-"""A tensor, a sequence, a map, or an optional that is empty."""
+"""A tensor, a sequence, a map, or an empty optional."""
 
-_CHUNK = 2**20  # elements that are compared at a time: a weight of gigabytes is never in memory as a whole
+_CHUNK = 2**20  # elements compared at a time, so that a weight of gigabytes is never in memory as a whole
 
 EQUAL, ROUNDING, DIFFERENT, UNSURE, ONLY_FIRST, ONLY_SECOND = "=", "~", "!", "?", "-", "+"
 LEGEND = {
-    EQUAL: "the same in both",
-    ROUNDING: "different by no more than rounding explains",
-    DIFFERENT: "different by more",
-    UNSURE: "different, aligned by operator and place only: maybe not meant to be the same",
+    EQUAL: "equal",
+    ROUNDING: "different, within the tolerance",
+    DIFFERENT: "different beyond the tolerance",
+    UNSURE: "different, but aligned by operator and position only: they may not correspond",
     ONLY_FIRST: "only in the first model",
     ONLY_SECOND: "only in the second model",
 }
@@ -40,30 +40,30 @@ LEGEND = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What is different in two values."""
+    """The difference of two values."""
 
-    measured: Measure = Measure()  # of the second, as if the first were right; or of a value and the right one
+    measured: Measure = Measure()  # the errors of the second value, with the first as reference
     differing: int = 0  # how many elements differ
-    dtype: str = ""  # the name of the coarser dtype, in whose units rounding is; ``""`` for values that are not rounded
-    what: str = ""  # in words, why they cannot be compared element by element; else ``""``
+    dtype: str = ""  # the coarser dtype, whose rounding counts; ``""`` for integers and the like
+    what: str = ""  # why they cannot be compared element by element, or ``""``
 
     @property
     def is_equal(self) -> bool:
-        """Whether all elements are the same; NaN is NaN."""
+        """Whether all elements are equal, or both NaN."""
         return not self.what and not self.differing
 
     @property
     def is_rounding(self) -> bool:
-        """Whether it may be rounding, at each element."""
+        """Whether each element is within its tolerance."""
         return not self.what and self.measured.is_rounding
 
     @property
     def error(self) -> float:
-        """The largest difference; infinite where elements are NaN or infinite in one only, or cannot be compared."""
+        """The largest error; infinite if elements are NaN or infinite in one value only, or cannot be compared."""
         return math.inf if self.what or self.measured.nonfinite else self.measured.max_abs
 
     def mark(self, otherwise: str = DIFFERENT) -> str:
-        """``=``, ``~`` or, where rounding does not explain it, another key of ``LEGEND``."""
+        """``=``, ``~``, or ``otherwise`` if it is not rounding; keys of ``LEGEND``."""
         return EQUAL if self.is_equal else ROUNDING if self.is_rounding else otherwise
 
     def __str__(self) -> str:
@@ -73,15 +73,16 @@ class Difference:
             return f"{self.measured.nonfinite} elements are NaN or infinite in one only"
         if not self.dtype:
             return f"{self.differing} elements differ"
-        return f"off by {self.measured.error:.2g}, where rounding explains {self.measured.limit:.1g}"
+        return f"error {self.measured.error:.2g}, tolerance {self.measured.limit:.1g}"
 
     def as_json(self) -> dict[str, object]:
-        """The fields of the measure among the others."""
-        fields = {"differing": self.differing, "dtype": self.dtype, "what": self.what}
+        """Its fields, with those of the measure."""
         relative = self.measured.relative
         return {
             **self.measured.as_json(),
-            **fields,
+            "differing": self.differing,
+            "dtype": self.dtype,
+            "what": self.what,
             "relative": relative if math.isfinite(relative) else None,
             "is_rounding": self.is_rounding,
         }
@@ -90,21 +91,21 @@ class Difference:
 NOTHING = Difference()
 
 
-def difference(first: OnnxValue, second: OnnxValue, moved: OnnxValue = None) -> Difference:
-    """The difference of two values. Tensors of other shapes but as many elements are compared in their order.
+def difference(first: OnnxValue, second: OnnxValue, rounded: OnnxValue = None) -> Difference:
+    """The difference of two values. Tensors of different shapes with equally many elements are compared flat.
 
-    ``moved`` is the first where all that it is computed of is moved by rounding.
+    ``rounded`` is the first value computed from perturbed inputs.
     """
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return _of_tensors(first, second, [moved] if isinstance(moved, np.ndarray) else [])
+        return _of_tensors(first, second, [rounded] if isinstance(rounded, np.ndarray) else [])
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         if len(first) != len(second):
             return Difference(differing=1, what=f"{len(first)} and {len(second)} elements")
-        movements = moved if isinstance(moved, (list, tuple)) and len(moved) == len(first) else [None] * len(first)
-        return _worst([difference(*items) for items in zip(first, second, movements, strict=True)])
+        parts = rounded if isinstance(rounded, (list, tuple)) and len(rounded) == len(first) else [None] * len(first)
+        return _worst([difference(*items) for items in zip(first, second, parts, strict=True)])
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
-            return Difference(differing=1, what="other keys")
+            return Difference(differing=1, what="different keys")
         return _worst([difference(np.asarray(first[key]), np.asarray(second[key])) for key in first])
     if first is None and second is None:
         return NOTHING
@@ -119,12 +120,13 @@ def distance(
     dtype: np.dtype | None = None,
     inner: float = 0.0,
 ) -> Difference:
-    """How far a tensor is from the right one, which is in float64 or in its dtype.
+    """The difference of a tensor from its reference.
 
     Args:
-        value, exact: the tensor, and the right one.
-        others: other computations that are right.
-        dtype: whose rounding is no fault, by default the value's.
+        value: the tensor.
+        exact: the reference, in float64 or in the dtype of the tensor.
+        others: other right results.
+        dtype: whose rounding is allowed, by default the value's.
         inner: see ``measure``; one number for all elements.
     """
     dtype = value.dtype if dtype is None else dtype
@@ -134,12 +136,12 @@ def distance(
 
 
 def tolerance(known: np.ndarray, right: np.ndarray) -> float:
-    """How many times the tolerance of its dtype an error may have, where a right result has that of ``known``."""
+    """The allowed error, as a multiple of the dtype's tolerance, if the right result ``known`` has an error itself."""
     found = distance(known, right).measured
     rule = FORMATS.get(known.dtype.name)
-    return (
-        1.0 if rule is None or found.max_ulp <= 1 or not math.isfinite(found.share) else 1 + rule.factor * found.share
-    )
+    if rule is None or found.max_ulp <= 1 or not math.isfinite(found.share):
+        return 1.0
+    return 1 + rule.factor * found.share
 
 
 def described(value: OnnxValue) -> str:
@@ -152,7 +154,7 @@ def described(value: OnnxValue) -> str:
 
 
 def kind_of(dtype: np.dtype) -> str:
-    """``float``, ``complex``, ``integer``, ``bool`` or ``string``, also of the types of ``ml_dtypes``."""
+    """``float``, ``complex``, ``integer``, ``bool`` or ``string``, also for the dtypes of ``ml_dtypes``."""
     if dtype.kind in "OSU":
         return "string"
     if dtype.kind in "biufc":
@@ -161,16 +163,11 @@ def kind_of(dtype: np.dtype) -> str:
 
 
 def epsilon(dtype: np.dtype) -> float:
-    """The distance of 1 and the next larger number of a floating-point or complex dtype."""
-    return float(finfo(dtype).eps)
+    """The distance from 1 to the next larger number of a floating-point or complex dtype."""
+    return float((np.finfo(dtype) if dtype.kind == "c" else ml_dtypes.finfo(dtype)).eps)
 
 
-def finfo(dtype: np.dtype) -> np.finfo:
-    """The limits of a floating-point or complex dtype."""
-    return np.finfo(dtype) if dtype.kind == "c" else ml_dtypes.finfo(dtype)
-
-
-def _of_tensors(first: np.ndarray, second: np.ndarray, moved: Sequence[np.ndarray]) -> Difference:
+def _of_tensors(first: np.ndarray, second: np.ndarray, rounded: Sequence[np.ndarray]) -> Difference:
     if first.size != second.size:
         return Difference(differing=1, what=f"{described(first)} and {described(second)}")
     kinds = {kind_of(first.dtype), kind_of(second.dtype)}
@@ -179,15 +176,15 @@ def _of_tensors(first: np.ndarray, second: np.ndarray, moved: Sequence[np.ndarra
         return Difference(Measure(share=math.inf if differing else 0.0), differing)
     if "string" in kinds or ("float" in kinds and len(kinds) > 1):
         return Difference(differing=1, what=f"{described(first)} and {described(second)}")
-    rounded = [array.dtype for array in (first, second) if kind_of(array.dtype) in ("float", "complex")]
-    coarsest = max(rounded, key=epsilon, default=first.dtype)
-    return _measured(second.reshape(first.shape), first, [item for item in moved if item.size == first.size], coarsest)
+    dtypes = [array.dtype for array in (first, second) if kind_of(array.dtype) in ("float", "complex")]
+    coarsest = max(dtypes, key=epsilon, default=first.dtype)
+    others = [item for item in rounded if item.size == first.size]
+    return _measured(second.reshape(first.shape), first, others, coarsest)
 
 
 def _measured(
     value: np.ndarray, right: np.ndarray, others: Sequence[np.ndarray], dtype: np.dtype, inner: float = 0.0
 ) -> Difference:
-    """The difference of a value from one that counts as right."""
     arrays = [_known_to_numpy(item.reshape(value.shape)) for item in (value, right, *others)]
     extents = np.broadcast_to(inner, value.shape) if inner else None
     found = measure(
@@ -199,7 +196,7 @@ def _measured(
 
 
 def _known_to_numpy(value: np.ndarray) -> np.ndarray:
-    """An array of numpy's own dtypes: those of ``ml_dtypes`` in wider ones."""
+    """The array; one of ``ml_dtypes`` in a wider dtype of numpy."""
     if value.dtype.kind in "biufc":
         return value
     return value.astype(np.int64 if kind_of(value.dtype) == "integer" else np.float32)
@@ -213,6 +210,6 @@ def _differing(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def _worst(parts: Sequence[Difference]) -> Difference:
-    """The difference of all parts together: of the one that is worst, with the elements of all."""
+    """The worst difference, with the differing elements of all."""
     worst = max(parts, key=lambda part: (bool(part.what), part.measured.share), default=NOTHING)
     return dataclasses.replace(worst, differing=sum(part.differing for part in parts))

@@ -279,7 +279,7 @@ def test_misspelt_stages(arguments: list[str], message: str, capsys: Printed) ->
 def test_folders_that_are_no_dump(command: list[str], tmp_path: Path, capsys: Printed) -> None:
     assert main([*command, "-d", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"dynamo-backends {command[0]}: ") and "is no dump" in said
+    assert said.startswith(f"dynamo-backends {command[0]}: ") and "is not a dump" in said
 
 
 def test_a_graph_that_is_not_there(dump: Path, capsys: Printed) -> None:

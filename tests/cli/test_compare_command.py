@@ -23,8 +23,7 @@ from onnx.reference import ReferenceEvaluator
 from dynamo_backends.cli import build_parser, main
 from dynamo_backends.cli.compare import complete_models
 from dynamo_backends.dumps.model_comparison import Comparison, compare, compare_targets, targets_of
-from dynamo_backends.dumps.model_inputs import made_up, read_feeds
-from dynamo_backends.dumps.model_matching import match
+from dynamo_backends.dumps.model_inputs import made_up, match, read_feeds
 from dynamo_backends.dumps.model_rows import digest
 from dynamo_backends.dumps.model_values import Runtime, run_model
 from dynamo_backends.dumps.models import OnnxModel, load_model
@@ -504,7 +503,7 @@ def test_operators_that_the_reference_does_not_have(tmp_path: Path) -> None:
 
 
 def test_scatter_elements_of_onnx_array_api_is_still_wrong(tmp_path: Path) -> None:
-    """It takes the reduction ``mul`` for none; when this fails, ``running.reference_evaluator`` can use it."""
+    """It takes the reduction ``mul`` for none; when this fails, ``model_values.reference_evaluator`` can use it."""
     from onnx_array_api.reference import ExtendedReferenceEvaluator
 
     text = 'g (float[3] x, int64[1] i, float[1] u) => (float[3] y) { y = ScatterElements<reduction="mul">(x, i, u) }'
@@ -517,7 +516,7 @@ def test_scatter_elements_of_onnx_array_api_is_still_wrong(tmp_path: Path) -> No
 
 
 def test_gather_elements_of_onnx_is_still_wrong(tmp_path: Path) -> None:
-    """Of more than 64 rows, or with fewer indices; when this fails, ``running.reference_evaluator`` can use it."""
+    """Of more than 64 rows, or with fewer indices; when this fails, ``model_values.reference_evaluator`` can use it."""
     text = "g (float[100,2] x, int64[100,2] i) => (float[100,2] y) { y = GatherElements<axis=0>(x, i) }"
     gather = model(text, tmp_path)
     generator = np.random.default_rng(0)

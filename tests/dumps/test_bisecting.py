@@ -28,12 +28,11 @@ from torch import nn
 from dynamo_backends import register_converter, unregister_converter
 from dynamo_backends.cli import main
 from dynamo_backends.common import python_process
-from dynamo_backends.dumps import candidate_runs, fault_test
+from dynamo_backends.dumps import bisection, candidate_runs
 from dynamo_backends.dumps.bisecting import bisect
-from dynamo_backends.dumps.bisection import MEMORY, Bisection
+from dynamo_backends.dumps.bisection import MEMORY, Bisection, smallest
 from dynamo_backends.dumps.candidate_runs import Outcome, Runner
 from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
-from dynamo_backends.dumps.fault_test import smallest
 from dynamo_backends.dumps.model_sessions import PLAIN, region_settings
 from dynamo_backends.dumps.reading import DumpError, Run, find_run, read_tensor
 from dynamo_backends.dumps.submodels import Parts
@@ -404,7 +403,7 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
     parts, feeds = Parts(ir.load(region.model)), region.recorded("input")
     with Runner() as runner:
         values = runner.run(parts.exposed(), feeds, PLAIN)
-        check = fault_test.Diverges(parts, {**feeds, **values.outputs}, region_settings(region), runner)
+        check = bisection.Diverges(parts, {**feeds, **values.outputs}, region_settings(region), runner)
         assert check([0, 1])
         assert not check([0]) and not check([1])
     again = bisect(find_run(found.cut.folder), "0")
@@ -438,10 +437,10 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
 
 
 def test_answers_about_another_model_are_not_used(tmp_path: Path) -> None:
-    memory = fault_test.Memory(tmp_path / MEMORY, ["one model"])
+    memory = bisection.Memory(tmp_path / MEMORY, ["one model"])
     assert memory.ask([1], lambda: True)
-    assert fault_test.Memory(tmp_path / MEMORY, ["one model"]).ask([1], lambda: False)
-    assert not fault_test.Memory(tmp_path / MEMORY, ["another"]).ask([1], lambda: False)
+    assert bisection.Memory(tmp_path / MEMORY, ["one model"]).ask([1], lambda: False)
+    assert not bisection.Memory(tmp_path / MEMORY, ["another"]).ask([1], lambda: False)
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])
@@ -769,7 +768,7 @@ def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
         ("raise ValueError", False),
     ):
         repro.write_text(code)
-        assert fault_test.is_same_end(run_repro(tmp_path), segmentation_fault) == is_same, code
+        assert bisection.is_same_failure(run_repro(tmp_path), segmentation_fault) == is_same, code
 
 
 NAMES = ("argparse", "dataclasses", "json", "numpy", "onnx", "onnxruntime", "tempfile", "typing")
