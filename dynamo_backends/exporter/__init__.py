@@ -1,6 +1,6 @@
-"""FX nodes to ONNX: torchlib's translations, ours where torchlib has none or is wrong, and the assembled model.
+"""Translates FX nodes to an ONNX model: torchlib's converters, and ours where torchlib has none or a wrong one.
 
-It takes the nodes of a region with their fake tensors, and gives an ONNX model. It knows nothing of ONNX Runtime.
+Input: the nodes of a region with their fake tensors. Output: an ONNX model. This folder does not use ONNX Runtime.
 ``torch_internals`` is the only module that uses private parts of ``torch.onnx``. ``partition`` and ``pipeline`` call
-it.
+this folder.
 """

@@ -1,16 +1,17 @@
-"""Takes apart the operators of a graph that AOTAutograd left whole."""
+"""Decomposes, after tracing, the operators that AOTAutograd kept in a graph."""
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from passes.engine.fx.editing import origin
 
@@ -21,42 +22,41 @@ _Table = Mapping[object, Callable[..., Any]]
 
 
 def decompose(module: fx.GraphModule, table: _Table) -> int:
-    """Replaces, in place, each operator of a functional ATen graph by its decomposition, and those in it by theirs.
+    """Replaces, in place, each operator of a functional ATen graph by its decomposition, recursively.
 
     Args:
         module: the graph, with ``meta["val"]`` on every node.
-        table: from an operator to a function of its arguments, which may return ``NotImplemented``: it stays.
+        table: from an operator to a function of its arguments; the operator stays where it returns ``NotImplemented``.
 
     Returns:
         How many were replaced.
     """
-    traced: dict[object, fx.GraphModule | None] = {}
-    names = (f"_of_decomposition_{i}" for i in itertools.count())
-    fired = 0
+    decompositions: dict[object, fx.GraphModule | None] = {}  # equal nodes are traced once
+    buffer_names = (f"_of_decomposition_{i}" for i in itertools.count())
+    count = 0
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target not in table:
             continue
-        kind = (signature(node), *map(_layout, (*node.all_input_nodes, node)))
-        if kind not in traced:
-            traced[kind] = _traced(node, table)
-        parts = traced[kind]
-        if parts is not None:
-            _graft(module, node, parts, names)
-            fired += 1
-    if fired:
+        key = (signature(node), *map(_strides, (*node.all_input_nodes, node)))
+        if key not in decompositions:
+            decompositions[key] = _trace(node, table)
+        decomposition = decompositions[key]
+        if decomposition is not None:
+            _replace(module, node, decomposition, buffer_names)
+            count += 1
+    if count:
         module.recompile()
-    return fired
+    return count
 
 
-def _layout(node: fx.Node) -> tuple[str, ...]:
-    """How a node's tensors lie in memory: the results of its parts lie accordingly."""
-    leaves = torch.utils._pytree.tree_leaves(node.meta["val"])
+def _strides(node: fx.Node) -> tuple[str, ...]:
+    leaves = tree_leaves(node.meta["val"])
     strided = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
     return tuple([str(leaf.stride()) for leaf in strided])
 
 
-def _traced(node: fx.Node, table: _Table) -> fx.GraphModule | None:
-    """The decomposition of a node as a graph of the nodes it reads; ``None`` if there is none."""
+def _trace(node: fx.Node, table: _Table) -> fx.GraphModule | None:
+    """The decomposition of a node as a graph of its input nodes; ``None`` if there is none."""
     sources = node.all_input_nodes
 
     def call(*values: Any) -> Any:
@@ -65,30 +65,31 @@ def _traced(node: fx.Node, table: _Table) -> fx.GraphModule | None:
         return node.target(*args, **kwargs)
 
     values = [source.meta["val"] for source in sources]
-    leaves = torch.utils._pytree.tree_leaves((values, node.meta["val"]))
+    leaves = tree_leaves((values, node.meta["val"]))
     mode = next((leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor)), None) or FakeTensorMode()
     with fake_tensors_as_kernels(mode), mode:
-        parts = make_fx(call, decomposition_table=dict(table))(*values)
-    computed = {part.target for part in parts.graph.nodes if part.op == "call_function"}
-    return None if computed <= {node.target, operator.getitem} else parts
+        decomposition = make_fx(call, decomposition_table=dict(table))(*values)
+    targets = {part.target for part in decomposition.graph.nodes if part.op == "call_function"}
+    return None if targets <= {node.target, operator.getitem} else decomposition
 
 
-def _graft(module: fx.GraphModule, node: fx.Node, parts: fx.GraphModule, names: Any) -> None:
-    copies: dict[fx.Node, Any] = dict(zip(parts.graph.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
-    about = origin(node)
+def _replace(module: fx.GraphModule, node: fx.Node, decomposition: fx.GraphModule, buffer_names: Iterator[str]) -> None:
+    placeholders = decomposition.graph.find_nodes(op="placeholder")
+    copies: dict[fx.Node, Any] = dict(zip(placeholders, node.all_input_nodes, strict=True))
+    provenance = origin(node)
     result: Any = None
     with module.graph.inserting_before(node):
-        for part in parts.graph.nodes:
+        for part in decomposition.graph.nodes:
             if part.op == "output":
                 result = fx.map_arg(part.args[0], copies.__getitem__)
             elif part.op == "get_attr":
-                name = next(name for name in names if not hasattr(module, name))
-                module.register_buffer(name, getattr(parts, str(part.target)), persistent=False)
+                name = next(name for name in buffer_names if not hasattr(module, name))
+                module.register_buffer(name, getattr(decomposition, str(part.target)), persistent=False)
                 copies[part] = module.graph.get_attr(name)
-                copies[part].meta = {**about, "val": part.meta.get("val", getattr(module, name))}
+                copies[part].meta = {**provenance, "val": part.meta.get("val", getattr(module, name))}
             elif part.op != "placeholder":
                 copies[part] = module.graph.node_copy(part, copies.__getitem__)
-                copies[part].meta = {**about, "val": part.meta.get("val")}
+                copies[part].meta = {**provenance, "val": part.meta.get("val")}
     if isinstance(result, (list, tuple)):
         for user in list(node.users):
             assert user.target is operator.getitem

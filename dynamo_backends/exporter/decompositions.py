@@ -1,11 +1,11 @@
-"""Which operators AOTAutograd takes apart before we see them.
+"""The table of decompositions that AOTAutograd applies before our stages.
 
-Operators with a translation stay whole (GELU, layer norm, softmax, attention: the runtime has kernels for them), all
-others are decomposed where PyTorch knows how. Two kinds are never decomposed:
+Operators with a converter stay whole (GELU, layer norm, softmax, attention: ONNX Runtime has kernels for them). All
+others are decomposed if PyTorch has a decomposition. Two kinds are never decomposed:
 
 - random operators: their decompositions draw other numbers than eager's kernels;
-- operators that change an argument: their decompositions write through ``prims.copy_to``, which AOTAutograd does not
-  see as a mutation, so the graph would not be functional. It functionalizes them by itself.
+- operators that change an argument in place: their decompositions write through ``prims.copy_to``, which AOTAutograd
+  does not recognize as a mutation. It functionalizes these operators by itself.
 """
 
 from __future__ import annotations
@@ -29,97 +29,52 @@ from .registration import registered_targets
 
 aten = torch.ops.aten
 
-_DECOMPOSE_ANYWAY = {
-    # Torchlib's translation differs from eager in training mode; the decomposition is exact.
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten.instance_norm.default,
-    # Torchlib's translation is wrong for NaN, infinities, large numbers, or, of glu, far below zero, of norms beyond
-    # the digits of float32, of products with a vector where it is a transposed matrix or a long one, of quotients that
-    # are rounded.
-    aten.addmv.default,
-    aten.celu.default,
-    aten.clamp_max.Tensor,
-    aten.clamp_max.default,
-    aten.clamp_min.Tensor,
-    aten.clamp_min.default,
-    aten.dot.default,
-    aten.floor_divide.default,
-    aten.glu.default,
-    aten.hardtanh_backward.default,
-    aten.linalg_vector_norm.default,
-    aten.logaddexp.default,
-    aten.logaddexp2.default,
-    aten.logit.default,
-    aten.logsumexp.default,
-    aten.mv.default,
-    aten.sinc.default,
-    aten.xlogy.Scalar_Other,
-    aten.xlogy.Scalar_Self,
-    aten.xlogy.Tensor,
-}
-
-SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
-"""They add several numbers at one place of a tensor that indices choose, as ``index_put`` may."""
-
 
 def overloads_of(*packets: torch._ops.OpOverloadPacket) -> set[object]:
     """All overloads of operators."""
     return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
 
 
-_PRIMS = overloads_of(
-    aten.digamma,
-    aten.erfinv,
-    aten.fmax,
-    aten.fmin,
-    aten.frexp,
-    aten.gcd,
-    aten.hypot,
-    aten.i0,
-    aten.lgamma,
-    aten.special_bessel_j0,
-    aten.special_bessel_j1,
-    aten.special_i0e,
-    aten.special_i1,
-    aten.special_i1e,
-    aten.special_ndtri,
-    aten.special_spherical_bessel_j0,
-    aten.special_zeta,
-)
-"""Operators without a translation whose decomposition is one operator of ``prims``, which has none either."""
+_DECOMPOSE_ANYWAY = {
+    # Torchlib's converter differs from eager in training mode.
+    *overloads_of(aten.native_batch_norm, aten._native_batch_norm_legit, aten.instance_norm),
+    # ... or for NaN, infinities or large numbers.
+    *overloads_of(aten.celu, aten.clamp_max, aten.clamp_min, aten.hardtanh_backward, aten.logit, aten.sinc, aten.xlogy),
+    *overloads_of(aten.logaddexp, aten.logaddexp2, aten.logsumexp),
+    # ... or far below zero (glu), for norms that overflow float32, products with a transposed matrix or a long vector,
+    # or rounded quotients.
+    *overloads_of(aten.glu, aten.linalg_vector_norm, aten.addmv, aten.dot, aten.mv, aten.floor_divide),
+}
+
+SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
+"""Operators that add at indices, which may be repeated, as ``index_put`` may."""
 
 _NEVER = {
-    *SUMS_AT_INDICES,  # theirs add by index_put, in PyTorch slower than the kernel of each
-    *_PRIMS,
-    # They mark constants and ends of autograd for AOTAutograd, which meets real tensors in them: a decomposition then
-    # fails ("convert all Tensors to FakeTensors first"). ONNX Runtime takes them away.
-    aten.alias.default,
-    aten.detach.default,
-    aten.lift.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
-    # Theirs write into a view of their copy (prims.copy_to); AOTAutograd wants a functional graph, and having failed
-    # leaves the process unable to compile graphs with constants.
-    aten.as_strided_scatter.default,
-    aten.diagonal_scatter.default,
-    # Theirs are max pooling where the windows are of one size: a window with infinity and NaN stays infinite there.
-    aten.adaptive_max_pool2d.default,
-    aten.adaptive_max_pool3d.default,
-    # Theirs multiplies a square of as many rows as there are numbers: 20,000 take 6 GB.
-    aten.cumprod.default,
-    # Theirs use prims.signbit, whose fake result has the dtype of its argument instead of bool (PyTorch 2.13).
-    aten.copysign.Scalar,
-    aten.copysign.Tensor,
+    *SUMS_AT_INDICES,  # decomposed to index_put, which is slower in PyTorch than their own kernels
+    # Decomposed to a single operator of prims, which has no converter either.
+    *overloads_of(aten.digamma, aten.erfinv, aten.fmax, aten.fmin, aten.frexp, aten.gcd, aten.hypot, aten.lgamma),
+    *overloads_of(aten.i0, aten.special_i0e, aten.special_i1, aten.special_i1e, aten.special_ndtri, aten.special_zeta),
+    *overloads_of(aten.special_bessel_j0, aten.special_bessel_j1, aten.special_spherical_bessel_j0),
+    # Markers for AOTAutograd, which calls them with real tensors: a decomposition fails ("convert all Tensors to
+    # FakeTensors first"). ONNX Runtime removes them.
+    *overloads_of(aten.alias, aten.detach, aten.lift, aten.lift_fresh),
+    # Decomposed to a write into a view of their copy (prims.copy_to). AOTAutograd needs a functional graph and fails,
+    # after which the process cannot compile graphs with constants.
+    *overloads_of(aten.as_strided_scatter, aten.diagonal_scatter),
+    # Decomposed to max pooling if the windows have one size, where a window of infinity and NaN stays infinite.
+    *overloads_of(aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
+    # Decomposed to a product with a square matrix: 6 GB for 20,000 elements.
+    *overloads_of(aten.cumprod),
+    # Decomposed to prims.signbit, whose fake result has the dtype of its argument instead of bool (PyTorch 2.13).
+    *overloads_of(aten.copysign),
 }
 
 
 def native_dropout(input: torch.Tensor, probability: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout as a mask that depends on no value, and products.
+    """Dropout as products with a mask that depends on no value.
 
-    The mask is drawn by PyTorch, with the numbers eager's kernel draws (``native_dropout_cpu`` in
-    ``aten/src/ATen/native/Dropout.cpp``). As it needs only the shape, all masks of a graph are drawn before its first
+    PyTorch draws the mask, with the numbers of eager's kernel (``native_dropout_cpu`` in
+    ``aten/src/ATen/native/Dropout.cpp``). As it depends only on the shape, all masks are drawn before the graph's first
     region, and dropout does not split the graph.
     """
     if train is False:
@@ -132,7 +87,7 @@ def native_dropout(input: torch.Tensor, probability: float, train: bool | None) 
 
 
 def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | None) -> torch.Tensor:
-    """Numbers beyond the dtype are infinite, as in the kernel; in PyTorch's decomposition they are an error."""
+    """PyTorch's decomposition, but numbers that overflow the dtype become infinite as in the kernel, not an error."""
     if not input.is_floating_point():
         return NotImplemented if input.is_complex() else input.clone()
     largest = torch.finfo(input.dtype).max
@@ -140,8 +95,9 @@ def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | Non
     def rounded(number: float | None) -> float | None:
         return number if number is None or not abs(number) > largest else math.copysign(math.inf, number)
 
-    given = [rounded(number) for number in numbers], {name: rounded(number) for name, number in named.items()}
-    result: torch.Tensor = _decomp.decomposition_table[aten.nan_to_num.default](input, *given[0], **given[1])
+    result: torch.Tensor = _decomp.decomposition_table[aten.nan_to_num.default](
+        input, *map(rounded, numbers), **{name: rounded(number) for name, number in named.items()}
+    )
     return result
 
 
@@ -149,29 +105,29 @@ def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | Non
 def soft_margin_loss_backward(
     grad_output: torch.Tensor, input: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    """Without the ``sigmoid(x) - 1`` of PyTorch's decomposition, which cancels where the loss is small."""
+    """Without the ``sigmoid(x) - 1`` of PyTorch's decomposition, which cancels for a small loss."""
     gradient = -target * grad_output * torch.sigmoid(-target * input)
     return gradient / input.numel() if reduction == _decomp.decompositions.Reduction.MEAN.value else gradient
 
 
 def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
-    """A decomposition that returns no argument and no view of one, and leaves operators of complex or empty tensors.
+    """A decomposition that returns new memory, and keeps operators of complex or empty tensors.
 
-    The operator returns new memory, and so may be changed in place, or its argument. Some decompositions return a view
-    where there is nothing to compute: ``channel_shuffle`` with one group, ``take`` of the only number.
+    The operator's result does not alias its arguments, so that either may be changed in place. Some decompositions
+    return a view where nothing is computed (``channel_shuffle`` with one group, ``take`` of the only element).
 
-    These run in PyTorch, whole: some decompositions refuse what eager takes (``nan_to_num`` of complex numbers,
-    ``index_fill`` of nothing), or return another dtype (``bucketize`` without boundaries).
+    Operators of complex or empty tensors run in PyTorch: some decompositions reject them (``nan_to_num`` of complex,
+    ``index_fill`` of empty tensors) or return another dtype (``bucketize`` without boundaries).
     """
 
     @functools.wraps(function)
     def decomposition(*args: Any, **kwargs: Any) -> object:
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if any(tensor.is_complex() or statically_known_true(tensor.numel() == 0) for tensor in given):
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.is_complex() or statically_known_true(tensor.numel() == 0) for tensor in tensors):
             return NotImplemented
 
         def own(value: object) -> object:
-            if isinstance(value, torch.Tensor) and any(torch._C._is_alias_of(value, other) for other in given):
+            if isinstance(value, torch.Tensor) and any(torch._C._is_alias_of(value, tensor) for tensor in tensors):
                 return value.clone()
             return value
 
@@ -182,7 +138,7 @@ def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
 
 
 Decompositions = dict[object, Callable[..., object]]
-"""ATen overloads, each with the function it is taken apart by."""
+"""From an ATen overload to its decomposition."""
 
 _OURS: Decompositions = {
     aten.native_dropout.default: native_dropout,
@@ -195,14 +151,14 @@ _SOURCES: tuple[Callable[[], Mapping[Any, Callable[..., Any]]], ...] = (
     _decomp.core_aten_decompositions,
     lambda: _decomp.decomposition_table,
 )
-"""PyTorch's decompositions; the first that has an operator counts."""
+"""PyTorch's tables; the first that has an operator is used."""
 
 
 @functools.cache
 def translated_operators(opset: int) -> frozenset[str]:
-    """The names (``aten::add.Tensor``) of those operators with a decomposition that have a translation, too.
+    """The names (``aten::add.Tensor``) of the operators that have both a decomposition and a converter.
 
-    To know them, all translations are imported; the answer depends on nothing but the versions of the libraries.
+    Imports all converters. The result depends only on the versions of the libraries.
     """
     from .translate import find_translation
 
@@ -212,7 +168,7 @@ def translated_operators(opset: int) -> frozenset[str]:
 
 @functools.cache
 def whole_table(translated: frozenset[str]) -> Decompositions:
-    """The table without regard to what is registered; these operators stay whole."""
+    """The decompositions of all operators but ``translated``, before registered converters are left out."""
     table = dict(_OURS)
     for source in _SOURCES:
         for target, function in source().items():
@@ -227,21 +183,20 @@ def whole_table(translated: frozenset[str]) -> Decompositions:
 
 
 def decomposition_table(opset: int = 23, translated: frozenset[str] | None = None) -> Decompositions:
-    """The decompositions our backends use, for ``aot_autograd(decompositions=...)``: ATen overload to function.
+    """The decompositions of our backends by ATen overload, for ``aot_autograd(decompositions=...)``.
 
     Args:
-        opset: the ONNX opset the graphs will be translated to, that of the compiler's option; a newer one has more
-            operators that stay whole.
-        translated: what ``translated_operators`` says, if that is known already.
+        opset: the ONNX opset of the models, as in the compiler's option; a newer one has more converters.
+        translated: the result of ``translated_operators``, if it is known.
 
     Raises:
-        TypeError: the opset is no whole number.
-        ValueError: it is older than 18, which no translation is written for.
+        TypeError: the opset is not an integer.
+        ValueError: it is older than 18, the oldest that converters support.
     """
     if not isinstance(opset, int) or isinstance(opset, bool):
-        raise TypeError(f"opset must be a whole number, not {opset!r}")
+        raise TypeError(f"opset must be an integer, not {opset!r}")
     if opset < MINIMUM_OPSET:
-        raise ValueError(f"opset {opset} is older than {MINIMUM_OPSET}, the oldest that is translated to")
+        raise ValueError(f"opset {opset} is not supported; the oldest supported opset is {MINIMUM_OPSET}")
     table = whole_table(translated_operators(opset) if translated is None else translated)
-    whole = registered_targets()
-    return {target: function for target, function in table.items() if target not in whole}
+    registered = registered_targets()
+    return {target: function for target, function in table.items() if target not in registered}

@@ -1,8 +1,7 @@
-"""Operators whose index must not be negative.
+"""Makes negative indices invalid in ONNX, for operators where eager raises an error for them.
 
-Of a negative index eager raises, and ONNX counts from the end: it is made one that is out of range before the
-translation, so that the runtime fails as it does for one that is too large; PyTorch then runs the region and raises
-its own error.
+ONNX counts a negative index from the end. Here it is replaced by an index that is out of range, so that ONNX Runtime
+fails. PyTorch then runs the region and raises its own error.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ INDEX_ARGUMENT: dict[object, int] = {
 """From an operator to the position of the index among its arguments."""
 
 
-def refuse_negative(index: ir.Value) -> ir.Value:
-    """``index``, with an index beyond any tensor's size in place of each negative one."""
-    refused = op.Where(op.Less(index, 0), 2**31 - 1 if index.dtype == ir.DataType.INT32 else 2**62, index)
-    refused.shape = index.shape  # torchlib's gather and scatter ask for the rank
-    return refused
+def reject_negative(index: ir.Value) -> ir.Value:
+    """``index`` with each negative element replaced by one that is larger than any tensor."""
+    checked = op.Where(op.Less(index, 0), 2**31 - 1 if index.dtype == ir.DataType.INT32 else 2**62, index)
+    checked.shape = index.shape  # torchlib's gather and scatter read the rank
+    return checked

@@ -1,7 +1,7 @@
-"""Nodes of an FX graph whose values are known before the call, since they depend on no argument.
+"""Evaluates FX nodes that depend on no argument of the graph, such as positions computed from ``arange``.
 
-Where ONNX has no right translation of such a node, its value, computed by PyTorch, stands in the model instead: the
-positions and index tables that models compute from ``arange`` need not split a graph.
+Where ONNX has no correct translation of such a node, PyTorch computes its value at compile time and the model holds it
+as a constant, so that the node does not split the graph.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from passes.engine.fx.editing import is_pure
 
 KNOWN_VALUE = "known_value"
-"""Key in a node's ``meta``: whether its translation is its value."""
+"""Key in a node's ``meta``: whether the node is translated to its value."""
 
-_MOST_ELEMENTS = 2**18
-"""Of one value: what is longer would make the model large."""
+_MAXIMUM_ELEMENTS = 2**18  # of one value: larger ones would bloat the model
 
 _DTYPES = frozenset(
     {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -29,45 +28,44 @@ _DTYPES = frozenset(
 
 
 def nodes_of_known_values(calls: Iterable[fx.Node]) -> set[fx.Node]:
-    """Those of a graph's nodes, given in execution order, that only compute, from nothing but others such."""
-    found: set[fx.Node] = set()
+    """The pure nodes that read nothing but other such nodes, among the calls of a graph in execution order."""
+    known: set[fx.Node] = set()
     for node in calls:
-        if is_pure(node) and all(source in found for source in node.all_input_nodes) and _is_small(node):
-            found.add(node)
-    return found
+        if is_pure(node) and known.issuperset(node.all_input_nodes) and _is_small(node):
+            known.add(node)
+    return known
 
 
 def _is_small(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    items = value if isinstance(value, (tuple, list)) else [value]
     return all(
         isinstance(item, torch.Tensor)
         and item.dtype in _DTYPES
         and item.device.type == "cpu"
         and all(isinstance(size, int) for size in item.shape)
-        and math.prod(item.shape) <= _MOST_ELEMENTS
-        for item in items
+        and math.prod(item.shape) <= _MAXIMUM_ELEMENTS
+        for item in (value if isinstance(value, (tuple, list)) else [value])
     )
 
 
 def known_value(node: fx.Node) -> ir.Value | list[ir.Value]:
-    """The results of one of ``nodes_of_known_values``, each that of a ``Constant`` node which is in no graph yet.
+    """The results of one of ``nodes_of_known_values``, each as the output of a ``Constant`` node outside any graph.
 
     Raises:
         RuntimeError, ValueError, IndexError, ZeroDivisionError: whatever its operator raises.
     """
     with _disable_current_modes(), torch.no_grad():
-        value = _computed(node)
+        value = _evaluate(node)
     return [_constant(item) for item in value] if isinstance(value, (tuple, list)) else _constant(value)
 
 
-def _computed(node: fx.Node) -> Any:
-    """What a node returns, each node that leads to it computed once."""
+def _evaluate(node: fx.Node) -> Any:
+    """Computes a node and its ancestors, each once."""
     needed: dict[fx.Node, None] = {}
     waiting = [node]
     while waiting:
         current = waiting.pop()
-        needed[current] = needed.pop(current, None)
+        needed[current] = needed.pop(current, None)  # moves it behind its users
         waiting += current.all_input_nodes
     values: dict[fx.Node, Any] = {}
     for current in reversed(needed):

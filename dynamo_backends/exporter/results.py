@@ -1,8 +1,7 @@
-"""Whether a translation returns what eager returns: the fake tensors say what comes out.
+"""Checks that a converter's results have the dtypes and shapes of the fake tensors.
 
-The shapes and dtypes of a translation's results are inferred from its ONNX nodes and its arguments alone, and compared
-with the fake tensors. What inference does not know (a shape computed from data, a symbolic size) is compared when the
-model runs (``runtime/binding.py``).
+The dtypes and shapes are inferred from the converter's ONNX nodes and arguments. What inference does not know (a shape
+computed from data, a symbolic size) is checked at run time (``runtime/binding.py``).
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from . import torch_internals
 from .signature import signature
 
 Size: TypeAlias = "int | str"
-"""The size of a dimension: a number, or a symbolic one's Python expression."""
+"""The size of a dimension: a number, or a symbolic size as a Python expression."""
 
 Functions: TypeAlias = Mapping[ir.OperatorIdentifier, ir.Function]
 
 MAXIMUM_KNOWN = 50_000
 
-_SMALL = 2**20
-"""Elements of the largest tensor around a node whose computed shapes are followed."""
+_MAXIMUM_ELEMENTS = 2**20
+"""Of all tensors that a node reads and returns, for ``data_prop`` in shape inference."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Judgement:
-    """How the results of a translation differ from eager's (``None``: not at all), and whether all is known of them."""
+class _Verdict:
+    """How results differ from eager's (``None``: not at all), and whether inference knew all dtypes and shapes."""
 
     difference: str | None
     is_inferred: bool
 
 
-known: dict[object, _Judgement] = {}
+known: dict[object, _Verdict] = {}
 
 
 def expected_dtype(meta: object) -> ir.DataType | None:
-    """The element type of the ONNX value for a fake tensor or a symbolic number, ``None`` for what ONNX cannot hold."""
+    """The dtype of the ONNX value of a fake tensor or symbolic number; ``None`` if ONNX has none."""
     if isinstance(meta, torch.Tensor):
         return torch_internals.onnx_dtype(meta.dtype)
     if isinstance(meta, (bool, torch.SymBool)):
@@ -58,12 +57,12 @@ def expected_dtype(meta: object) -> ir.DataType | None:
 
 
 def expected_shape(meta: object) -> tuple[Size, ...]:
-    """The shape of the ONNX value for a fake tensor or a symbolic number, which is a scalar."""
+    """The shape of the ONNX value of a fake tensor, or of a symbolic number, which is a scalar."""
     return tuple([_size(dim) for dim in meta.shape]) if isinstance(meta, torch.Tensor) else ()
 
 
 def sizes_of(meta: object) -> tuple[Size, ...]:
-    """The shape of a fake tensor; for a symbolic number, that number alone."""
+    """The shape of a fake tensor, or a symbolic integer alone."""
     if isinstance(meta, torch.Tensor):
         return expected_shape(meta)
     return (_size(meta),) if isinstance(meta, (int, torch.SymInt)) else ()
@@ -78,7 +77,6 @@ def _size(dim: int | torch.SymInt) -> Size:
 
 @functools.lru_cache(maxsize=10_000)
 def _expression(expression: sympy.Expr) -> str:
-    """A symbolic expression as Python text, which can be evaluated."""
     return PythonPrinter().doprint(expression)
 
 
@@ -90,47 +88,44 @@ def check_results(
     results: Sequence[ir.Value | None],
     opset: int,
 ) -> None:
-    """Compares the results of a node's translation with the fake tensors; alike nodes are looked at once.
+    """Compares the results of a node's converter with the fake tensors; equal nodes are compared once.
 
     Args:
         node: the FX node.
-        translation: the function that translated it.
-        onnx_nodes: what it wrote, in execution order.
+        translation: the converter.
+        onnx_nodes: the nodes it emitted, in execution order.
         functions: the model's functions, which ``onnx_nodes`` may call.
-        results: the values that hold the node's results; ``None`` where eager returns none.
+        results: the values of the node's results; ``None`` where eager returns none.
         opset: the ONNX opset.
 
     Raises:
-        TranslationError: one of them has another dtype or shape than in eager.
+        TranslationError: a result has another dtype or shape than in eager.
     """
     key = (opset, translation, signature(node))
-    judgement = known.get(key)
-    if judgement is None:
+    verdict = known.get(key)
+    if verdict is None:
         if len(known) >= MAXIMUM_KNOWN:
-            known.clear()  # another thread may be at this line too
-        judgement = known[key] = _judge(node, onnx_nodes, functions, results, opset)
-    if judgement.difference is not None:
-        raise TranslationError(judgement.difference)
+            known.clear()
+        verdict = known[key] = _compare(node, onnx_nodes, functions, results, opset)
+    if verdict.difference is not None:
+        raise TranslationError(verdict.difference)
 
 
 def is_inferred(node: fx.Node, translation: object, opset: int) -> bool:
-    """Whether inference knew the dtype and shape of all results of a node's translation, which was checked before."""
-    judgement = known.get((opset, translation, signature(node)))
-    return judgement is not None and judgement.is_inferred
+    """Whether inference knew the dtypes and shapes of all results, for a node that ``check_results`` accepted."""
+    verdict = known.get((opset, translation, signature(node)))
+    return verdict is not None and verdict.is_inferred
 
 
-def _judge(
-    node: fx.Node,
-    onnx_nodes: Sequence[ir.Node],
-    functions: Functions,
-    results: Sequence[ir.Value | None],
-    opset: int,
-) -> _Judgement:
+def _compare(
+    node: fx.Node, onnx_nodes: Sequence[ir.Node], functions: Functions, results: Sequence[ir.Value | None], opset: int
+) -> _Verdict:
     meta = node.meta["val"]
     metas = meta if isinstance(meta, (tuple, list)) else [meta]
-    around = [*metas, *(arg.meta["val"] for arg in node.all_input_nodes)]
+    tensors = [*metas, *(arg.meta["val"] for arg in node.all_input_nodes)]
     is_small = all(
-        math.prod(size for size in expected_shape(item) if isinstance(size, int)) <= _SMALL for item in around
+        math.prod(size for size in expected_shape(item) if isinstance(size, int)) <= _MAXIMUM_ELEMENTS
+        for item in tensors
     )
     inferred = _infer(onnx_nodes, functions, results, opset, is_small=is_small)
     is_inferred = True
@@ -141,28 +136,25 @@ def _judge(
         dtype, shape = inferred.get(str(value.name), (None, None))
         expected, sizes = expected_dtype(item), expected_shape(item)
         if dtype is not None and expected is not None and dtype != expected:
-            return _Judgement(f"its translation returns {dtype.name}{where} where eager returns {expected.name}", True)
+            return _Verdict(f"its translation returns {dtype.name}{where} where eager returns {expected.name}", True)
         if shape is not None and not _agree(shape, sizes):
             ours, eagers = _written(shape), _written(sizes)
-            return _Judgement(f"its translation returns shape {ours}{where} where eager returns {eagers}", True)
+            return _Verdict(f"its translation returns shape {ours}{where} where eager returns {eagers}", True)
         is_inferred &= dtype is not None and shape is not None and tuple(shape) == sizes
-    return _Judgement(None, is_inferred)
+    return _Verdict(None, is_inferred)
 
 
 def _agree(inferred: Sequence[Size | None], expected: Sequence[Size]) -> bool:
-    """Whether two shapes can be the same; what cannot be told is."""
-    if len(inferred) != len(expected):
-        return False
-    return not any(_differ(ours, eagers) for ours, eagers in zip(inferred, expected, strict=True))
+    """Whether two shapes may be equal."""
+    return len(inferred) == len(expected) and not any(map(_differ, inferred, expected))
 
 
 def _differ(inferred: Size | None, expected: Size) -> bool:
-    """Whether two sizes are known to differ.
+    """Whether two sizes certainly differ.
 
-    A number for a symbol is wrong, as the model is called with other sizes too. An expression of symbols may be known
-    to be that number, and two expressions may be equal.
+    An inferred number differs from a symbol, which has several values; it may equal an expression of symbols.
     """
-    if not isinstance(inferred, int) or inferred < 0:  # onnx 1.23 takes a -1 in the shape of Expand for a size
+    if not isinstance(inferred, int) or inferred < 0:  # onnx 1.23 takes -1 in the shape of Expand for a size
         return False
     return inferred != expected if isinstance(expected, int) else expected.isidentifier()
 
@@ -180,10 +172,10 @@ def _infer(
     *,
     is_small: bool,
 ) -> dict[str, tuple[ir.DataType | None, list[Size | None] | None]]:
-    """The dtype and shape of each result, where ONNX's shape inference knows them, by the value's name.
+    """The dtype and shape of each result, as far as ONNX's shape inference knows them, by the value's name.
 
-    Computed shapes are followed (``data_prop``) where all tensors are small: onnx 1.23 makes an object for each element
-    of each vector, whatever it holds.
+    Computed shapes are propagated (``data_prop``) only if ``is_small``: onnx 1.23 creates an object for each element of
+    each vector.
     """
     produced = {value for onnx_node in onnx_nodes for value in onnx_node.outputs}
     constants: dict[ir.Node, None] = {}
@@ -194,7 +186,7 @@ def _infer(
                 continue
             producer = value.producer()
             if producer is not None and producer.op_type == "Constant":
-                constants[producer] = None  # another node of the region has written it first
+                constants[producer] = None  # shared with a previous node of the region
             else:
                 inputs[value] = None
     graph = onnx.GraphProto(
@@ -214,7 +206,7 @@ def _infer(
     try:
         completed = onnx.shape_inference.infer_shapes(model, data_prop=computes_shapes and is_small)
     except onnx.shape_inference.InferenceError:
-        return {}  # the model contradicts itself; the runtime is asked next, and says where
+        return {}  # the model is inconsistent; ONNX Runtime reports where
     return {output.name: _type(output.type.tensor_type) for output in completed.graph.output}
 
 

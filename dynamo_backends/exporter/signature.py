@@ -1,4 +1,4 @@
-"""What a node's translation depends on, so that alike nodes are asked about once."""
+"""A hashable key of an FX node, so that equal nodes are translated and checked once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import fx
 
 
 def signature(node: fx.Node) -> tuple[object, ...]:
-    """A node's operator, constants, and the types and shapes around it; hashable, equal for alike nodes.
+    """A node's operator, constants, and the dtypes and shapes of its arguments and results; hashable.
 
     Args:
-        node: a call with ``meta["val"]`` on itself and on the nodes it reads.
+        node: a call with ``meta["val"]`` on itself and on its arguments.
     """
     positions = {arg: i for i, arg in enumerate(node.all_input_nodes)}
 

@@ -1,12 +1,11 @@
-"""The one module that touches private parts of ``torch.onnx``: torchlib's registry and the op recorder.
+"""The only module that uses private parts of ``torch.onnx``: torchlib's registry and the op recorder.
 
-Everything else in the exporter works on what is defined here, so that a new PyTorch needs one file read again.
-Written against ``torch/onnx/_internal/exporter/_building.py``, ``_registration.py``, ``_core.py`` of the versions in
+Written against ``torch/onnx/_internal/exporter/_building.py``, ``_registration.py`` and ``_core.py`` of the versions in
 ``versions.py``, which do not differ in what is used here.
 
-Several threads may translate at once, and others may export or run onnxscript functions meanwhile. onnxscript keeps
-what interprets a function's operators (its default evaluator) in a variable of the process; while a ``Recorder``
-records, its thread alone sees it there, and the variable itself is left alone.
+onnxscript keeps its default evaluator, which executes a function's operators, in a global variable. Several threads may
+translate at once, and others may export or run onnxscript functions. So a ``Recorder`` is the evaluator of its own
+thread only.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from ..errors import TranslationError
 SymbolicTensor = _tensors.SymbolicTensor
 
 
-class _OfThisThread(threading.local):
+class _ThreadState(threading.local):
     recorder: Recorder | None = None
 
 
-_of_this_thread = _OfThisThread()
-_default_of_the_process = evaluator.default
+_thread = _ThreadState()
+_original_default = evaluator.default
 
 
 def _default_evaluator() -> evaluator.Evaluator:
-    """In the place of ``onnxscript.evaluator.default``: the recorder of this thread, else the process's evaluator."""
-    return _of_this_thread.recorder or _default_of_the_process()
+    """Replaces ``onnxscript.evaluator.default``: the recorder of this thread, else the original."""
+    return _thread.recorder or _original_default()
 
 
 evaluator.default = _default_evaluator
@@ -52,32 +51,28 @@ evaluator.default = _default_evaluator
 
 @functools.cache
 def _torchlib(opset: int) -> dict[object, Callable[..., object]]:
-    """Torchlib's translations of operators on real-valued tensors at ``opset``.
+    """Torchlib's converters of real-valued operators at ``opset``, by the operator's name (``aten::add.Tensor``), or by
+    the function of ``operator`` or ``math``.
 
-    They are by the name of the operator (``aten::add.Tensor``), of functions of ``operator`` and ``math`` by these.
-    PyTorch's ``ONNXRegistry.from_torchlib`` has the same; but it looks up each operator and parses the source of each
-    function, which takes most of a second.
+    PyTorch's ``ONNXRegistry.from_torchlib`` has the same, but takes most of a second: it resolves each operator and
+    parses the source of each function.
     """
-    found: dict[object, tuple[int, Callable[..., object]]] = {}
     entries = [
         (_key(meta.fx_target), meta.onnx_function, meta.is_complex, meta.opset_introduced)
         for meta in _registration._torchlib_registry.get_torchlib_ops()
     ]
     entries += [
-        (_key_of_name(name), function, False, _FIRST_OPSET)
+        (_key_of_name(name), function, False, 18)
         for name, functions in registration.default_registry.items()
         for function in functions.overloads
     ]
+    newest: dict[object, tuple[int, Callable[..., object]]] = {}
     for key, function, is_complex, introduced in entries:
         if introduced > opset or is_complex or needs_the_exporter(function):
             continue
-        if key not in found or introduced > found[key][0]:
-            found[key] = introduced, function
-    return {key: function for key, (_, function) in found.items()}
-
-
-_FIRST_OPSET = 18
-"""Of torchlib's functions in onnxscript."""
+        if key not in newest or introduced > newest[key][0]:
+            newest[key] = introduced, function
+    return {key: function for key, (_, function) in newest.items()}
 
 
 def _key(target: object) -> object:
@@ -91,15 +86,15 @@ def _key_of_name(name: str) -> object:
 
 
 def torchlib_function(target: object, opset: int) -> Callable[..., object] | None:
-    """Torchlib's translation of an operator on real-valued tensors, or ``None``."""
+    """Torchlib's converter of a real-valued operator, or ``None``."""
     return _torchlib(opset).get(_key(target))
 
 
 def needs_the_exporter(function: Callable[..., object]) -> bool:
-    """Whether a function of torchlib is of those that read the exporter that calls them from a variable of the process.
+    """Whether a torchlib function reads the calling exporter from a global variable.
 
-    They are those of ``torch.onnx.ops.symbolic``, whose operators only an exporter gives a meaning (eager returns
-    zeros), and of higher-order operators, which stay in PyTorch.
+    These are ``torch.onnx.ops.symbolic``, whose operators have no meaning outside an exporter (eager returns zeros),
+    and higher-order operators, which stay in PyTorch.
     """
     return getattr(function, "__globals__", {}).get("_core") is _core
 
@@ -121,9 +116,9 @@ def opset_object(opset: int) -> onnxscript.values.Opset:
 
 
 class Constants(dict[Any, ir.Value]):
-    """The constants of one model by number and type, as PyTorch's recorder shares them; but ``-0.0`` is not ``0.0``.
+    """The constants of one model by number and dtype, shared as in PyTorch's recorder, except for ``-0.0``.
 
-    The recorder of PyTorch 2.13 takes one for the other, as they are equal keys; here each ``-0.0`` is a new constant.
+    PyTorch's (2.13) reuses the constant 0.0 for -0.0, as the keys are equal.
     """
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -139,19 +134,19 @@ def _is_negative_zero(number: object) -> bool:
 
 
 class Recorder(_building.OpRecorder):
-    """Records the ONNX nodes that a translation function emits, and infers the element type of each result.
+    """Records the ONNX nodes that a converter emits, and infers the dtype of each result.
 
-    PyTorch's recorder leaves intermediate results untyped, so that a Python constant next to one becomes float32
-    whatever the computation's dtype is; with the types known it becomes a constant of the right dtype.
+    PyTorch's recorder does not infer dtypes, so that a Python number in an operation with an intermediate result
+    becomes float32 whatever the dtype of that result is.
     """
 
     def eval(self, schema: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-        """Records one operator. PyTorch's makes the signature anew for each call, a fifth of a translation's time."""
+        """Records one operator. PyTorch's rebuilds its signature in each call, a fifth of a translation's time."""
         signature = _signature(schema.domain, schema.name, schema.since_version)
         named_inputs, named_attrs = _building._construct_named_inputs_and_attrs(signature, args, kwargs)
         for name, value in named_attrs.items():
             if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
-                named_attrs[name] = ir.AttrInt64s(name, value)  # onnx_ir guesses the type, slowly, and of [] not at all
+                named_attrs[name] = ir.AttrInt64s(name, value)  # onnx_ir infers the type slowly, and not of []
             elif isinstance(value, ir.Tensor):
                 named_attrs[name] = ir.AttrTensor(name, value)
         num_outputs = _building._determine_output_number(signature, named_attrs)
@@ -159,22 +154,17 @@ class Recorder(_building.OpRecorder):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _call_op(
-        self,
-        op_signature: Any,
-        named_inputs: dict[str, Any],
-        named_attrs: dict[str, Any],
-        num_outputs: int,
+        self, op_signature: Any, named_inputs: dict[str, Any], named_attrs: dict[str, Any], num_outputs: int
     ) -> Sequence[ir.Value]:
         exact = self._exact_constant(op_signature.name, named_inputs, named_attrs)
         if exact is not None:
             return [exact]
         outputs = super()._call_op(op_signature, named_inputs, named_attrs, num_outputs)
-        node = self.nodes[-1]
-        _infer_types(op_signature, node, outputs)
+        _infer_types(op_signature, self.nodes[-1], outputs)
         return outputs
 
     def eval_function(self, function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-        """Records the call of an onnxscript function. PyTorch's counts results by annotations, which few write."""
+        """Records the call of an onnxscript function. PyTorch's counts results by annotations, which are rare."""
         if not hasattr(function, "_pt_onnx_signature") and not function.traceable:
             function._pt_onnx_signature = _signature_of_function(function)
         return super().eval_function(function, args, kwargs)
@@ -182,12 +172,9 @@ class Recorder(_building.OpRecorder):
     def add(
         self, domain: str, version: int, name: str, inputs: Sequence[object], attributes: Mapping[str, Any], number: int
     ) -> Sequence[ir.Value]:
-        """Records a node of an operator whose schema is not known here; see ``operator_set``."""
+        """Records a node of an operator without a schema; see ``operator_set``."""
         values = [self._as_value(item) for item in inputs]
-        given = [
-            item if isinstance(item, ir.Attr) else ir.convenience.convert_attribute(key, item)
-            for key, item in attributes.items()
-        ]
+        given = [ir.convenience.convert_attribute(key, item) for key, item in attributes.items()]
         outputs = [SymbolicTensor(self.opset) for _ in range(number)]
         self.nodes.append(ir.Node(domain, name, values, given, outputs=outputs, version=version))
         return outputs
@@ -198,7 +185,7 @@ class Recorder(_building.OpRecorder):
         return self.opset.Constant(value=ir.tensor(item))
 
     def model_functions(self) -> Iterator[ir.Function]:
-        """The onnxscript functions that the recorded nodes call, and those that these call."""
+        """The onnxscript functions that the recorded nodes call, directly or not."""
         for function in self.functions.values():
             if isinstance(function, ir.Function):
                 yield function
@@ -209,27 +196,23 @@ class Recorder(_building.OpRecorder):
     def _exact_constant(
         self, operator: str, inputs: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> ir.Value | None:
-        """A float64 constant, where a translation casts a Python number to float64.
+        """A float64 constant, if a converter casts a Python number to float64.
 
-        The recorder makes a float32 constant of a number before the function it is an argument of sees it, and
-        the cast then keeps float32's rounding (``aten.full`` of 0.1, PyTorch 2.13).
+        PyTorch's recorder (2.13) turns a converter's Python arguments into float32 constants, and the cast would keep
+        their rounding (``aten.full`` of 0.1).
         """
         target = None
         if operator == "Cast":
             target = attributes.get("to")
         elif operator == "CastLike" and isinstance(inputs.get("target_type"), ir.Value):
             target = inputs["target_type"].dtype
-        if target != ir.DataType.DOUBLE:
-            return None
-        number = inputs.get("input")
+        number = inputs.get("input") if target == ir.DataType.DOUBLE else None
         if isinstance(number, ir.Value):
             number = self._python_number(number)
-        if not isinstance(number, float):
-            return None
-        return self.opset.Constant(value=ir.tensor(number, dtype=ir.DataType.DOUBLE))
+        return self.opset.Constant(value=ir.tensor(number, dtype=target)) if isinstance(number, float) else None
 
     def _python_number(self, value: ir.Value) -> object:
-        """The Python number a constant was made of, or ``None``."""
+        """The Python number of a constant, or ``None``."""
         for (number, _), constant in self.constant_farm.items():
             if constant is value:
                 return number
@@ -239,10 +222,10 @@ class Recorder(_building.OpRecorder):
         return None
 
     def rounded_number(self) -> float | None:
-        """A number that the recorded nodes hold in float32 though it needs more, or ``None``.
+        """A number that the recorded nodes round to float32, or ``None``; for float64 results.
 
-        For a float64 result that is a loss: attributes such as ``Gemm``'s ``alpha`` are float32 in ONNX whatever the
-        tensors are, and torchlib makes float32 constants of some numbers.
+        Attributes such as ``Gemm``'s ``alpha`` are float32 in ONNX, and torchlib makes float32 constants of some
+        numbers.
         """
         rounded = {
             constant: number
@@ -259,16 +242,16 @@ class Recorder(_building.OpRecorder):
         return None
 
     def record(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-        """Calls a translation function; the nodes it emitted are in ``self.nodes``."""
-        outer, _of_this_thread.recorder = _of_this_thread.recorder, self
+        """Calls a converter, whose nodes are appended to ``self.nodes``."""
+        outer, _thread.recorder = _thread.recorder, self
         try:
             return function(*args, **kwargs)
         finally:
-            _of_this_thread.recorder = outer
+            _thread.recorder = outer
 
 
 class OperatorSet:
-    """The operators of a domain that ONNX knows no schemas of; see ``operator_set``."""
+    """The operators of a domain without schemas in ONNX; see ``operator_set``."""
 
     def __init__(self, domain: str, version: int) -> None:
         self._domain, self._version = domain, version
@@ -278,9 +261,9 @@ class OperatorSet:
             raise AttributeError(name)
 
         def operator(*inputs: object, _outputs: int = 1, **attributes: object) -> Any:
-            recorder = _of_this_thread.recorder
+            recorder = _thread.recorder
             if recorder is None:
-                raise RuntimeError(f"{self._domain}::{name} writes a node, and is called in a converter only")
+                raise RuntimeError(f"{self._domain}::{name} can only be called in a converter")
             outputs = recorder.add(self._domain, self._version, name, inputs, attributes, _outputs)
             return outputs[0] if _outputs == 1 else tuple(outputs)
 
@@ -292,7 +275,7 @@ class OperatorSet:
 
 
 def operator_set(domain: str, version: int = 1) -> OperatorSet:
-    """The operators of another domain than ONNX's, to be called in a converter as those of an ``onnxscript`` opset::
+    """The operators of a domain other than ONNX's, for use in a converter like those of an ``onnxscript`` opset::
 
         microsoft = operator_set("com.microsoft")
         microsoft.QuickGelu(x, alpha=1.0)
@@ -304,22 +287,22 @@ def operator_set(domain: str, version: int = 1) -> OperatorSet:
 
     Returns:
         An object whose attributes are functions. Each takes the node's inputs by position (an ``onnx_ir.Value``,
-        ``None`` for one that is left out, or a number or an array, which becomes a constant), its attributes by name,
-        and ``_outputs``, how many results the node has; it returns a value, or a tuple of them.
+        ``None`` for an omitted one, or a number or array, which becomes a constant), its attributes by name, and
+        ``_outputs``, the number of results; it returns a value or a tuple of values.
 
     Raises:
-        TypeError: the domain is no text.
-        ValueError: the domain is empty: ONNX's operators are in ``onnxscript``.
+        TypeError: the domain is not a string.
+        ValueError: the domain is ONNX's, whose operators are in ``onnxscript``.
     """
     if not isinstance(domain, str):
-        raise TypeError(f"the domain must be text, not {domain!r}")
+        raise TypeError(f"the domain must be a string, not {domain!r}")
     if not domain or domain == "ai.onnx":
         raise ValueError("ONNX's own operators are in onnxscript: from onnxscript import opset18 as op")
     return OperatorSet(domain, version)
 
 
 def is_of_torchlib(function: ir.Function) -> bool:
-    """Whether an onnxscript function is a part of torchlib's translations, and no function of a user's."""
+    """Whether an onnxscript function is torchlib's rather than a user's."""
     return function.domain.startswith(("pkg.onnxscript.torch_lib", "pkg.torch"))
 
 
@@ -333,17 +316,13 @@ def _signature(domain: str, name: str, version: int) -> ir.schemas.OpSignature:
 
 
 def _signature_of_function(function: Any) -> ir.schemas.OpSignature:
-    """That of an onnxscript function, with as many results as it returns."""
+    """The signature of an onnxscript function, with as many results as it returns."""
     signature = function.op_signature
-    returned = function.function_ir.outputs
-    if len(signature.outputs) == len(returned):
+    count = len(function.function_ir.outputs)
+    if len(signature.outputs) == count:
         return signature
-    outputs = [
-        ir.schemas.Parameter(
-            f"result_{i}", ir.schemas.TypeConstraintParam.any_value(f"T_{i}"), required=True, variadic=False
-        )
-        for i in range(len(returned))
-    ]
+    types = [ir.schemas.TypeConstraintParam.any_value(f"T_{i}") for i in range(count)]
+    outputs = [ir.schemas.Parameter(f"result_{i}", item, required=True, variadic=False) for i, item in enumerate(types)]
     return dataclasses.replace(signature, outputs=outputs)
 
 
@@ -353,31 +332,25 @@ def _infer_types(signature: Any, node: ir.Node, outputs: Sequence[ir.Value]) -> 
         if dtype is not None:
             outputs[0].type = ir.TensorType(dtype)
         return
-    bound: dict[str, ir.TypeProtocol] = {}
+    types: dict[str, ir.TypeProtocol] = {}  # by type constraint
     parameters = [param for param in signature.params if hasattr(param, "type_constraint")]
     for position, value in enumerate(node.inputs):
-        if value is None or value.type is None or not parameters:
-            continue
-        param = parameters[min(position, len(parameters) - 1)]
-        bound.setdefault(param.type_constraint.name, value.type)
+        if value is not None and value.type is not None and parameters:
+            param = parameters[min(position, len(parameters) - 1)]
+            types.setdefault(param.type_constraint.name, value.type)
     for output, param in zip(outputs, signature.outputs, strict=False):
-        if output.type is not None:
-            continue
-        constraint = param.type_constraint
-        if constraint.name in bound:
-            output.type = bound[constraint.name]
-        elif len(constraint.allowed_types) == 1:
-            output.type = next(iter(constraint.allowed_types))
+        if output.type is None:
+            allowed = param.type_constraint.allowed_types
+            only = next(iter(allowed)) if len(allowed) == 1 else None
+            output.type = types.get(param.type_constraint.name, only)
 
 
 def _explicit_dtype(node: ir.Node) -> ir.DataType | None:
     if node.op_type == "Cast":
         return ir.DataType(node.attributes["to"].as_int())
-    for name in ("value", "value_ints", "value_int", "value_floats", "value_float"):
-        attribute = node.attributes.get(name)
-        if attribute is None:
-            continue
-        if name == "value":
-            return attribute.value.dtype
-        return ir.DataType.INT64 if "int" in name else ir.DataType.FLOAT
-    return ir.DataType.FLOAT if node.op_type == "ConstantOfShape" else None
+    if "value" in node.attributes:
+        return node.attributes["value"].value.dtype
+    if "value_ints" in node.attributes or "value_int" in node.attributes:
+        return ir.DataType.INT64
+    is_float = "value_floats" in node.attributes or "value_float" in node.attributes
+    return ir.DataType.FLOAT if is_float or node.op_type == "ConstantOfShape" else None

@@ -1,13 +1,12 @@
-"""Translates nodes of an FX graph to one ONNX model.
+"""Translates the nodes of an FX graph to one ONNX model.
 
-Names are kept: the ONNX value that holds an FX node's result bears that node's name, or ``name__0``, ``name__1`` for
-several results; a parameter or buffer is called as the user calls it, ``encoder.layer.0.weight``. Each ONNX node keeps
-in its metadata where it comes from::
+Names are kept: the ONNX value of an FX node's result has that node's name, or ``name__0``, ``name__1`` for several
+results; a parameter or buffer has the user's name, ``encoder.layer.0.weight``. Each ONNX node has as metadata::
 
     fx_node      the FX node
     aten_op      its operator, aten.addmm.default
     module       the path of the nn.Module that called it, layers.0.mlp.up_proj
-    source       the user's own line, model.py:17
+    source       the user's line, model.py:17
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ..graphs.locations import module_path, source_line, user_name
 from ..versions import IR_VERSION
 from . import torch_internals
 from .converters import CONVERTERS
-from .indices import INDEX_ARGUMENT, refuse_negative
+from .indices import INDEX_ARGUMENT, reject_negative
 from .known_constants import KNOWN_VALUE, known_value
 from .promotion import promoted_dtypes
 from .registration import registered_converter
@@ -40,14 +39,13 @@ Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
 
 def find_translation(target: object, opset: int) -> object | None:
-    """The function that translates an operator at ``opset``: one that was registered for it, ours, torchlib's, else
-    ``None``."""
+    """The converter of an operator at ``opset``: the user's, else ours, else torchlib's, else ``None``."""
     ours = registered_converter(target) or CONVERTERS.get(target)
     return ours if ours is not None else torch_internals.torchlib_function(target, opset)
 
 
 def value_names(node: fx.Node) -> list[str]:
-    """The names of the ONNX values that hold a node's results."""
+    """The names of the ONNX values of a node's results."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return [f"{node.args[0].name}__{node.args[1]}"]
     meta = node.meta.get("val")
@@ -57,38 +55,33 @@ def value_names(node: fx.Node) -> list[str]:
 
 
 def translate(
-    nodes: Sequence[fx.Node],
-    inputs: Sequence[Input],
-    outputs: Sequence[Output],
-    *,
-    opset: int,
-    name: str = "region",
+    nodes: Sequence[fx.Node], inputs: Sequence[Input], outputs: Sequence[Output], *, opset: int, name: str = "region"
 ) -> ir.Model:
-    """One ONNX model that computes ``outputs`` from ``inputs`` by ``nodes``, constants not folded.
+    """An ONNX model that computes ``outputs`` from ``inputs`` by ``nodes``, without constant folding.
 
     Args:
         nodes: call_function nodes of one graph in execution order, each with ``meta["val"]``.
-        inputs: what the model takes, in this order: nodes outside ``nodes`` that hold a tensor or a symbolic integer.
-        outputs: what it returns, in this order.
+        inputs: the model's inputs in order: nodes outside ``nodes`` whose value is a tensor or a symbolic integer.
+        outputs: the model's outputs in order.
         opset: the ONNX opset of the model.
         name: the name of the ONNX graph.
 
     Raises:
-        TranslationError: a node has no translation; the message names the node and the reason.
+        TranslationError: a node has no translation; the message has the node and the reason.
     """
     return _Translation(opset, name).run(nodes, inputs, outputs)
 
 
 def fold_constants(model: ir.Model) -> ir.Model:
-    """Folds constants in place; the only change made to a translation before it is written down as ``model.onnx``.
+    """Folds constants in place; the only change to a translation before it is dumped as ``model.onnx``.
 
     Raises:
-        TranslationError: a node of constants alone cannot be computed.
+        TranslationError: a node with constant inputs cannot be computed.
     """
     try:
-        with np.errstate(all="ignore"):  # infinities and NaN are what the user's program makes
+        with np.errstate(all="ignore"):  # the user's program may compute infinities and NaN
             optimizer.fold_constants(model)
-    except RuntimeError as error:  # onnxscript evaluates it and passes on whatever that raises
+    except RuntimeError as error:  # raised by onnxscript's evaluation of the node
         raise TranslationError(f"its constants cannot be folded: {_root_cause(error)}") from error
     ir_passes.RemoveUnusedNodesPass()(model)
     return model
@@ -135,30 +128,20 @@ class _Translation:
         if item.permutation is None:
             self.graph.inputs.append(value)
             return
-        memory = ir.Value(name=f"{name}__memory", type=value.type)
-        shape = value.shape
-        assert shape is not None
-        memory.shape = ir.Shape([shape[i] for i in item.permutation])
-        inverse = [item.permutation.index(i) for i in range(len(item.permutation))]
+        memory = _in_memory_order(value, item.permutation)
         self.graph.inputs.append(memory)
-        transpose = ir.Node(
-            "", "Transpose", [memory], [ir.AttrInt64s("perm", inverse)], outputs=[value], name=f"node_{value.name}"
-        )
-        self.graph.append(transpose)
+        inverse = [item.permutation.index(i) for i in range(len(item.permutation))]
+        self.graph.append(_transpose(memory, inverse, value))
 
     def _add_output(self, output: Output) -> None:
         value = self._value(output.node)
         if output.index is not None and isinstance(value, Sequence):
             value = value[output.index]
         if not isinstance(value, ir.Value):
-            raise TranslationError(f"{output.node.name} has several results; name one of them")
+            raise TranslationError(f"{output.node.name} has several results; specify an index")
         if output.permutation is not None:
-            shape = value.shape
-            assert shape is not None
-            memory = ir.Value(name=f"{value.name}__memory", type=value.type)
-            memory.shape = ir.Shape([shape[i] for i in output.permutation])
-            permutation = [ir.AttrInt64s("perm", output.permutation)]
-            transpose = ir.Node("", "Transpose", [value], permutation, outputs=[memory], name=f"node_{memory.name}")
+            memory = _in_memory_order(value, output.permutation)
+            transpose = _transpose(value, output.permutation, memory)
             transpose.metadata_props.update(_origin(output.node))
             self.graph.append(transpose)
             value = memory
@@ -172,7 +155,7 @@ class _Translation:
             index = node.args[1]
             if isinstance(results, Sequence) and isinstance(index, int):
                 return results[index]
-        raise TranslationError(f"{node.name} is not computed before its use")
+        raise TranslationError(f"{node.name} is used before it is computed")
 
     def _argument(self, arg: object, casts: Mapping[fx.Node, ir.Value]) -> object:
         if isinstance(arg, fx.Node):
@@ -200,15 +183,15 @@ class _Translation:
         args = [self._argument(arg, casts) for arg in node.args]
         kwargs = {key: self._argument(arg, {}) for key, arg in node.kwargs.items()}
         if "dtype" in kwargs and kwargs["dtype"] is None:
-            kwargs["dtype"] = -1  # torchlib's convention for "not given"
+            kwargs["dtype"] = -1  # torchlib's convention for None
         position = INDEX_ARGUMENT.get(node.target)
         if position is not None and position < len(args):
-            args[position] = recorder.record(refuse_negative, [args[position]], {})
+            args[position] = recorder.record(reject_negative, [args[position]], {})
         try:
             results = recorder.record(function, args, kwargs)  # type: ignore[arg-type]
         except TranslationError:
             raise
-        except Exception as error:  # torchlib's functions raise anything; each becomes this node's refusal
+        except Exception as error:  # converters raise any exception
             raise TranslationError(f"its translation failed: {_root_cause(error)}") from error
         if _is_double(node.meta["val"]) and (number := recorder.rounded_number()) is not None:
             raise TranslationError(f"its translation rounds {number} to float32, and its result is float64")
@@ -219,7 +202,7 @@ class _Translation:
     def _add_known_value(self, node: fx.Node) -> None:
         try:
             results = known_value(node)
-        except Exception as error:  # an operator may raise anything; PyTorch is to raise it in the call
+        except Exception as error:  # operators raise any exception; PyTorch raises it at run time
             raise TranslationError(f"its value cannot be computed: {_root_cause(error)}") from error
         metas = node.meta["val"] if isinstance(results, list) else [node.meta["val"]]
         values = results if isinstance(results, list) else [results]
@@ -247,43 +230,39 @@ class _Translation:
         return cast
 
     def _adopt(
-        self,
-        node: fx.Node,
-        results: object,
-        promoted: Collection[ir.DataType],
-        recorder: torch_internals.Recorder,
+        self, node: fx.Node, results: object, promoted: Collection[ir.DataType], recorder: torch_internals.Recorder
     ) -> list[ir.Value | None]:
-        """Gives the results the node's names, shapes and dtypes, and takes the recorded ONNX nodes into the graph.
+        """Adds the recorded ONNX nodes to the graph; the results get the FX node's names, shapes and dtypes.
 
         Args:
             node: the FX node.
-            results: what its translation returned.
-            promoted: the dtypes its arguments were cast to: results of these are cast to eager's dtype.
+            results: what its converter returned.
+            promoted: the dtypes its arguments were cast to; results that have one of these are cast to eager's dtype.
             recorder: it has the ONNX nodes.
         """
         for function in recorder.model_functions():
             known = self.model.functions.setdefault(function.identifier(), function)
             if known is not function and ir.to_proto(known) != ir.to_proto(function):
-                raise TranslationError(f"its translation calls another function {function.name} than {node.name}'s")
+                raise TranslationError(f"its converter calls another function of the name {function.name}")
         several = isinstance(node.meta["val"], (tuple, list))
         metas = node.meta["val"] if several else [node.meta["val"]]
         values: Sequence[object] = results if isinstance(results, Sequence) else [results]
         if several != isinstance(results, Sequence) or len(values) != len(metas):
             ours, eagers = _number(len(values), results), _number(len(metas), node.meta["val"])
             raise TranslationError(f"its translation returns {ours} where eager returns {eagers}")
-        names = [f"{node.name}__{i}" for i in range(len(metas))] if several else [node.name]
         adopted: list[ir.Value | None] = []
         recorded = set(recorder.nodes)
         taken: set[ir.Value] = set()
-        for value, meta, name in zip(values, metas, names, strict=False):
+        for value, meta, name in zip(values, metas, value_names(node), strict=True):
             if meta is None:
                 adopted.append(None)
                 continue
             if not isinstance(value, ir.Value):
-                found = f"a {type(value).__name__}" if isinstance(value, Sequence) else repr(value)
-                raise TranslationError(f"its translation returns {found} instead of an ONNX value")
-            own = value.producer() in recorded and value not in taken and not _is_constant(value)
-            result = _conform(value, meta, own, promoted, recorder.nodes)
+                actual = f"a {type(value).__name__}" if isinstance(value, Sequence) else repr(value)
+                raise TranslationError(f"its translation returns {actual} instead of an ONNX value")
+            source = value.producer()
+            is_own = source is not None and source in recorded and source.op_type != "Constant" and value not in taken
+            result = _conform(value, meta, is_own, promoted, recorder.nodes)
             taken.add(value)
             result.name = name
             _set_type(result, meta)
@@ -310,28 +289,23 @@ class _Translation:
                 self.model.opset_imports.setdefault(domain, version)
 
     def _set_opset(self, function: ir.Function) -> None:
-        """Gives a function that was written for another opset the model's, where its operators mean the same there.
-
-        Raises:
-            TranslationError: one of them does not.
-        """
+        """Changes a function's opset to the model's; raises ``TranslationError`` if one of its operators differs."""
         written = function.opset_imports.get("", self.opset)
         for node in ir.traversal.RecursiveGraphIterator(function) if written != self.opset else ():
-            if node.domain in ("", "ai.onnx") and not _means_the_same(node, written, self.opset):
+            if node.domain in ("", "ai.onnx") and not _is_compatible(node, written, self.opset):
                 raise TranslationError(
-                    f"the function {function.name} is written for opset {written}, and {node.op_type} is another "
-                    f"operator in the model's, {self.opset}"
+                    f"the function {function.name} is written for opset {written}, and {node.op_type} differs in the "
+                    f"model's opset {self.opset}"
                 )
         function.opset_imports[""] = self.opset
 
 
-def _means_the_same(node: ir.Node, written: int, opset: int) -> bool:
-    """Whether a node of one opset is one of another: the same inputs in the same places, no attribute lost, none
-    needed. A change of the meaning alone is not seen."""
+def _is_compatible(node: ir.Node, written: int, opset: int) -> bool:
+    """Whether a node has the same inputs and its attributes in both opsets; does not detect a changed meaning."""
     before, after = (onnx.defs.get_schema(node.op_type, version) for version in (written, opset))
     names = [[item.name for item in schema.inputs][: len(node.inputs)] for schema in (before, after)]
-    needed = {name for name, attribute in after.attributes.items() if attribute.required}
-    return names[0] == names[1] and needed <= node.attributes.keys() <= after.attributes.keys()
+    required = {name for name, attribute in after.attributes.items() if attribute.required}
+    return names[0] == names[1] and required <= node.attributes.keys() <= after.attributes.keys()
 
 
 def _number(results: int, structure: object) -> str:
@@ -340,20 +314,30 @@ def _number(results: int, structure: object) -> str:
     return "1 result" if results == 1 else f"{results} results"
 
 
+def _in_memory_order(value: ir.Value, permutation: Sequence[int]) -> ir.Value:
+    """A value for the transpose of ``value``."""
+    assert value.shape is not None
+    shape = ir.Shape([value.shape[i] for i in permutation])
+    return ir.Value(name=f"{value.name}__memory", type=value.type, shape=shape)
+
+
+def _transpose(source: ir.Value, permutation: Sequence[int], target: ir.Value) -> ir.Node:
+    perm = ir.AttrInt64s("perm", permutation)
+    return ir.Node("", "Transpose", [source], [perm], outputs=[target], name=f"node_{target.name}")
+
+
 def _conform(
-    value: ir.Value, meta: object, own: bool, promoted: Collection[ir.DataType], nodes: list[ir.Node]
+    value: ir.Value, meta: object, is_own: bool, promoted: Collection[ir.DataType], nodes: list[ir.Node]
 ) -> ir.Value:
-    """A value of this node alone: ``value``, or a Cast of a promoted one to eager's dtype, or an Identity of it."""
+    """``value`` if it is the node's own, else an Identity of it; a promoted value is cast to eager's dtype."""
     expected = expected_dtype(meta)
     if expected is not None and value.dtype in promoted and value.dtype != expected:
-        cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(expected))])
-        nodes.append(cast)
-        return cast.outputs[0]
-    if own:
+        nodes.append(ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(expected))]))
+    elif is_own:
         return value
-    identity = ir.Node("", "Identity", [value])
-    nodes.append(identity)
-    return identity.outputs[0]
+    else:
+        nodes.append(ir.Node("", "Identity", [value]))
+    return nodes[-1].outputs[0]
 
 
 def _is_double(meta: object) -> bool:
@@ -361,15 +345,10 @@ def _is_double(meta: object) -> bool:
     return any(isinstance(item, torch.Tensor) and item.dtype is torch.float64 for item in results)
 
 
-def _is_constant(value: ir.Value) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.op_type == "Constant"
-
-
 def _set_type(value: ir.Value, meta: object) -> None:
     dtype = expected_dtype(meta)
     if dtype is None:
-        raise TranslationError(f"a value of type {type(meta).__name__} has no place in an ONNX graph")
+        raise TranslationError(f"ONNX has no values of type {type(meta).__name__}")
     value.type = ir.TensorType(dtype)
     value.shape = ir.Shape(expected_shape(meta))
 

@@ -1,8 +1,8 @@
-"""Nodes that run in PyTorch although a translation exists: what has no place in ONNX, and known faults upstream.
+"""Nodes that run in PyTorch although a converter exists: what ONNX cannot represent, and known faults upstream.
 
-``reason_not_to_translate`` tells the first, by rules: random numbers, changes in place, complex tensors. ``FAULTS`` is
-the table of the second: what torchlib's translations and ONNX Runtime's kernels compute otherwise than eager, as far as
-an ATen operator tells. Faults that an ONNX node tells are in ``runtime/kernel_faults.py``.
+``reason_not_to_translate`` has rules for the former: random numbers, mutation, complex tensors. ``FAULTS`` lists the
+latter: torchlib's converters and ONNX Runtime's kernels whose results differ from eager's, by ATen operator. Faults by
+ONNX node are in ``runtime/kernel_faults.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import fx
@@ -28,7 +28,7 @@ RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
 
 
 def reason_not_to_translate(node: fx.Node) -> Reason | None:
-    """Why a node has no place in ONNX although a translation exists, or ``None``."""
+    """Why a node cannot be in ONNX although a converter exists, or ``None``."""
     result, tensors = node.meta.get("val"), list(_tensors(node))
     if is_uninitialized(node):
         return Reason(Kind.UNINITIALIZED, "memory without values has no place in ONNX")
@@ -40,7 +40,7 @@ def reason_not_to_translate(node: fx.Node) -> Reason | None:
         if tensor.is_complex():
             return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime has no complex tensors")
         if tensor.is_floating_point() and tensor.element_size() == 1:
-            return Reason(Kind.NOT_IN_ONNX, "tensors of float8 do not get into ONNX Runtime, or out")
+            return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime cannot bind tensors of float8")
         if tensor.layout is not torch.strided:
             return Reason(Kind.NOT_IN_ONNX, f"{tensor.layout} tensors have no place in ONNX")
         if tensor.is_quantized:
@@ -51,7 +51,7 @@ def reason_not_to_translate(node: fx.Node) -> Reason | None:
 
 
 def faults_of(node: fx.Node) -> Iterator[Fault[fx.Node]]:
-    """The known faults that a node meets, of the versions that are installed."""
+    """The faults of the installed versions that apply to a node."""
     for fault in FAULTS:
         if (not fault.operators or node.target in fault.operators) and fault.is_installed and fault.applies(node):
             yield fault
@@ -62,27 +62,24 @@ def _arguments(node: fx.Node) -> list[object]:
 
 
 def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
-    """The fake tensors a node takes and returns."""
+    """The fake tensors of a node's arguments and results."""
     for value in [*_arguments(node), node.meta.get("val")]:
         items = value if isinstance(value, (tuple, list)) else [value]
         yield from (item for item in items if isinstance(item, torch.Tensor))
 
 
 _NOTHING_DRAWN = {"dropout_p": 0.0, "train": False, "training": False}
-"""Arguments of random operators, and their values that say that nothing is drawn."""
+"""Arguments of random operators, and their values with which nothing is drawn."""
 
 
 def draws_random_numbers(node: fx.Node) -> bool:
-    """Whether a node takes numbers from PyTorch's generator: it is random, and no argument says that it draws
-    nothing."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    """Whether a node draws from PyTorch's generator: it is random, and no argument disables that."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    if torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    names = (parameter.name for parameter in node.target._schema.arguments)
-    given = dict(zip(names, node.args, strict=False))
+    given = dict(zip((parameter.name for parameter in target._schema.arguments), node.args, strict=False))
     given.update(node.kwargs)
-    for parameter in node.target._schema.arguments:
+    for parameter in target._schema.arguments:
         if parameter.name in _NOTHING_DRAWN:
             value = given.get(parameter.name, parameter.default_value)
             if isinstance(value, (bool, int, float)) and value == _NOTHING_DRAWN[parameter.name]:
@@ -91,8 +88,7 @@ def draws_random_numbers(node: fx.Node) -> bool:
 
 
 def _number_out_of_range(node: fx.Node, tensors: Iterable[torch.Tensor]) -> Reason | None:
-    """Eager wraps a number around that does not fit the integer dtype an operator computes in (-1 in uint8 is
-    255)."""
+    """Eager wraps a number that does not fit the integer dtype of the computation (-1 in uint8 is 255)."""
     result = node.meta.get("val")
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return None
@@ -118,26 +114,27 @@ _FILLED = {
     aten.scalar_tensor.default: 0,
     aten.scatter.value: 3,
 }
-"""Which argument of an operator is a number that is written into its result."""
+"""From an operator to the position of a number that it writes into its result."""
 
 
 def _written_number_does_not_fit(node: fx.Node) -> Reason | None:
-    """Eager raises an error of a number that overflows the dtype it is written in; ONNX makes infinity of it, or
-    another integer. And a translation makes 0, in a tensor of booleans ``False``, of a number below float32's.
+    """Eager raises an error for a number that overflows its dtype, where ONNX makes it infinite or another integer.
+
+    And a converter rounds a number that is too small for float32 to 0, which is ``False`` as a boolean.
     """
-    place, result = _FILLED.get(node.target), node.meta.get("val")
-    if place is None or not isinstance(result, torch.Tensor) or len(node.args) <= place:
+    position, result = _FILLED.get(node.target), node.meta.get("val")
+    if position is None or not isinstance(result, torch.Tensor) or len(node.args) <= position:
         return None
-    number = node.args[place]
+    number = node.args[position]
     if isinstance(number, (int, float)) and _overflows(number, result.dtype):
-        return Reason(Kind.NOT_IN_ONNX, f"{number} does not fit into {result.dtype}, of which eager raises an error")
+        return Reason(Kind.NOT_IN_ONNX, f"{number} does not fit into {result.dtype}, and eager raises an error")
     if result.dtype is torch.bool and isinstance(number, float) and 0 < abs(number) < torch.finfo(torch.float32).tiny:
-        return Reason(Kind.NOT_IN_ONNX, f"{number} is not 0, and its translation makes 0 of it")
+        return Reason(Kind.NOT_IN_ONNX, f"its translation rounds {number} to 0")
     return None
 
 
 def _overflows(number: float, dtype: torch.dtype) -> bool:
-    """As ``c10::overflows`` (``c10/util/overflows.h``): integers below zero wrap around in unsigned dtypes."""
+    """See ``c10::overflows`` (``c10/util/overflows.h``): negative integers wrap in unsigned dtypes."""
     if dtype is torch.bool or dtype.is_complex:
         return False
     if dtype.is_floating_point:
@@ -149,7 +146,7 @@ def _overflows(number: float, dtype: torch.dtype) -> bool:
 
 
 def is_uninitialized(node: fx.Node) -> bool:
-    """Whether a node returns memory as it is, without values."""
+    """Whether a node returns uninitialized memory."""
     return node.target in UNINITIALIZED
 
 
@@ -159,18 +156,14 @@ _INTEGER_DIVISIONS = overloads_of(aten.div, aten.floor_divide, aten.remainder, a
 }
 
 
-def _may_divide_by(*numbers: int) -> Callable[[fx.Node], bool]:
-    """Whether a node divides integers by one of these numbers, or by a tensor, which may hold them."""
-
-    def applies(node: fx.Node) -> bool:
-        divisor, result = node.args[1], node.meta.get("val")
-        if isinstance(result, torch.Tensor) and result.is_floating_point():
-            return False
-        if isinstance(divisor, fx.Node):
-            return isinstance(divisor.meta.get("val"), torch.Tensor)
-        return divisor in numbers
-
-    return applies
+def _may_divide_by_minus_one(node: fx.Node) -> bool:
+    """Whether a node divides integers by -1 or by a tensor."""
+    divisor, result = node.args[1], node.meta.get("val")
+    if isinstance(result, torch.Tensor) and result.is_floating_point():
+        return False
+    if isinstance(divisor, fx.Node):
+        return isinstance(divisor.meta.get("val"), torch.Tensor)
+    return divisor == -1
 
 
 _PUTS = {aten.index_put.default, aten._unsafe_index_put.default, aten.put.default}
@@ -184,9 +177,9 @@ def _sums_at_indices(node: fx.Node) -> bool:
 _WRONG_VALUES = {
     aten.angle.default,  # loses NaN
     aten.atan2.default,  # NaN, signs of zeros
-    aten.diagonal.default,  # multiplies the other elements by zero, infinities too
+    aten.diagonal.default,  # multiplies the other elements by zero, which is NaN for infinities
     aten.diagonal_copy.default,
-    aten.erfc.default,  # 1 - erf(x): no digit is left above 4
+    aten.erfc.default,  # 1 - erf(x) cancels above 4
     aten.frac.default,  # signs of zeros
     aten.heaviside.default,  # takes NaN for a positive number
     aten.log10.default,  # divides by float32's log(10), also in float64
@@ -196,7 +189,7 @@ _WRONG_VALUES = {
     aten.special_erfcx.default,  # overflows
     aten.trunc.default,  # signs of zeros
 }
-"""Operators of which torchlib's translations are wrong, and that models hardly use."""
+"""Operators that models hardly use, and whose torchlib converters are wrong."""
 
 
 def _is_integer(node: fx.Node) -> bool:
@@ -205,7 +198,7 @@ def _is_integer(node: fx.Node) -> bool:
 
 
 _EXACT_IN_SUMS = (torch.bool, torch.uint8, torch.int8, torch.int16)
-"""Integers so small that no sum of them that fits into memory leaves double's 53 bits."""
+"""Integers so small that no sum of a tensor in memory needs more than the 53 bits of a double."""
 
 _REDUCTIONS = overloads_of(aten.sum, aten.prod)
 _CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
@@ -252,8 +245,7 @@ def _includes_self(node: fx.Node) -> bool:
 
 
 def _quantizes_to_a_part(node: fx.Node) -> bool:
-    """``quantize_per_tensor(input, scale, zero_point, quant_min, quant_max, dtype)`` with other bounds than its dtype;
-    the operator is there only where ``torch.ao.quantization`` was imported."""
+    """``quantize_per_tensor(input, scale, zero_point, quant_min, quant_max, dtype)`` with bounds within its dtype's."""
     target = node.target
     if getattr(target, "namespace", "") != "quantized_decomposed" or "quantize_per_tensor" not in str(target):
         return False
@@ -265,7 +257,7 @@ def _quantizes_to_a_part(node: fx.Node) -> bool:
 
 
 _translation = functools.partial(Fault[fx.Node], library="onnxscript", versions=">=0.7")
-"""A fault of torchlib, seen in onnxscript 0.7."""
+"""A fault of torchlib, observed in onnxscript 0.7."""
 
 FAULTS: tuple[Fault[fx.Node], ...] = (
     Fault(
@@ -277,22 +269,15 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     Fault(
         "the smallest integer divided by -1",
         _INTEGER_DIVISIONS,
-        "an integer division of the smallest integer by -1 ends the process in ONNX Runtime",
-        _may_divide_by(-1),
+        "ONNX Runtime crashes when it divides the smallest integer by -1",
+        _may_divide_by_minus_one,
     ),
-    Fault(
-        "integer division by zero",
-        _INTEGER_DIVISIONS,
-        "an integer division by zero ends the process in ONNX Runtime",
-        _may_divide_by(0),
-        versions=">=1.24,<1.25",
-    ),
-    # ``ScatterElements`` is right. It wants an index for each number, and takes 10 ms where PyTorch takes 0.5 (4,096
-    # rows of 512 added into 512 rows; AMD EPYC, 4 threads). ``ScatterND`` is in ``runtime/kernel_faults.py``.
+    # ``ScatterElements`` is correct, but needs an index for each element: 10 ms where PyTorch takes 0.5 (4,096 rows of
+    # 512 added into 512 rows; AMD EPYC, 4 threads). ``ScatterND`` is in ``runtime/kernel_faults.py``.
     Fault(
         "a sum at repeated indices loses updates",
         {*SUMS_AT_INDICES, *_PUTS},
-        "PyTorch adds at repeated indices; of ONNX Runtime's kernels one loses sums and the other is slow",
+        "it adds at indices that may repeat, for which ONNX Runtime's kernels lose sums or are slow",
         _sums_at_indices,
         kind=Kind.FASTER_IN_PYTORCH,
     ),
@@ -304,28 +289,30 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     _translation(
         "results for the gradient of a sum of embeddings",
         {aten._embedding_bag.default},
-        "its translation does not compute what the gradient needs",
+        "its translation does not return what the gradient needs",
     ),
     _translation(
         "product added to NaN without weight",
         {aten.baddbmm.default, aten.addbmm.default, aten.addr.default},
-        "its translation multiplies NaN by zero where eager leaves it out",
+        "its translation multiplies NaN by zero where eager ignores it",
         lambda node: node.kwargs.get("beta", 1) == 0,
     ),
     _translation(
         "mean of scattered numbers",
         {aten.scatter_reduce.two},
-        "its translation does not average, and of extrema starts at the largest number, not at infinity",
+        "its translation does not average, and starts extrema at the largest number instead of infinity",
         lambda node: node.args[4] == "mean" or (node.args[4] in ("amax", "amin") and not _includes_self(node)),
     ),
     _translation(
         "quantization to a part of a dtype",
         set(),
-        "its translation quantizes to all numbers of the dtype, whatever the bounds are",
+        "its translation ignores bounds within the dtype's",
         _quantizes_to_a_part,
     ),
-    Fault("sort of equal numbers", {aten.sort.default}, "equal values come in another order, and NaN before 1.32"),
-    Fault("topk of equal numbers", {aten.topk.default}, "equal values and NaN come in another order"),
+    Fault(
+        "sort of equal numbers", {aten.sort.default}, "equal values are sorted in another order, and NaN before 1.32"
+    ),
+    Fault("topk of equal numbers", {aten.topk.default}, "equal values and NaN are sorted in another order"),
     Fault(
         "power of integers",
         {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.fmod.Scalar, aten.fmod.Tensor},
@@ -335,7 +322,7 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     _translation(
         "antialiased interpolation with aligned corners",
         {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default},
-        "its translation takes other weights than eager: of corners, factors and integers",
+        "its translation has other weights than eager for corners, factors and integers",
     ),
     Fault(
         "clip of large integers",
@@ -350,16 +337,16 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "ONNX Runtime sums and multiplies int32 and int64 in double precision and saturates, where eager wraps",
         _leaves_double,
     ),
-    # The mean of nothing is NaN in PyTorch and 0 in ONNX Runtime, ``any`` of nothing is true there, and the sum of the
-    # rows of a tensor without rows has the shape of that tensor. Any operator may reduce.
-    Fault("reductions of nothing", set(), "ONNX Runtime computes something else of an empty tensor", _reduces_nothing),
+    # Of an empty tensor ONNX Runtime's mean is 0 instead of NaN, its ``any`` is true, and its sum over the rows has the
+    # shape of the tensor. Any operator may reduce.
+    Fault("reductions of nothing", set(), "ONNX Runtime's result for an empty tensor may differ", _reduces_nothing),
     Fault(
         "product of empty matrices added with a weight",
         {aten.addmm.default},
-        "ONNX Runtime's Gemm of empty matrices leaves out beta",
+        "ONNX Runtime's Gemm ignores beta for empty matrices",
         _multiplies_nothing,
         versions=">=1.24,<1.32",
     ),
 )
-"""Those of ONNX Runtime's CPU provider were seen in 1.31 and 1.32, and are assumed in all versions not known to be
-mended."""
+"""Faults of ONNX Runtime's CPU provider were observed in 1.31 and 1.32, and are assumed in all later versions until one
+is known to be fixed."""

@@ -265,7 +265,7 @@ def test_what_is_no_operator_or_no_function_is_an_error(caplog: pytest.LogCaptur
         register_converter(torch.ops.aten.sin.default)(None)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="onnxscript"):
         operator_set("")
-    with pytest.raises(TypeError, match="must be text"):
+    with pytest.raises(TypeError, match="must be a string"):
         operator_set(3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="converter"):
         operator_set("com.microsoft").Gelu(1)

@@ -1,4 +1,4 @@
-"""Our own translations, where torchlib has none or a wrong one. One module a family of operators.
+"""Our converters, for operators that torchlib translates wrongly or not at all; a module for each family of operators.
 
 A converter takes the operator's arguments, tensors as ``onnx_ir.Value`` with known dtype and shape, and returns the
 results, written with onnxscript's operators::
@@ -8,8 +8,8 @@ results, written with onnxscript's operators::
         sigmoid = op.Sigmoid(x)
         return op.Mul(grad, ...)
 
-It may raise ``NotTranslatable(reason)`` for arguments it does not handle; the node then runs in PyTorch, and the reason
-is what the user reads.
+It may raise ``NotTranslatable(reason)`` for arguments it does not handle. The node then runs in PyTorch, and the user
+sees the reason.
 """
 
 from __future__ import annotations
@@ -22,5 +22,4 @@ from .registry import CONVERTERS, NotTranslatable, converter
 __all__ = ["CONVERTERS", "NotTranslatable", "converter"]
 
 for _module in pkgutil.iter_modules(__path__):
-    if _module.name != "registry":
-        importlib.import_module(f"{__name__}.{_module.name}")
+    importlib.import_module(f"{__name__}.{_module.name}")

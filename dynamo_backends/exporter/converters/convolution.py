@@ -1,6 +1,7 @@
 """The gradients of convolutions in one, two and three dimensions.
 
-Follows ``convolution_backward`` of ``aten/src/ATen/native/Convolution.cpp``.
+Follows ``convolution_backward`` of ``aten/src/ATen/native/Convolution.cpp``. Shapes: input [N, C, *inner], grad and
+output [N, O, *outer], weight [O, C/groups, *kernel]. Times are in ms with 2 threads, PyTorch's own in brackets.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from .registry import NotTranslatable, converter
 from .shapes import Size
 
 _MAXIMUM_TAPS = 27
-"""Kernels with more elements do not have their windows copied one by one: 3x3x3 and 5x5 are below, 7x7 is
-above.
-"""
+"""The most kernel elements whose windows are copied: 3x3x3 and 5x5 are below it, 7x7 is above."""
 
 
 @converter(torch.ops.aten.convolution_backward.default)
@@ -39,42 +38,39 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[ir.Value | None, ir.Value | None, ir.Value | None]:
-    """The gradients of input, weight and bias, ``None`` where ``output_mask`` does not ask for one.
+    """The gradients of input, weight and bias, each ``None`` if ``output_mask`` is false.
 
-    The input gradient of a convolution is the transposed convolution of ``grad_output``, and the other way
-    round. The weight gradient of a transposed convolution is that of a convolution whose input and
-    ``grad_output`` change roles.
+    The input gradient of a convolution is the transposed convolution of ``grad_output``, and vice versa. The weight
+    gradient of a transposed convolution is that of a convolution with input and ``grad_output`` swapped.
     """
     arguments = (*stride, *padding, *dilation, *output_padding, groups)
     if not all(isinstance(item, int) for item in arguments):
         raise NotTranslatable("a symbolic stride, padding, dilation or number of groups is no ONNX attribute")
+    dims = shapes.rank(weight) - 2
     window = _Window(
-        kernel=[shapes.static_size(weight, dim) for dim in range(2, shapes.rank(weight))],
-        stride=shapes.for_each(stride, shapes.rank(weight) - 2),
-        padding=shapes.for_each(padding, shapes.rank(weight) - 2),
-        dilation=shapes.for_each(dilation, shapes.rank(weight) - 2),
+        kernel=[shapes.static_size(weight, dim) for dim in range(2, 2 + dims)],
+        stride=shapes.for_each(stride, dims),
+        padding=shapes.for_each(padding, dims),
+        dilation=shapes.for_each(dilation, dims),
         groups=groups,
     )
     grad_input = grad_weight = grad_bias = None
-    if output_mask[0]:
-        if transposed:
-            if any(map(operator.ge, shapes.for_each(output_padding, window.dims), window.stride)):
-                raise NotTranslatable("an output padding of a stride or more adds whole windows")
-            grad_input = window.convolve(grad_output, weight)
-        else:
-            grad_input = window.input_gradient(grad_output, weight, input)
-    if output_mask[1] and transposed:
-        grad_weight = window.weight_gradient(input, grad_output)
-    elif output_mask[1]:
-        grad_weight = window.weight_gradient(grad_output, input)
+    if output_mask[0] and transposed:
+        if any(map(operator.ge, shapes.for_each(output_padding, dims), window.stride)):
+            raise NotTranslatable("an output padding of a stride or more adds whole windows")
+        grad_input = window.convolve(grad_output, weight)
+    elif output_mask[0]:
+        grad_input = window.input_gradient(grad_output, weight, input)
+    if output_mask[1]:
+        grad_weight = window.weight_gradient(*((input, grad_output) if transposed else (grad_output, input)))
     if output_mask[2]:
-        grad_bias = op.ReduceSum(grad_output, [0, *range(2, shapes.rank(grad_output))], keepdims=0)
+        grad_bias = op.ReduceSum(grad_output, [0, *window.spatial], keepdims=0)
     return grad_input, grad_weight, grad_bias
 
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """How a kernel moves over an input, in each dimension, and the groups."""
+    """The attributes of a convolution, a number for each spatial dimension."""
 
     kernel: list[int]
     stride: list[int]
@@ -92,44 +88,30 @@ class _Window:
 
     def convolve(self, input: ir.Value, weight: ir.Value) -> ir.Value:
         """The convolution itself, which is the input gradient of the transposed one."""
-        return op.Conv(
-            input,
-            weight,
-            strides=self.stride,
-            pads=self.padding * 2,
-            dilations=self.dilation,
-            group=self.groups,
-        )
+        attributes = {"strides": self.stride, "pads": self.padding * 2, "dilations": self.dilation}
+        return op.Conv(input, weight, **attributes, group=self.groups)
 
     def input_gradient(self, grad: ir.Value, weight: ir.Value, input: ir.Value) -> ir.Value:
-        """The gradient of the input, [N, C, *spatial], from ``grad`` [N, O, *outer] and ``weight`` [O,
-        C/groups, *kernel].
+        """The gradient of the input.
 
-        For stride 1 a convolution with the mirrored kernel, which ONNX Runtime computes faster than
-        ``ConvTranspose`` (8x64x56x56, 3x3: 51 against 66 ms, PyTorch's own 114 ms; 2 threads); else a
-        ``ConvTranspose`` (stride 2: 26 ms, PyTorch's own 73 ms).
+        For stride 1 a convolution with the mirrored kernel, which ONNX Runtime computes faster than ``ConvTranspose``
+        (8x64x56x56, 3x3: 51 instead of 66 (114)); else a ``ConvTranspose`` (stride 2: 26 (73)).
         """
         reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
-        mirrored_padding = [r - p for r, p in zip(reach, self.padding, strict=True)]
-        if all(s == 1 for s in self.stride) and min(mirrored_padding) >= 0:
-            return op.Conv(
-                grad,
-                self._mirrored(weight),
-                pads=mirrored_padding * 2,
-                dilations=self.dilation,
-                group=self.groups,
-            )
-        missing = []  # how many of the input's last elements no window reaches
+        pads = [r - p for r, p in zip(reach, self.padding, strict=True)]
+        if all(s == 1 for s in self.stride) and min(pads) >= 0:
+            return op.Conv(grad, self._mirrored(weight), pads=pads * 2, dilations=self.dilation, group=self.groups)
+        unreached = []  # how many elements at the end of the input no window covers
         for i, dim in enumerate(self.spatial):
             inner, outer = shapes.static_size(input, dim), shapes.static_size(grad, dim)
-            missing.append(inner + 2 * self.padding[i] - ((outer - 1) * self.stride[i] + reach[i] + 1))
+            unreached.append(inner + 2 * self.padding[i] - ((outer - 1) * self.stride[i] + reach[i] + 1))
         return op.ConvTranspose(
             grad,
             weight,
             strides=self.stride,
             pads=self.padding * 2,
             dilations=self.dilation,
-            output_padding=missing,
+            output_padding=unreached,
             group=self.groups,
         )
 
@@ -146,46 +128,40 @@ class _Window:
         return shapes.reshape(swapped, [self.groups * inner, outer // self.groups, *self.kernel])
 
     def weight_gradient(self, grad: ir.Value, input: ir.Value) -> ir.Value:
-        """The gradient of the weight, [O, C/groups, *kernel], from ``grad`` [N, O, *outer] and ``input`` [N,
-        C, *inner].
+        """The gradient of the weight, by the fastest of three formulations:
 
-        Three formulations, each the fastest for some kernels (ms on 2 threads; PyTorch's own in brackets):
-
-        - by windows: the input's window for each kernel element side by side, and one batched matrix product
-          with ``grad``. 8x64x56x56 3x3: 61 (110); 1x1 to 256 channels: 17 (42); by channels below 113 and
-          100;
-        - by channels: a convolution of the input with ``grad`` as its kernel, batch and channels swapped. For
-          large kernels: the 7x7 of a stem 2.5 (24), 16x16 patches 0.4 (16); by windows 3.1 and 3.7;
-        - depthwise: the same for each image, then the sum. 8x96x28x28 3x3, stride 2: 1.4 (42); by channels
-          3.3, by products and sums 4.8.
+        - by windows, for small kernels: the input's window for each kernel element, concatenated, in one batched matrix
+          product with ``grad``. 8x64x56x56 3x3: 61 (110); 1x1 to 256 channels: 17 (42); by channels 113 and 100.
+        - by channels, for large kernels: a convolution of the input with ``grad`` as its kernel, batch and channels
+          swapped. The 7x7 of a stem: 2.5 (24); 16x16 patches: 0.4 (16); by windows 3.1 and 3.7.
+        - depthwise: the same for each image, then the sum. 8x96x28x28 3x3, stride 2: 1.4 (42); by channels 3.3.
         """
         channels, outer = shapes.static_size(input, 1), shapes.static_size(grad, 1)
-        if self.groups > 1 and self.groups == channels:
-            return self._weight_gradient_depthwise(grad, input, outer // channels)
-        if math.prod(self.kernel) <= _MAXIMUM_TAPS:
+        is_depthwise = self.groups > 1 and self.groups == channels
+        if is_depthwise and isinstance(images := shapes.size(input, 0), int):  # it becomes a number of groups
+            return self._weight_gradient_depthwise(grad, input, images, outer // channels)
+        if not is_depthwise and math.prod(self.kernel) <= _MAXIMUM_TAPS:
             return self._weight_gradient_by_windows(grad, input)
         return self._weight_gradient_by_channels(grad, input)
 
     def _weight_gradient_by_windows(self, grad: ir.Value, input: ir.Value) -> ir.Value:
         images, outer = shapes.size(input, 0), shapes.sizes(grad)[2:]
-        channels, results = (
-            shapes.static_size(input, 1) // self.groups,
-            shapes.static_size(grad, 1) // self.groups,
-        )
+        channels = shapes.static_size(input, 1) // self.groups
+        results = shapes.static_size(grad, 1) // self.groups
         windows = self._windows(input, outer)
-        columns = windows[0] if len(windows) == 1 else op.Concat(*windows, axis=2)
         taps, positions = len(windows), shapes.product(outer)
+        columns = windows[0] if taps == 1 else op.Concat(*windows, axis=2)
         columns = shapes.reshape(columns, [images, self.groups, taps * channels, positions])
         grad = shapes.reshape(grad, [images, self.groups, results, positions])
         by_image = op.MatMul(grad, op.Transpose(columns, perm=[0, 1, 3, 2]))
-        summed = op.ReduceSum(by_image, [0], keepdims=0)
+        total = op.ReduceSum(by_image, [0], keepdims=0)
         if taps > 1:
-            summed = shapes.reshape(summed, [self.groups * results, taps, channels])
-            summed = op.Transpose(summed, perm=[0, 2, 1])
-        return shapes.reshape(summed, [self.groups * results, channels, *self.kernel])
+            total = shapes.reshape(total, [self.groups * results, taps, channels])
+            total = op.Transpose(total, perm=[0, 2, 1])
+        return shapes.reshape(total, [self.groups * results, channels, *self.kernel])
 
     def _windows(self, input: ir.Value, outer: Sequence[Size]) -> list[ir.Value]:
-        """For each kernel element what it is multiplied with: [N, groups, C/groups, *outer]."""
+        """What each kernel element is multiplied with, [N, groups, C/groups, *outer]."""
         images, channels = shapes.size(input, 0), shapes.static_size(input, 1)
         inner = [shapes.affine(n, 1, 2 * p) for n, p in zip(shapes.sizes(input)[2:], self.padding, strict=True)]
         if any(self.padding):
@@ -207,27 +183,22 @@ class _Window:
         if self.groups == 1:
             swapped = op.Transpose(input, perm=swap)
         else:
-            grouped = shapes.reshape(input, [images, self.groups, channels, *shapes.sizes(input)[2:]])
+            inner = shapes.sizes(input)[2:]
+            grouped = shapes.reshape(input, [images, self.groups, channels, *inner])
             by_channel = op.Transpose(grouped, perm=[2, 1, 0, *(dim + 1 for dim in self.spatial)])
-            joined = shapes.product([images, self.groups])
-            swapped = shapes.reshape(by_channel, [channels, joined, *shapes.sizes(input)[2:]])
+            swapped = shapes.reshape(by_channel, [channels, shapes.product([images, self.groups]), *inner])
         return op.Transpose(self._correlate(swapped, op.Transpose(grad, perm=swap), self.groups), perm=swap)
 
-    def _weight_gradient_depthwise(self, grad: ir.Value, input: ir.Value, multiplier: int) -> ir.Value:
-        images, channels = shapes.size(input, 0), shapes.static_size(input, 1)
-        if not isinstance(images, int):
-            return self._weight_gradient_by_channels(grad, input)  # the number of groups is an attribute
-        joined = shapes.reshape(input, [1, images * channels, *shapes.sizes(input)[2:]])
-        kernels = shapes.reshape(grad, [images * channels * multiplier, 1, *shapes.sizes(grad)[2:]])
-        by_image = self._correlate(joined, kernels, images * channels)
-        by_image = shapes.reshape(by_image, [images, channels * multiplier, 1, *self.kernel])
+    def _weight_gradient_depthwise(self, grad: ir.Value, input: ir.Value, images: int, multiplier: int) -> ir.Value:
+        planes = images * self.groups
+        joined = shapes.reshape(input, [1, planes, *shapes.sizes(input)[2:]])
+        kernels = shapes.reshape(grad, [planes * multiplier, 1, *shapes.sizes(grad)[2:]])
+        by_image = self._correlate(joined, kernels, planes)
+        by_image = shapes.reshape(by_image, [images, self.groups * multiplier, 1, *self.kernel])
         return op.ReduceSum(by_image, [0], keepdims=0)
 
     def _correlate(self, input: ir.Value, kernels: ir.Value, groups: int) -> ir.Value:
-        """The convolution with a gradient as its kernel: stride and dilation change roles; what is too
-        much is cut off.
-        """
-        result = op.Conv(
-            input, kernels, strides=self.dilation, dilations=self.stride, pads=self.padding * 2, group=groups
-        )
+        """A convolution with a gradient as its kernel: stride and dilation are swapped, and the excess is cut off."""
+        attributes = {"strides": self.dilation, "dilations": self.stride, "pads": self.padding * 2}
+        result = op.Conv(input, kernels, **attributes, group=groups)
         return op.Slice(result, [0] * self.dims, self.kernel, self.spatial)

@@ -1,7 +1,6 @@
-"""Linear maps of single dimensions: average pooling, and its gradient.
+"""Average pooling and its gradient, as a constant matrix for each spatial dimension.
 
-Each is a constant matrix for each dimension, and so are its gradients, with the matrices transposed. Only the elements
-with a weight are taken, as zero times infinity is NaN.
+The gradient uses the transposed matrices. Only elements with a nonzero weight are read, as zero times infinity is NaN.
 """
 
 from __future__ import annotations
@@ -23,40 +22,36 @@ aten = torch.ops.aten
 Matrix = npt.NDArray[np.float64]
 
 
-def apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
-    """``matrices[i]``, [out, in], applied to the i-th of the last ``len(matrices)`` dimensions of
-    ``value``.
-    """
-    dtype = value.dtype
-    if dtype is None or not dtype.is_floating_point():
+def _apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
+    """Applies ``matrices[i]``, [out, in], to the i-th of the last ``len(matrices)`` dimensions of ``value``."""
+    if value.dtype is None or not value.dtype.is_floating_point():
         raise NotTranslatable("its translation is for floating point")
     sizes = shapes.sizes(value)
-    first = len(sizes) - len(matrices)
-    for dim, matrix in enumerate(matrices, first):
+    for dim, matrix in enumerate(matrices, len(sizes) - len(matrices)):
         if not np.array_equal(matrix, np.eye(len(matrix))):
-            value = _sum_of_few(value, matrix, dim, sizes)
+            value = _apply_to_dimension(value, matrix, dim, sizes)
             sizes[dim] = matrix.shape[0]
     return value
 
 
-def _sum_of_few(value: ir.Value, matrix: Matrix, dim: int, sizes: Sequence[shapes.Size]) -> ir.Value:
-    """A matrix [out, in] with zeros applied to dimension ``dim``: the elements with a weight, weighted and added up."""
+def _apply_to_dimension(value: ir.Value, matrix: Matrix, dim: int, sizes: Sequence[shapes.Size]) -> ir.Value:
+    """Gathers the elements with a nonzero weight, [..., out, width, ...], scales them and sums over the width."""
     dtype = value.dtype
     assert dtype is not None
-    taken = matrix != 0
-    width = max(int(taken.sum(axis=1).max(initial=0)), 1)
-    columns = np.argsort(~taken, axis=1, kind="stable")[:, :width]
-    counts, weights = np.take_along_axis(taken, columns, axis=1), np.take_along_axis(matrix, columns, axis=1)
-    per_window = (*weights.shape, *(1 for _ in sizes[dim + 1 :]))
+    is_read = matrix != 0
+    width = max(int(is_read.sum(axis=1).max(initial=0)), 1)
+    columns = np.argsort(~is_read, axis=1, kind="stable")[:, :width]
+    counts, weights = np.take_along_axis(is_read, columns, axis=1), np.take_along_axis(matrix, columns, axis=1)
+    broadcast = (*weights.shape, *(1 for _ in sizes[dim + 1 :]))
     if np.array_equal(columns.ravel(), np.arange(matrix.shape[1])):
         value = shapes.reshape(value, [*sizes[:dim], *weights.shape, *sizes[dim + 1 :]])
     else:
         value = op.Gather(value, op.Constant(value=ir.tensor(columns.astype(np.int64))), axis=dim)
     if not counts.all():
-        mask = op.Constant(value=ir.tensor(counts.reshape(per_window)))
+        mask = op.Constant(value=ir.tensor(counts.reshape(broadcast)))
         value = op.Where(mask, value, shapes.constant(0, dtype))
     if not np.array_equal(weights, counts):
-        factors = np.ascontiguousarray(weights.reshape(per_window)).astype(dtype.numpy())
+        factors = np.ascontiguousarray(weights.reshape(broadcast)).astype(dtype.numpy())
         value = op.Mul(value, op.Constant(value=ir.tensor(factors)))
     return op.ReduceSum(value, op.Constant(value_ints=[dim + 1]), keepdims=0)
 
@@ -64,9 +59,6 @@ def _sum_of_few(value: ir.Value, matrix: Matrix, dim: int, sizes: Sequence[shape
 def _spatial(value: ir.Value, dims: int) -> list[int]:
     """The sizes of the last ``dims`` dimensions."""
     return [shapes.static_size(value, dim) for dim in range(-dims, 0)]
-
-
-# Average pooling
 
 
 def _average_pool(
@@ -79,15 +71,15 @@ def _average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> ir.Value:
-    """ONNX's ``AveragePool`` where it means the same; else matrices, which need static sizes.
+    """ONNX's ``AveragePool`` where it is correct, else matrices, which need static sizes.
 
-    ``AveragePool`` divides the windows that ``ceil_mode`` adds by another number before opset 19, and ONNX Runtime has
-    a kernel for float32 alone.
+    Before opset 19 ``AveragePool`` has another divisor for the windows that ``ceil_mode`` adds. ONNX Runtime has a
+    kernel for float32 only.
     """
-    window = _window(dims, kernel_size, stride, padding, divisor_override)
+    windows = _windows(dims, kernel_size, stride, padding, divisor_override)
     if ceil_mode or input.dtype == ir.DataType.DOUBLE:
-        return apply(input, _average_matrices(_spatial(input, dims), window, ceil_mode, count_include_pad))
-    kernel, strides, pads = map(list, zip(*window, strict=True))
+        return _apply(input, _average_matrices(_spatial(input, dims), windows, ceil_mode, count_include_pad))
+    kernel, strides, pads = map(list, zip(*windows, strict=True))
     unbatched = shapes.rank(input) == dims + 1
     pooled = op.AveragePool(
         op.Unsqueeze(input, [0]) if unbatched else input,
@@ -110,41 +102,31 @@ def _average_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> ir.Value:
-    """Each window's gradient, divided as in the forward, added to all elements of the window."""
-    window = _window(dims, kernel_size, stride, padding, divisor_override)
-    matrices = _average_matrices(_spatial(input, dims), window, ceil_mode, count_include_pad)
-    return apply(grad_output, [matrix.T for matrix in matrices])
+    windows = _windows(dims, kernel_size, stride, padding, divisor_override)
+    matrices = _average_matrices(_spatial(input, dims), windows, ceil_mode, count_include_pad)
+    return _apply(grad_output, [matrix.T for matrix in matrices])
 
 
-for _dims, _forward, _backward in (
-    (2, aten.avg_pool2d.default, aten.avg_pool2d_backward.default),
-    (3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default),
-):
-    converter(_forward)(functools.partial(_average_pool, _dims))
-    converter(_backward)(functools.partial(_average_pool_backward, _dims))
-
-
-def _window(
+def _windows(
     dims: int, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], divisor: int | None
 ) -> list[tuple[int, int, int]]:
     """Kernel size, stride and padding of each dimension."""
     if divisor is not None:
-        raise NotTranslatable("its translation knows no divisor_override")
+        raise NotTranslatable("its translation does not support divisor_override")
     kernel = shapes.for_each(kernel_size, dims)
     strides = shapes.for_each(stride, dims) if stride else kernel
     return list(zip(kernel, strides, shapes.for_each(padding, dims), strict=True))
 
 
 def _average_matrices(
-    sizes: Sequence[int], window: Sequence[tuple[int, int, int]], ceil_mode: bool, count_include_pad: bool
+    sizes: Sequence[int], windows: Sequence[tuple[int, int, int]], ceil_mode: bool, count_include_pad: bool
 ) -> list[Matrix]:
-    """For each dimension the weights of its elements in each window.
+    """For each dimension the weights of its elements in each window, [windows, elements].
 
-    A window is divided by the number of its elements that lie in the input, or in the padded input if
-    ``count_include_pad``: a product of one number for each dimension.
+    The divisor is the number of the window's elements in the input, or with ``count_include_pad`` in the padded input.
     """
     result = []
-    for size, (kernel, stride, padding) in zip(sizes, window, strict=True):
+    for size, (kernel, stride, padding) in zip(sizes, windows, strict=True):
         matrix = np.zeros((_number_of_windows(size, kernel, stride, padding, ceil_mode), size))
         for i, row in enumerate(matrix):
             start = i * stride - padding
@@ -163,23 +145,13 @@ def _number_of_windows(size: int, kernel: int, stride: int, padding: int, ceil_m
 
 @converter(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_average_pool(input: ir.Value, output_size: Sequence[int]) -> ir.Value:
-    """The mean of the elements from ``floor(i * in / out)`` to ``ceil((i + 1) * in / out)``, in each
-    dimension.
-    """
-    return apply(input, _adaptive_matrices(_spatial(input, len(output_size)), output_size))
+    """In each dimension, the mean of the elements from ``floor(i * in / out)`` to ``ceil((i + 1) * in / out)``."""
+    return _apply(input, _adaptive_matrices(_spatial(input, len(output_size)), output_size))
 
 
 def _adaptive_average_pool_backward(dims: int, grad_output: ir.Value, input: ir.Value) -> ir.Value:
-    """Each mean's gradient, divided by their number, added to its elements."""
     matrices = _adaptive_matrices(_spatial(input, dims), _spatial(grad_output, dims))
-    return apply(grad_output, [matrix.T for matrix in matrices])
-
-
-for _dims, _backward in (
-    (2, aten._adaptive_avg_pool2d_backward.default),
-    (3, aten._adaptive_avg_pool3d_backward.default),
-):
-    converter(_backward)(functools.partial(_adaptive_average_pool_backward, _dims))
+    return _apply(grad_output, [matrix.T for matrix in matrices])
 
 
 def _adaptive_matrices(sizes: Sequence[int], output_size: Sequence[int | ir.Value]) -> list[Matrix]:
@@ -193,3 +165,12 @@ def _adaptive_matrices(sizes: Sequence[int], output_size: Sequence[int | ir.Valu
             row[start:end] = 1 / (end - start)
         matrices.append(matrix)
     return matrices
+
+
+for _dims, _pool, _backward, _adaptive_backward in (
+    (2, aten.avg_pool2d, aten.avg_pool2d_backward, aten._adaptive_avg_pool2d_backward),
+    (3, aten.avg_pool3d, aten.avg_pool3d_backward, aten._adaptive_avg_pool3d_backward),
+):
+    converter(_pool.default)(functools.partial(_average_pool, _dims))
+    converter(_backward.default)(functools.partial(_average_pool_backward, _dims))
+    converter(_adaptive_backward.default)(functools.partial(_adaptive_average_pool_backward, _dims))

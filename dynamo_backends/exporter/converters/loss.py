@@ -1,4 +1,4 @@
-"""Logarithms of softmax, the negative log-likelihood loss, and its gradient."""
+"""Log-softmax, the negative log-likelihood loss, and its gradient."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
 
-from ..indices import refuse_negative
+from ..indices import reject_negative
 from . import shapes
 from .registry import converter
 
@@ -17,8 +17,8 @@ _NONE, _MEAN = 0, 1
 
 @converter(aten._log_softmax.default)
 def log_softmax(self: ir.Value, dim: int, half_to_float: bool) -> ir.Value:
-    """``LogSoftmax``; in float64, where ONNX Runtime's (1.31) makes -infinity of what stands beside an infinity,
-    ``x - m - log(sum(exp(x - m)))`` with the largest number ``m``."""
+    """``LogSoftmax``; in float64 ``x - m - log(sum(exp(x - m)))`` with the maximum ``m``, as ONNX Runtime (1.31)
+    returns -infinity for the numbers in one row with an infinity."""
     if shapes.rank(self) == 0:
         axis = op.Constant(value_ints=[0])
         return op.Squeeze(log_softmax(op.Unsqueeze(self, axis), 0, half_to_float), axis)
@@ -30,32 +30,35 @@ def log_softmax(self: ir.Value, dim: int, half_to_float: bool) -> ir.Value:
     return op.Sub(shifted, op.Log(op.ReduceSum(op.Exp(shifted), axes, keepdims=1)))
 
 
+def _targets(target: ir.Value, ignore_index: int | ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Which targets are ignored, and the targets with 0 for these."""
+    ignored = op.Equal(target, ignore_index)
+    return ignored, op.Where(ignored, shapes.constant(0, ir.DataType.INT64), target)
+
+
 @converter(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
-    input: ir.Value,
-    target: ir.Value,
-    weight: ir.Value | None,
-    reduction: int,
-    ignore_index: int | ir.Value,
+    input: ir.Value, target: ir.Value, weight: ir.Value | None, reduction: int, ignore_index: int | ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Minus the number at the target's place times its class weight, and the sum of the weights.
+    """Minus the input at the target times its class weight, and the sum of the weights.
 
-    input: [N, C, ...] or [C]; target: [N, ...] or a scalar; the result is like the target, or a scalar. Torchlib (0.7)
-    returns the batch size as the second. Whole, so that PyTorch's own kernel names a target that is out of range.
+    input: [N, C, ...] or [C]; target: [N, ...] or a scalar; the result has the target's shape, or is a scalar.
+    Torchlib (0.7) returns the batch size instead of the sum. The operator is not decomposed, so that PyTorch's kernel
+    reports a target that is out of range.
     """
     dtype = input.dtype
     assert dtype is not None
     channel = 1 if shapes.rank(input) > 1 else 0
     wide = shapes.computing_dtype(input)
-    ignored = op.Equal(target, ignore_index)
-    safe_target = refuse_negative(op.Where(ignored, shapes.constant(0, ir.DataType.INT64), target))
-    at_target = op.GatherElements(input, op.Unsqueeze(safe_target, [channel]), axis=channel)
+    ignored, classes = _targets(target, ignore_index)
+    classes = reject_negative(classes)
+    at_target = op.GatherElements(input, op.Unsqueeze(classes, [channel]), axis=channel)
     losses = op.Neg(shapes.cast(op.Squeeze(at_target, [channel]), wide))
     zero, one = shapes.constant(0.0, wide), shapes.constant(1.0, wide)
     if weight is None:
         weights = op.Where(ignored, zero, one)
     else:
-        weights = op.Where(ignored, zero, shapes.cast(op.Gather(weight, safe_target), wide))
+        weights = op.Where(ignored, zero, shapes.cast(op.Gather(weight, classes), wide))
         losses = op.Mul(losses, weights)
     losses = op.Where(ignored, zero, losses)
     if reduction == _NONE and shapes.rank(input) > 1:
@@ -80,25 +83,17 @@ def nll_loss_backward(
     ignore_index: int | ir.Value,
     total_weight: ir.Value,
 ) -> ir.Value:
-    """Minus the gradient of each loss times its class weight at the target's place, zero elsewhere.
+    """Minus the gradient of each loss times its class weight at the target, zero elsewhere; shapes as above.
 
-    input: [N, C, ...] or [C]; target: [N, ...] or a scalar. The numbers are scattered once, into zeros;
-    PyTorch's decomposition (``_nll_loss_backward``) scatters ones and then multiplies all of [N, C, ...].
+    The values are scattered into zeros; PyTorch's decomposition scatters ones and multiplies all of [N, C, ...].
     """
     dtype = input.dtype
     assert dtype is not None
     channel = 1 if shapes.rank(input) > 1 else 0
-    ignored = op.Equal(target, ignore_index)
-    safe_target = op.Where(ignored, shapes.constant(0, ir.DataType.INT64), target)
-    if reduction == _MEAN:
-        grad_output = op.Div(grad_output, total_weight)
-    numbers = op.Neg(grad_output)
+    ignored, classes = _targets(target, ignore_index)
+    values = op.Neg(op.Div(grad_output, total_weight) if reduction == _MEAN else grad_output)
     if weight is not None:
-        numbers = op.Mul(numbers, op.Gather(weight, safe_target))
-    numbers = op.Where(ignored, shapes.constant(0.0, dtype), numbers)
-    return op.ScatterElements(
-        shapes.zeros(shapes.sizes(input), dtype),
-        op.Unsqueeze(safe_target, [channel]),
-        op.Unsqueeze(numbers, [channel]),
-        axis=channel,
-    )
+        values = op.Mul(values, op.Gather(weight, classes))
+    values = op.Where(ignored, shapes.constant(0.0, dtype), values)
+    zeros = shapes.zeros(shapes.sizes(input), dtype)
+    return op.ScatterElements(zeros, op.Unsqueeze(classes, [channel]), op.Unsqueeze(values, [channel]), axis=channel)

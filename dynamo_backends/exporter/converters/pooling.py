@@ -1,4 +1,4 @@
-"""Max pooling: the maxima, and the gradients, which go where the maxima came from."""
+"""Max pooling: the maxima, and their gradients."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def _max_pool_backward(
     ceil_mode: bool,
     indices: ir.Value,
 ) -> ir.Value:
-    """The gradient of each maximum, added at the place in its plane that ``indices`` names.
+    """The gradient of each maximum, added at its index in its plane.
 
     By ``ScatterElements``, as ``ScatterND`` loses sums where windows overlap.
     """
     returned, dtype = input.dtype, shapes.computing_dtype(input)  # ONNX Runtime's scatters add no half precision
     assert returned is not None
     sizes = shapes.sizes(input)
-    planes, places = shapes.product(sizes[:-dims]), shapes.product(sizes[-dims:])
-    outer = shapes.product(shapes.sizes(grad_output)[-dims:])
+    planes, elements = shapes.product(sizes[:-dims]), shapes.product(sizes[-dims:])
+    windows = shapes.product(shapes.sizes(grad_output)[-dims:])
     scattered = op.ScatterElements(
-        shapes.zeros([planes, places], dtype),
-        shapes.reshape(indices, [planes, outer]),
-        shapes.reshape(shapes.cast(grad_output, dtype), [planes, outer]),
+        shapes.zeros([planes, elements], dtype),
+        shapes.reshape(indices, [planes, windows]),
+        shapes.reshape(shapes.cast(grad_output, dtype), [planes, windows]),
         axis=1,
         reduction="add",
     )
@@ -56,8 +56,8 @@ def _max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[ir.Value, ir.Value]:
-    """The maxima and their places in their plane; of a window with NaN its last one, which ONNX Runtime's ``MaxPool``
-    (1.31) loses.
+    """The maxima and their indices in their plane; of a window with NaN its last NaN, which ONNX Runtime's ``MaxPool``
+    (1.31) ignores.
     """
     kernel = shapes.for_each(kernel_size, dims)
     windows = {
@@ -69,32 +69,29 @@ def _max_pool(
     dilations = shapes.for_each(dilation, dims)
     unbatched = shapes.rank(input) == dims + 1
     batch = op.Unsqueeze(input, [0]) if unbatched else input
-    found, places = op.MaxPool(batch, **windows, dilations=dilations)
+    maxima, indices = op.MaxPool(batch, **windows, dilations=dilations)
     plane = shapes.sizes(batch)[-dims:]
-    places = op.Mod(places, shapes.vector([shapes.product(plane)]))  # ONNX counts from the first image on
-    dtype, maxima = input.dtype, found
-    assert dtype is not None
-    if dtype.is_floating_point():
-        not_a_number = _has_not_a_number(batch, found, windows, dilations)
-        maxima = op.Where(not_a_number, shapes.constant(math.nan, dtype), found)
+    elements = shapes.vector([shapes.product(plane)])
+    indices = op.Mod(indices, elements)  # ONNX counts through all planes
+    if input.dtype is not None and input.dtype.is_floating_point():
+        has_nan = _has_nan(batch, maxima, windows, dilations)
+        maxima = op.Where(has_nan, shapes.constant(math.nan, input.dtype), maxima)
         one = op.Constant(value_int=1)
-        numbers = op.Range(one, op.Add(op.Squeeze(shapes.vector([shapes.product(plane)])), one), one)
+        numbers = op.Range(one, op.Add(op.Squeeze(elements), one), one)
         numbers = shapes.reshape(op.Cast(numbers, to=ir.DataType.DOUBLE), plane)
         numbers = op.Where(op.IsNaN(batch), numbers, shapes.constant(0.0, ir.DataType.DOUBLE))
         last = op.Cast(op.MaxPool(numbers, **windows, dilations=dilations)[0], to=ir.DataType.INT64)
-        places = op.Where(op.Greater(last, op.Constant(value_int=0)), op.Sub(last, one), places)
+        indices = op.Where(op.Greater(last, op.Constant(value_int=0)), op.Sub(last, one), indices)
     if unbatched:
-        maxima, places = op.Squeeze(maxima, [0]), op.Squeeze(places, [0])
-    return maxima, places
+        maxima, indices = op.Squeeze(maxima, [0]), op.Squeeze(indices, [0])
+    return maxima, indices
 
 
-def _has_not_a_number(
-    batch: ir.Value, maxima: ir.Value, windows: Mapping[str, Any], dilations: Sequence[int]
-) -> ir.Value:
+def _has_nan(batch: ir.Value, maxima: ir.Value, windows: Mapping[str, Any], dilations: Sequence[int]) -> ir.Value:
     """Whether each window has NaN.
 
-    Its mean is NaN then, which costs least; also of infinities of both signs, so that one whose maximum is infinite is
-    taken to have none.
+    Its mean is NaN then, which is the cheapest test. The mean of infinities of both signs is NaN too, so the maximum
+    must not be infinite.
     """
     if batch.dtype == ir.DataType.FLOAT and not windows["ceil_mode"] and all(number == 1 for number in dilations):
         means = op.AveragePool(batch, **windows, count_include_pad=1)
@@ -103,9 +100,9 @@ def _has_not_a_number(
     return op.Cast(op.MaxPool(unordered, **windows, dilations=dilations)[0], to=ir.DataType.BOOL)
 
 
-for _dims, _windows, _backward in (
-    (2, aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default),
-    (3, aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices_backward.default),
+for _dims, _pool, _backward in (
+    (2, aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward),
+    (3, aten.max_pool3d_with_indices, aten.max_pool3d_with_indices_backward),
 ):
-    converter(_windows)(functools.partial(_max_pool, _dims))
-    converter(_backward)(functools.partial(_max_pool_backward, _dims))
+    converter(_pool.default)(functools.partial(_max_pool, _dims))
+    converter(_backward.default)(functools.partial(_max_pool_backward, _dims))

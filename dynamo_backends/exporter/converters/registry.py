@@ -10,19 +10,18 @@ from ...errors import TranslationError
 Function = TypeVar("Function", bound=Callable[..., object])
 
 CONVERTERS: dict[object, Callable[..., object]] = {}
-"""From an FX target (an ATen overload or a Python function) to our translation of it."""
+"""From an FX target (an ATen overload or a Python function) to its converter."""
 
 
 class NotTranslatable(TranslationError):
-    """Raised by a converter for arguments it does not handle; its message is the reason the user reads."""
+    """Raised by a converter for arguments it does not handle; the user sees its message as the reason."""
 
 
 def converter(*targets: object) -> Callable[[Function], Function]:
-    """Registers a function as the translation of one or several operators; it wins over torchlib's."""
+    """Registers a function as the converter of operators, in place of torchlib's."""
 
     def register(function: Function) -> Function:
-        for target in targets:
-            CONVERTERS[target] = function
+        CONVERTERS.update(dict.fromkeys(targets, function))
         return function
 
     return register

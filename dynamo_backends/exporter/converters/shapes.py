@@ -1,7 +1,7 @@
-"""What converters share: sizes that may be symbolic, and shapes made of them. No converter is in here.
+"""Helpers of the converters: sizes that may be symbolic, reshapes, constants and casts.
 
-A size is a Python integer where it is known, else an ONNX value of shape [1] and type int64 that is computed
-at run time, so that a symbolic size is never baked into a model.
+A size is a Python integer if it is static, else an ONNX value of shape [1] and dtype int64 that is computed at run
+time, so that no symbolic size becomes a constant of the model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ Size: TypeAlias = "int | ir.Value"
 HALF_PRECISION = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
+def _shape(value: ir.Value) -> ir.Shape:
+    if value.shape is None:
+        raise NotTranslatable("the shape of an argument is not known")
+    return value.shape
+
+
 def rank(value: ir.Value) -> int:
     """The number of dimensions."""
     return len(_shape(value))
@@ -27,10 +33,9 @@ def rank(value: ir.Value) -> int:
 
 def size(value: ir.Value, dim: int) -> Size:
     """The size of one dimension; negative ``dim`` counts from the last."""
-    shape = _shape(value)
-    dim = dim % len(shape)
-    known = shape[dim]
-    return known if isinstance(known, int) else op.Shape(value, start=dim, end=dim + 1)
+    dim = dim % rank(value)
+    static = _shape(value)[dim]
+    return static if isinstance(static, int) else op.Shape(value, start=dim, end=dim + 1)
 
 
 def sizes(value: ir.Value) -> list[Size]:
@@ -44,19 +49,15 @@ def as_size(number: int | ir.Value) -> Size:
 
 
 def static_size(value: ir.Value, dim: int) -> int:
-    """The size of a dimension that a converter must know when it translates.
-
-    Raises:
-        NotTranslatable: it is symbolic.
-    """
-    known = size(value, dim)
-    if not isinstance(known, int):
+    """The size of a dimension; raises ``NotTranslatable`` if it is symbolic."""
+    static = size(value, dim)
+    if not isinstance(static, int):
         raise NotTranslatable(f"dimension {dim} has a symbolic size, and its translation needs the number")
-    return known
+    return static
 
 
 def vector(items: Sequence[Size]) -> ir.Value:
-    """The sizes as one int64 tensor of shape [len(items)], a constant if all are known."""
+    """The sizes as one int64 tensor of shape [len(items)], a constant if all are static."""
     if all(isinstance(item, int) for item in items):
         return op.Constant(value=ir.Tensor(np.array(items, dtype=np.int64)))
     parts = [op.Constant(value_ints=[item]) if isinstance(item, int) else item for item in items]
@@ -64,14 +65,12 @@ def vector(items: Sequence[Size]) -> ir.Value:
 
 
 def reshape(value: ir.Value, target: Sequence[Size]) -> ir.Value:
-    """``value`` with the sizes ``target``; the one size that is not known, if it is only one, is left to
-    ONNX.
-    """
-    unknown = [i for i, item in enumerate(target) if not isinstance(item, int)]
-    if 0 in [item for item in target if isinstance(item, int)]:
+    """``value`` with the sizes ``target``; a single symbolic size becomes -1."""
+    static = [item for item in target if isinstance(item, int)]
+    if 0 in static:
         return op.Reshape(value, vector(target), allowzero=1)
-    if len(unknown) == 1:
-        return op.Reshape(value, vector([item if isinstance(item, int) else -1 for item in target]))
+    if len(static) == len(target) - 1:
+        target = [item if isinstance(item, int) else -1 for item in target]
     return op.Reshape(value, vector(target))
 
 
@@ -112,22 +111,16 @@ def constant(number: float, dtype: ir.DataType) -> ir.Value:
 
 
 def computing_dtype(value: ir.Value) -> ir.DataType:
-    """The dtype eager's kernels accumulate in: float32 for the half precisions, else the value's own."""
+    """The dtype that eager's kernels accumulate in: float32 for half precision, else the value's own."""
     assert value.dtype is not None
     return ir.DataType.FLOAT if value.dtype in HALF_PRECISION else value.dtype
 
 
 def cast(value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """``value`` as another dtype; itself if it has it."""
+    """``value`` cast to a dtype, if it has another."""
     return value if value.dtype == dtype else op.Cast(value, to=dtype)
 
 
 def cast_all(dtype: ir.DataType, *values: Any) -> tuple[Any, ...]:
-    """Each value as another dtype; ``None`` stays ``None``."""
+    """Each value cast to a dtype; ``None`` stays ``None``."""
     return tuple(None if value is None else cast(value, dtype) for value in values)
-
-
-def _shape(value: ir.Value) -> ir.Shape:
-    if value.shape is None:
-        raise NotTranslatable("the shape of an argument is not known")
-    return value.shape

@@ -16,15 +16,13 @@ aten = torch.ops.aten
 
 @converter(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(value: ir.Value, split_size: int | ir.Value, dim: int = 0) -> list[ir.Value]:
-    """Parts of ``split_size`` along ``dim``, the last one smaller. Torchlib returns an ONNX sequence, one
-    value.
-    """
-    whole = shapes.static_size(value, dim)
+    """Parts of ``split_size`` along ``dim``, the last one smaller. Torchlib returns one ONNX sequence."""
+    total = shapes.static_size(value, dim)
     if not isinstance(split_size, int):
         raise NotTranslatable("the number of parts depends on a symbolic size")
     if split_size == 0:
         return [op.Identity(value)]
-    lengths = [min(split_size, whole - start) for start in range(0, whole, split_size)] or [0]
+    lengths = [min(split_size, total - start) for start in range(0, total, split_size)] or [0]
     return split_with_sizes(value, lengths, dim)
 
 
@@ -37,8 +35,7 @@ def split_with_sizes(value: ir.Value, split_sizes: Sequence[int | ir.Value], dim
         return [op.Identity(value)]
     if all(isinstance(length, int) and length == lengths[0] for length in lengths):
         return list(op.Split(value, num_outputs=len(lengths), axis=dim))
-    parts = []
-    start = shapes.vector([0])
+    parts, start = [], shapes.vector([0])
     for length in lengths:
         end = op.Add(start, shapes.vector([length]))
         parts.append(op.Slice(value, start, end, [dim]))

@@ -1,7 +1,7 @@
-"""Views: reshaping, expanding, slicing; and copying into a tensor.
+"""Views (reshape, expand, slice), and copying into a tensor.
 
-Torchlib's views are right, and make a dozen nodes of each, to be folded again: a third of the time a translation takes.
-These make one node and constants. Torchlib's copy has the shape of what is copied, not of what it is copied into.
+Torchlib's views are correct but emit a dozen nodes each, whose folding takes a third of a translation's time. These
+emit one node and constants. Torchlib's ``copy`` returns the shape of the source instead of the target's.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ from .shapes import as_size, cast, reshape, sizes, vector
 
 aten = torch.ops.aten
 
-_END = 2**63 - 1
-
 
 @converter(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(x: ir.Value, target: Sequence[int | ir.Value]) -> ir.Value:
-    """``Reshape``; a -1 means the same there as in ATen."""
-    sizes = [as_size(item) for item in target]
-    if any(item == -1 for item in target if isinstance(item, int)):
-        return op.Reshape(x, vector(sizes))
-    return reshape(x, sizes)
+    """``Reshape``; -1 means the same as in ATen."""
+    target_sizes = [as_size(item) for item in target]
+    if any(isinstance(item, int) and item == -1 for item in target):
+        return op.Reshape(x, vector(target_sizes))
+    return reshape(x, target_sizes)
 
 
 @converter(aten.expand.default)
 def expand(x: ir.Value, target: Sequence[int | ir.Value], implicit: bool = False) -> ir.Value:
-    """``Expand``, in which a 1 keeps a dimension as it is, as a -1 does in ATen."""
+    """``Expand``, where 1 keeps a dimension as -1 does in ATen."""
     return op.Expand(x, vector([1 if isinstance(item, int) and item == -1 else as_size(item) for item in target]))
 
 
 @converter(aten.copy.default)
 def copy(target: ir.Value, source: ir.Value, non_blocking: bool = False) -> ir.Value:
-    """``source`` with the dtype and shape of ``target``, to which it may have to be broadcast."""
+    """``source`` cast to the dtype and broadcast to the shape of ``target``."""
     assert target.dtype is not None
     result = cast(source, target.dtype)
     return result if source.shape == target.shape else op.Expand(result, vector(sizes(target)))
@@ -51,7 +49,7 @@ def slice_(
     end: int | ir.Value | None = None,
     step: int | ir.Value = 1,
 ) -> ir.Value:
-    """``Slice``; it counts negative bounds from the end and clamps bounds beyond it, as ATen does."""
+    """``Slice``; it counts negative bounds from the end and clamps bounds as ATen does."""
     first = vector([as_size(0 if start is None else start)])
-    last = vector([as_size(_END if end is None else end)])
+    last = vector([as_size(2**63 - 1 if end is None else end)])
     return op.Slice(x, first, last, vector([dim]), vector([as_size(step)]))

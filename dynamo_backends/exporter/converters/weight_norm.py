@@ -16,10 +16,10 @@ def weight_norm_backward(
 ) -> tuple[ir.Value, ir.Value]:
     """The gradients of v and g in ``w = g * v / |v|``, the norm over all dimensions but ``dim``.
 
-    ``dg = sum(dw * v) / |v|`` and ``dv = g / |v| * (dw - v * sum(dw * v) / |v|^2)``; PyTorch's
+    ``dg = sum(dw * v) / |v|`` and ``dv = g / |v| * (dw - v * sum(dw * v) / |v|^2)``, as in
     ``aten/src/ATen/native/WeightNorm.cpp``.
     """
-    others = [i for i in range(shapes.rank(saved_v)) if i != dim % shapes.rank(saved_v)]
-    products = op.Div(op.ReduceSum(op.Mul(grad_w, saved_v), others, keepdims=1), saved_norms)
-    across = op.Sub(grad_w, op.Mul(saved_v, op.Div(products, saved_norms)))
-    return op.Mul(op.Div(saved_g, saved_norms), across), products
+    axes = [i for i in range(shapes.rank(saved_v)) if i != dim % shapes.rank(saved_v)]
+    grad_g = op.Div(op.ReduceSum(op.Mul(grad_w, saved_v), axes, keepdims=1), saved_norms)
+    across = op.Sub(grad_w, op.Mul(saved_v, op.Div(grad_g, saved_norms)))
+    return op.Mul(op.Div(saved_g, saved_norms), across), grad_g
