@@ -161,7 +161,7 @@ COMPILES = """
 import json, pickle, sys
 import torch
 from torch import nn
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
 from test_session import compile_and_keep, model_to_store
 
 for i in range(int(sys.argv[2])):
@@ -198,7 +198,7 @@ def test_what_a_cache_stores_is_the_same_in_every_process(tmp_path: Path) -> Non
     names = []
     for number, seed in ((0, "1"), (3, "2")):
         path = tmp_path / f"{number}.pickle"
-        command = [sys.executable, "-c", COMPILES, str(Path(__file__).parents[1]), str(number), str(path)]
+        command = [sys.executable, "-c", COMPILES, str(Path(__file__).parent), str(number), str(path)]
         run = subprocess.run(
             command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONHASHSEED": seed}
         )
