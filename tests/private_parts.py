@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 NOTICED_BY = {
     "torch._C": "test_op_tools.py",
-    "torch._C._AutoDispatchBelowAutograd": "test_post_grad_passes.py",
+    "torch._C._AutoDispatchBelowAutograd": "test_onnx_attention.py",
     "torch._C._from_dlpack": "test_binding.py",
     "torch._C._storage_Use_Count": "test_freezing.py",
     "torch._C._to_dlpack": "test_binding.py",

@@ -103,7 +103,7 @@ class NodeSessions:
         return BoundSession(
             Session(with_needed_passes(model), settings),
             [_input_spec(item, str(value.name)) for item, value in zip(inputs, model.graph.inputs, strict=True)],
-            [_output_spec(item, str(value.name)) for item, value in zip(outputs, model.graph.outputs, strict=True)],
+            [output_spec(item, str(value.name)) for item, value in zip(outputs, model.graph.outputs, strict=True)],
         )
 
 
@@ -119,7 +119,7 @@ def _specs_of(compiled: CompiledRegion) -> list[OutputSpec]:
     """All results of a region's nodes, under their ONNX value names."""
     nodes = [node for node in compiled.region.operators if "val" in node.meta]
     outputs = [output for node in nodes for output in results_of(node)]
-    return [_output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
+    return [output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
 
 
 def _input_spec(node: fx.Node, name: str) -> InputSpec:
@@ -129,7 +129,7 @@ def _input_spec(node: fx.Node, name: str) -> InputSpec:
     )
 
 
-def _output_spec(output: Output, name: str) -> OutputSpec:
+def output_spec(output: Output, name: str) -> OutputSpec:
     value = output.node.meta["val"]
     if output.index is not None:
         value = value[output.index]

@@ -18,9 +18,9 @@ from dynamo_backends.runtime.versions import maximum_opset
 BACKENDS = ["onnxrt", "onnx_debug", "fx_debug"]
 
 WRONG_OPTIONS = {
-    "misspelt": ({"opsett": 18}, ["'opsett'", "'opset'?", ": providers, "]),
-    "unknown": ({"zzz": 1}, ["'zzz'", ": providers, "]),
-    "not a string": ({3: 1}, ["option 3", ": providers, "]),
+    "misspelt": ({"opsett": 18}, ["'opsett'", "'opset'?", ": fallback, "]),
+    "unknown": ({"zzz": 1}, ["'zzz'", ": fallback, "]),
+    "not a string": ({3: 1}, ["option 3", ": fallback, "]),
     "opset type": ({"opset": "18"}, ["'opset'", "integer", "'18' (str)"]),
     "opset bool": ({"opset": True}, ["'opset'", "integer", "bool"]),
     "opset too old": ({"opset": 9}, ["opset 9 ", f"18 to {maximum_opset()}"]),
