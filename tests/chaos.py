@@ -43,7 +43,7 @@ ROOT = Path(__file__).parent.parent
 
 PACKAGES = ("dynamo_backends", "passes")
 
-NOT_RAISING = ("safety_net", "errors", "events", "__init__", "__main__", "cli", "bench", "engine.locks")
+NOT_RAISING = ("common.safety_net", "errors", "events", "__init__", "__main__", "cli", "bench", "engine.locks")
 """Of both packages, left as they are: the net, what it counts with, the commands, locks."""
 
 GROUND = {
@@ -57,11 +57,11 @@ GROUND = {
     "backends.onnx_compiler.partition": "a call from AOTAutograd; it calls the net",
     "backends._compiled": "it calls the net",
     "backends._compiled.<lambda>": "asked by the net whether failures are to be raised",
-    "debug.captured_graph.Captured.called": "calls the compiled graph, whose errors are the user's",
+    "debug.captured_graph.CapturedGraph.run_in_call": "calls the compiled graph, whose errors are the user's",
     "debug.run_verdict.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
-    "debug.observer._WatchedGraph.run": "a call of a graph; it calls the net",
-    "debug.observer._WatchedGraph._watched": "the net under a compared run",
-    "debug.record.RecordObserver.runner.run": "a call of a graph; it calls the net",
+    "debug.observer._ComparedGraph.run": "a call of a graph; it calls the net",
+    "debug.observer._ComparedGraph._compared": "the net under a compared run",
+    "debug.record.RecordObserver.recorded.run": "a call of a graph; it calls the net",
     "pipeline.pipeline.Pipeline._partitioned": "calls the net",
     "pipeline.pipeline.Pipeline._partitioned.<lambda>": "asked by the net",
     "pipeline.pipeline.Pipeline.compile_for_aot_autograd": "a call from AOTAutograd; it calls the net",
@@ -351,7 +351,7 @@ def _import_all() -> None:
     sys.path.insert(0, str(ROOT))
     import torch
 
-    for name in ("backends", "compiling", "debug.fx_debug", "debug.observer", "exporter.decompose"):
+    for name in ("backends", "pipeline.compiler", "debug.fx_debug", "debug.observer", "exporter.decompose"):
         importlib.import_module(f"dynamo_backends.{name}")
     torch.set_num_threads(1)
     with torch.no_grad():
