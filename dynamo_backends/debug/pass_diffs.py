@@ -2,8 +2,8 @@
 
 ::
 
-    --- before onnx.remove_unused
-    +++ after onnx.remove_unused: fired 1, nodes 3 -> 2
+    --- before onnx.someone.remove_unused
+    +++ after onnx.someone.remove_unused: fired 1, nodes 3 -> 2
      relu: f32[2, 3] = Relu(x)  # model.py:17
     -dead: f32[2, 3] = Neg(relu)  # model.py:18
      tanh: f32[2, 3] = Tanh(relu)  # model.py:19

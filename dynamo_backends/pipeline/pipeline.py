@@ -5,7 +5,7 @@ The stages and where they are::
 
     dynamo, pre_grad       Pipeline.compile_dynamo_graph   torch IR
     joint                  Pipeline.partitioner            forward and backward together
-    aten, post_grad        compiling.Compiler.aten         one direction
+    aten, post_grad        compiler.Compiler.aten          one direction
     regions ... session    lowering.OnnxLowering           what goes to ONNX, one model for each region: a Program
     run                    program.load                    what is called for each batch
 
