@@ -46,9 +46,10 @@ MODEL_HELP = (
 
 def add_dump_arguments(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
     """Adds ``-d/--dump FOLDER`` (a string or ``None``), optionally as a positional argument too, and ``--json``."""
+    group = parser.add_mutually_exclusive_group()
     if positional:
-        parser.add_argument("dump", nargs="?", default=argparse.SUPPRESS, metavar="DUMP", help="the same as -d")
-    parser.add_argument(
+        group.add_argument("dump", nargs="?", default=argparse.SUPPRESS, metavar="DUMP", help="the same as -d")
+    group.add_argument(
         "-d",
         "--dump",
         metavar="FOLDER",

@@ -266,9 +266,10 @@ def test_diff(dump: Path, capsys: Printed) -> None:
         (["show", "0", "--stage", "onx"], "'onnx'"),
         (["diff", "0", "aten", "post_grd"], "'post_grad'"),
         (["show"], "GRAPH"),
+        (["ls", "one_folder", "-d", "another"], "-d"),
     ],
 )
-def test_misspelt_stages(arguments: list[str], message: str, capsys: Printed) -> None:
+def test_arguments_that_make_no_sense(arguments: list[str], message: str, capsys: Printed) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
