@@ -46,7 +46,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_backends.numerics.program_execution import ReferenceRuns, Results
+from dynamo_backends.numerics.program_execution import ReferenceRuns, Results, SharedCopies
 from dynamo_backends.numerics.verdicts import is_discrete
 from passes.engine.fx.editing import is_view
 
@@ -615,7 +615,7 @@ def _reference(program: Program, call: int, expected: Outcome, key: tuple[str, i
     arguments = program.make_arguments(call)
     torch.manual_seed(call)
     try:
-        twice = ReferenceRuns(lambda *given: list(function(*given)), arguments, torch.get_rng_state())
+        twice = ReferenceRuns(lambda *given: list(function(*given)), SharedCopies(arguments), torch.get_rng_state())
         if key[0] != "gradient":
             return twice.outputs.under(
                 {item: ("result", item) if isinstance(item, int) else item for item in twice.outputs.exact}

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.program_execution import NotRepeatableError, ReferenceRuns
+from ..numerics.program_execution import NotRepeatableError, ReferenceRuns, SharedCopies
 from ..numerics.verdicts import verdict
 from .loading import SEED, Inputs
 from .steps import Steps, generated, leaves_of, loss_of
@@ -88,7 +88,7 @@ class Reference:
         torch.manual_seed(SEED)
         arguments = [*state.values(), *leaves]
         with torch.set_grad_enabled(is_trained):
-            twice = ReferenceRuns(run, arguments, torch.get_rng_state())
+            twice = ReferenceRuns(run, SharedCopies(arguments), torch.get_rng_state())
         if twice.draws:
             self.unchecked = "the model draws random numbers"
         outputs: Sequence[Mapping[object, Any]] = (twice.outputs.eager, twice.outputs.exact)

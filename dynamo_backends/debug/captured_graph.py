@@ -27,7 +27,7 @@ from ..exporter.decompositions import decomposition_table
 from ..graphs import aot
 from ..graphs.layout import significant_strides
 from ..graphs.locations import UserName, set_user_name
-from ..numerics.program_execution import ReferenceRuns, Results, as_given, copies, is_plain
+from ..numerics.program_execution import ReferenceRuns, Results, SharedCopies, as_given, copies, is_plain
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.verdicts import Verdict
 from .chosen_runs import SelectedRun
@@ -306,9 +306,10 @@ class ComparedCall:
     def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
         """Compares the results of the compiled graph, and the arguments that it changed."""
         first = self._captured.pre_grad.first
-        twice = self._run(first)
+        copied = SharedCopies(self.arguments)
+        twice = self._run(first, copied)
         reference = twice.outputs
-        culprit = self._culprit(reference, lambda step: self._run(step.graph).outputs, {})
+        culprit = self._culprit(reference, lambda step: self._run(step.graph, copied).outputs, {})
         actual: dict[object, object] = dict(enumerate(results))
         given = self._captured.all_arguments(arguments)
         changed_inputs = [key for key in reference.eager if isinstance(key, tuple) and key[0] == "input"]
@@ -329,9 +330,10 @@ class ComparedCall:
         """
         first = self._captured.pre_grad.first
         unchecked: list[str] = []
+        copied = SharedCopies(self.arguments)
 
         def run(step: Step) -> Results:
-            twice = self._run(step.graph)
+            twice = self._run(step.graph, copied)
             found = twice.gradients(tangents, list(gradients))
             if step.graph is first:
                 unchecked.extend(_inexact(twice))
@@ -343,12 +345,12 @@ class ComparedCall:
         because = self.fault and f"its forward {self.fault}"
         return Finding(culprit, wrong, because, unchecked + self._captured.pre_grad.unchecked)
 
-    def _run(self, graph: fx.GraphModule) -> ReferenceRuns:
+    def _run(self, graph: fx.GraphModule, copied: SharedCopies) -> ReferenceRuns:
         def run(*args: object) -> list[object]:
             with self._as_called():
                 return interpret(graph, args)
 
-        return ReferenceRuns(run, self.arguments, self.state, self._leaves)
+        return ReferenceRuns(run, copied, self.state, self._leaves)
 
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from ..graphs.locations import user_name, where
 from ..graphs.operators import is_collective
 from ..numerics.distance import FLOAT64_ROUNDING, distance
 from ..numerics.exact import REFUSALS, WHATEVER_THE_FAKE_RESULT
-from ..numerics.program_execution import NotRepeatableError, ReferenceRuns, Results
+from ..numerics.program_execution import NotRepeatableError, ReferenceRuns, Results, SharedCopies
 from ..numerics.verdicts import RIGHT, Verdict, is_discrete, same_number
 from .first_changed_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter, flat
@@ -96,11 +96,12 @@ class StageGraphs:
                 all results, with the position as the key.
         """
         self.unchecked = []
+        copied = SharedCopies(arguments)
 
         def run(step: Step) -> Results:
             module = step.graph if keys is None else _restricted(step.graph, keys)
             with torch.no_grad():
-                results = ReferenceRuns(lambda *args: interpret(module, args), arguments, state).outputs
+                results = ReferenceRuns(lambda *args: interpret(module, args), copied, state).outputs
             return results if keys is None else results.under(dict(enumerate(keys.values())))
 
         start = run(self.steps[0])

@@ -59,7 +59,8 @@ def summary(value: torch.Tensor) -> dict[str, object]:
         assert found is not None
         result.update(nan=found.nan, inf=found.infinite)
         if found.smallest is not None:
-            mean = float(value[value.isfinite()].mean(dtype=torch.float64))
+            finite = value[value.isfinite()] if found.nan or found.infinite else value
+            mean = float(finite.mean(dtype=torch.float64))
             result.update(min=found.smallest, max=found.largest, mean=mean if math.isfinite(mean) else None)
     elif not value.is_complex() and value.numel():
         result.update(min=int(value.min()), max=int(value.max()))

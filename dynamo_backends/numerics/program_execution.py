@@ -2,7 +2,7 @@
 
 ::
 
-    runs = ReferenceRuns(function, arguments, torch.get_rng_state())
+    runs = ReferenceRuns(function, SharedCopies(arguments), torch.get_rng_state())
     runs.outputs.eager, runs.outputs.exact
     runs.gradients(tangents, of)           # of both runs, by autograd
 
@@ -155,12 +155,32 @@ class Run:
                 return torch.autograd.grad(outputs, inputs, given, allow_unused=True)
 
 
+class SharedCopies:
+    """Copies of arguments, in their dtypes and in float64, that runs one after the other share.
+
+    Args:
+        originals: tensors and numbers. The copies share memory and require gradients as these do.
+    """
+
+    def __init__(self, originals: Sequence[object]) -> None:
+        self.originals = originals
+        self._unchanged: dict[bool, Sequence[object]] = {}
+
+    def take(self, *, wide: bool) -> Sequence[object]:
+        """Copies that nobody has changed."""
+        return self._unchanged.pop(wide, None) or copies(self.originals, wide=wide)
+
+    def give_back(self, copied: Sequence[object], *, wide: bool) -> None:
+        """The next run may have copies that this one has not changed."""
+        self._unchanged[wide] = copied
+
+
 class ReferenceRuns:
     """Runs a function on copies of its arguments, in eager and in float64.
 
     Args:
         function: takes the arguments and returns a sequence of results.
-        arguments: tensors and numbers. The copies share memory and require gradients as the originals do.
+        arguments: whose copies the function gets.
         generator_state: the state of the CPU's random numbers at the start of each run.
         are_leaves: for each argument, whether it is a leaf of autograd; one that is not may be changed in place.
 
@@ -171,22 +191,25 @@ class ReferenceRuns:
     def __init__(
         self,
         function: Callable[..., Sequence[object]],
-        arguments: Sequence[object],
+        arguments: SharedCopies,
         generator_state: torch.Tensor,
         are_leaves: Sequence[bool] | None = None,
     ) -> None:
-        leaves = are_leaves or [True] * len(arguments)
+        leaves = are_leaves or [True] * len(arguments.originals)
 
         def run(mode: Recording | Float64) -> Run:  # not a method: the perturbed runs must not keep these runs alive
-            copied = copies(arguments, wide=isinstance(mode, Float64))
+            copied = arguments.take(wide=isinstance(mode, Float64))
             return Run(function, copied, leaves, generator_state, mode)
 
         self._run = run
         self._recording = Recording()
         self._float64 = Float64(self._recording)
         self._runs: tuple[Run, ...] = run(self._recording), run(self._float64)
-        pairs = enumerate(zip(arguments, self._runs[0].arguments, strict=True))
+        pairs = enumerate(zip(arguments.originals, self._runs[0].arguments, strict=True))
         changed = [j for j, (before, after) in pairs if _is_changed(before, after)]
+        if not changed and not any(any(item.are_written) for item in self._runs):
+            for item, wide in zip(self._runs, (False, True), strict=True):
+                arguments.give_back(item.leaves, wide=wide)
         eager, exact = (_outputs(run, changed) for run in self._runs)
         self.outputs = Results(eager, exact, self._perturbed(lambda run: _outputs(run, changed), has_gradients=False))
 

@@ -14,7 +14,7 @@ from dynamo_backends.numerics.call_execution import as_float64
 from dynamo_backends.numerics.distance import distance, nearer, ordinary
 from dynamo_backends.numerics.exact import widen
 from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.program_execution import NotRepeatableError, ReferenceRuns, Results, copies
+from dynamo_backends.numerics.program_execution import NotRepeatableError, ReferenceRuns, Results, SharedCopies, copies
 from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
 from dynamo_backends.numerics.same_results import difference_of_results
 from dynamo_backends.numerics.verdicts import is_changed, is_discrete, largest, verdict
@@ -325,7 +325,7 @@ def test_which_operators_draw() -> None:
 
 
 def run_twice(function: object, *args: object, leaves: list[bool] | None = None) -> ReferenceRuns:
-    return ReferenceRuns(function, args, torch.get_rng_state(), leaves)  # type: ignore[arg-type]
+    return ReferenceRuns(function, SharedCopies(args), torch.get_rng_state(), leaves)  # type: ignore[arg-type]
 
 
 def test_the_float64_run_is_of_the_same_values() -> None:
