@@ -50,7 +50,7 @@ _DECOMPOSE_ANYWAY = {
 SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
 """Operators that add values at indices, which may repeat."""
 
-_NEVER_DECOMPOSED = {
+_NOT_DECOMPOSED = {
     *SUMS_AT_INDICES,  # decomposed to index_put, which is slower in PyTorch than their own kernels
     # Decomposed to one operator of prims, which has no converter either.
     *overloads_of(aten.digamma, aten.erfinv, aten.fmax, aten.fmin, aten.frexp, aten.gcd, aten.hypot, aten.lgamma),
@@ -178,7 +178,7 @@ def whole_table(translated: frozenset[str]) -> Decompositions:
             if target not in _DECOMPOSE_ANYWAY and target.name() in translated:
                 continue
             if (
-                target in _NEVER_DECOMPOSED
+                target in _NOT_DECOMPOSED
                 or target._schema.is_mutable
                 or torch.Tag.nondeterministic_seeded in target.tags
             ):

@@ -138,7 +138,7 @@ class Recorder(_building.OpRecorder):
     """
 
     def eval(self, schema: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-        """Records one operator. PyTorch's recorder builds the signature at each call, a fifth of a translation's time."""
+        """Records one operator. PyTorch's recorder builds a signature at each call, a fifth of a translation's time."""
         signature = _signature(schema.domain, schema.name, schema.since_version)
         named_inputs, named_attrs = _building._construct_named_inputs_and_attrs(signature, args, kwargs)
         for name, value in named_attrs.items():

@@ -183,7 +183,7 @@ def test_computed_shapes_are_followed(plant: Plant) -> None:
 
 def test_what_is_remembered_of_translations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "MAXIMUM_COMPARISONS", 3)
-    monkeypatch.setattr(results, "known", {})
+    monkeypatch.setattr(results, "comparisons", {})
     for size in range(1, 8):
         graph = captured(torch.sinh, torch.randn(size)).graph
         x, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
