@@ -1,7 +1,7 @@
 """Evaluates FX nodes that depend on no input of the graph, such as positions computed from ``arange``.
 
-If ONNX Runtime cannot run such a node, PyTorch computes its value at compile time, and the value becomes a constant of
-the model. So the node does not split the graph.
+If ONNX Runtime cannot run such a node, PyTorch evaluates it at compile time, and its value becomes a constant of the
+model. So it does not split the graph.
 """
 
 from __future__ import annotations

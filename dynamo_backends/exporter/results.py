@@ -1,8 +1,7 @@
-"""Checks that the results of a converter have the dtypes and shapes of eager's results.
+"""Checks that a converter's results have the dtypes and shapes of eager's results.
 
-ONNX's shape inference computes the former from the converter's ONNX nodes; the latter are those of the fake tensors.
-What inference does not know (a shape computed from data, a symbolic size) is checked at run time
-(``runtime/binding.py``).
+They are inferred from the converter's ONNX nodes and compared with the fake tensors. What inference does not know (a
+shape computed from data, a symbolic size) is checked at run time (``runtime/binding.py``).
 """
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ def _is_negative_zero(number: object) -> bool:
 class Recorder(_building.OpRecorder):
     """Records the ONNX nodes that a converter emits, and infers the dtype of each result.
 
-    PyTorch's recorder does not infer dtypes, and makes a Python number float32 in an operation with an intermediate
-    result of another dtype.
+    PyTorch's recorder does not infer dtypes: a Python number that is combined with an intermediate result becomes
+    float32.
     """
 
     def eval(self, schema: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
@@ -218,11 +218,7 @@ class Recorder(_building.OpRecorder):
         return None
 
     def rounded_number(self) -> float | None:
-        """A number that the recorded nodes round to float32, or ``None``.
-
-        Float attributes of ONNX such as ``Gemm``'s ``alpha`` are float32, and torchlib makes some numbers float32
-        constants.
-        """
+        """A number that a node rounds to float32, as an attribute (``Gemm``'s alpha) or a constant; else ``None``."""
         rounded = {
             constant: number
             for (number, dtype), constant in self.constant_farm.items()

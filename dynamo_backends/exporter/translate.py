@@ -238,7 +238,7 @@ class _Translation:
             node: the FX node.
             results: what its converter returned.
             promoted: the dtypes its arguments were cast to. A result with one of these is cast to eager's dtype.
-            recorder: it has the ONNX nodes that the converter emitted.
+            recorder: has the ONNX nodes of the converter.
         """
         for function in recorder.model_functions():
             present = self.model.functions.setdefault(function.identifier(), function)
@@ -289,11 +289,7 @@ class _Translation:
                 self.model.opset_imports.setdefault(domain, version)
 
     def _set_opset(self, function: ir.Function) -> None:
-        """Changes a function's opset to the model's.
-
-        Raises:
-            TranslationError: one of its operators differs between the two opsets.
-        """
+        """Changes a function's opset to the model's; raises ``TranslationError`` if they differ for its operators."""
         written = function.opset_imports.get("", self.opset)
         for node in ir.traversal.RecursiveGraphIterator(function) if written != self.opset else ():
             if node.domain in ("", "ai.onnx") and not _is_compatible(node, written, self.opset):

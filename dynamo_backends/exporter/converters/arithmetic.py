@@ -69,9 +69,8 @@ def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) 
 def sigmoid(x: ir.Value) -> ir.Value:
     """``1 / (1 + exp(-x))``.
 
-    ONNX Runtime's ``Sigmoid`` (1.31) of float32 has a relative error of 17 % at -15 and returns 0 below -18, so that its
-    logarithm is -infinity. In a product with ``x`` this does not matter: the pass ``onnx.gelu`` rewrites these to SiLU
-    and quick GELU.
+    ONNX Runtime's ``Sigmoid`` (1.31) of float32 has a relative error of 17 % at -15 and returns 0 below -18, so that
+    log(sigmoid(x)) is -infinity. In ``x * sigmoid(x)`` this does not matter: the pass ``onnx.gelu`` uses it there.
     """
     wide = cast(x, computing_dtype(x))
     return cast(op.Reciprocal(op.Add(op.Exp(op.Neg(wide)), constant(1.0, _dtype(wide)))), _dtype(x))
@@ -82,8 +81,7 @@ def tanh(x: ir.Value) -> ir.Value:
     """``Tanh``; in float32 ``x`` itself near zero.
 
     There ONNX Runtime's kernel (1.31) has an error of one ULP, as large as ``x - tanh(x)``, and returns 0 for the
-    smallest denormal numbers. This takes 2.0 instead of 0.3 ms for a million numbers, eager 2.7 ms (EPYC, one thread).
-    Passes recognize it in GELU.
+    smallest denormal numbers. For a million numbers this takes 2.0 instead of 0.3 ms, eager 2.7 (EPYC, one thread).
     """
     if x.dtype != ir.DataType.FLOAT:
         return op.Tanh(x)
@@ -168,10 +166,7 @@ def remainder(x: Operand, divisor: Operand) -> ir.Value:
 
 @converter(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.Value:
-    """``x / divisor``; for integers also truncated (``trunc``) or rounded down (``floor``).
-
-    Torchlib divides integers in float32.
-    """
+    """``x / divisor``, truncated or rounded down for integers only, which torchlib divides in float32."""
     dtype = _dtype(x, divisor)
     divisor = _value(divisor, dtype)
     quotient = op.Div(x, divisor)

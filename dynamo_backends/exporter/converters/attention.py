@@ -144,11 +144,7 @@ class _Groups:
 
     @staticmethod
     def of(query: ir.Value, key: ir.Value, is_causal: bool, attn_mask: ir.Value | None) -> _Groups:
-        """The groups of a call.
-
-        Raises:
-            NotTranslatable: the number of heads is symbolic.
-        """
+        """The groups of a call; raises ``NotTranslatable`` if a number of heads is symbolic."""
         assert query.shape is not None and key.shape is not None
         if query.shape[1] == key.shape[1]:
             return _Groups([], None, 0, splits_scores=False)

@@ -93,8 +93,7 @@ def _max_pool(
 def _has_nan(batch: ir.Value, maxima: ir.Value, windows: Mapping[str, Any], dilations: Sequence[int]) -> ir.Value:
     """Whether each window has NaN.
 
-    The cheapest test is whether its mean is NaN. As the mean of infinities of both signs is NaN too, the maximum must
-    not be infinite.
+    The cheapest test is a NaN mean. Infinities of both signs have one too, so the maximum must not be infinite.
     """
     if batch.dtype == ir.DataType.FLOAT and not windows["ceil_mode"] and all(number == 1 for number in dilations):
         means = op.AveragePool(batch, **windows, count_include_pad=1)
