@@ -330,21 +330,21 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "special values of operators that models hardly use": lambda: all(
         differs(function, *args)() for function, args in WRONG_VALUES.values()
     ),
-    "results for the gradient of a sum of embeddings": differs(
+    "embedding_bag results that its gradient needs": differs(
         lambda i, w: torch.ops.aten._embedding_bag(w, i, torch.tensor([0, 4]), False, 2),
         torch.arange(8),
         torch.randn(9, 5),
     ),
-    "product added to NaN without weight": differs(
+    "baddbmm with beta=0 and NaN": differs(
         lambda x, a: torch.baddbmm(x, a, a, beta=0), torch.full((1, 2, 2), nan), torch.ones(1, 2, 2)
     ),
-    "mean of scattered numbers": differs(
+    "scatter_reduce mean and extrema": differs(
         lambda x, i, y: x.scatter_reduce(0, i, y, "mean"),
         torch.tensor([-5.0, 2.0, 3.0]),
         torch.tensor([0, 0, 1]),
         torch.tensor([2.0, -4.0, 3.0]),
     ),
-    "quantization to a part of a dtype": differs(
+    "quantization to a narrower range than the dtype": differs(
         lambda x: torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.1, 0, -8, 7, torch.int8),
         torch.linspace(-3, 3, 50),
     ),
@@ -357,8 +357,8 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     ),
     "clip of large integers": differs(torch.nn.functional.relu6, LARGE),
     "sum and product of large integers": differs(lambda x: x.sum(), torch.tensor([2**53 + 1, 0])),
-    "reductions of nothing": differs(lambda x: (x.mean(), x.sum(1)), torch.zeros(0, 3)),
-    "product of empty matrices added with a weight": differs(
+    "reductions of empty tensors": differs(lambda x: (x.mean(), x.sum(1)), torch.zeros(0, 3)),
+    "addmm of empty matrices with beta": differs(
         lambda x, a, b: torch.addmm(x, a, b, beta=0.2), torch.full((3, 3), 2.0), torch.zeros(3, 0), torch.zeros(0, 3)
     ),
     "the logarithm of a sum of exponentials underflows": _sum_of_exponentials_underflows,

@@ -1,6 +1,5 @@
-"""Translates FX nodes to an ONNX model: torchlib's converters, and ours where torchlib has none or a wrong one.
+"""Translates the nodes of an FX graph to an ONNX model, called by ``partition`` and ``pipeline``.
 
-Input: the nodes of a region with their fake tensors. Output: an ONNX model. This folder does not use ONNX Runtime.
-``torch_internals`` is the only module that uses private parts of ``torch.onnx``. ``partition`` and ``pipeline`` call
-this folder.
+Takes the nodes of a region with their fake tensors; gives an ONNX model. Each ATen operator has a converter: torchlib's
+(the converters of ``torch.onnx``), or ours where torchlib has none or a wrong one. ONNX Runtime is not used here.
 """

@@ -1,4 +1,4 @@
-"""Decomposes, after tracing, the operators that AOTAutograd kept in a graph."""
+"""Decomposes operators of an ATen graph that AOTAutograd has already traced."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _Table = Mapping[object, Callable[..., Any]]
 
 
 def decompose(module: fx.GraphModule, table: _Table) -> int:
-    """Replaces, in place, each operator of a functional ATen graph by its decomposition, recursively.
+    """Replaces nodes by the decompositions of their operators, recursively and in place.
 
     Args:
-        module: the graph, with ``meta["val"]`` on every node.
-        table: from an operator to a function of its arguments; the operator stays where it returns ``NotImplemented``.
+        module: a functional ATen graph, with ``meta["val"]`` on every node.
+        table: the decompositions by operator. Where one returns ``NotImplemented``, the node stays.
 
     Returns:
-        How many were replaced.
+        The number of nodes replaced.
     """
-    decompositions: dict[object, fx.GraphModule | None] = {}  # equal nodes are traced once
+    decompositions: dict[object, fx.GraphModule | None] = {}  # by what decides the trace: equal nodes are traced once
     buffer_names = (f"_of_decomposition_{i}" for i in itertools.count())
     count = 0
     for node in list(module.graph.nodes):
@@ -56,7 +56,7 @@ def _strides(node: fx.Node) -> tuple[str, ...]:
 
 
 def _trace(node: fx.Node, table: _Table) -> fx.GraphModule | None:
-    """The decomposition of a node as a graph of its input nodes; ``None`` if there is none."""
+    """The decomposition of a node as a graph, whose inputs are the node's input nodes; ``None`` if there is none."""
     sources = node.all_input_nodes
 
     def call(*values: Any) -> Any:

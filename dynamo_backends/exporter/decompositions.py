@@ -1,11 +1,11 @@
-"""The table of decompositions that AOTAutograd applies before our stages.
+"""The table of decompositions that our backends pass to AOTAutograd.
 
-Operators with a converter stay whole (GELU, layer norm, softmax, attention: ONNX Runtime has kernels for them). All
-others are decomposed if PyTorch has a decomposition. Two kinds are never decomposed:
+An operator with a converter is kept, as ONNX Runtime may have a kernel for it (GELU, layer norm, softmax, attention).
+Any other is decomposed if PyTorch has a decomposition. Two kinds are never decomposed:
 
-- random operators: their decompositions draw other numbers than eager's kernels;
-- operators that change an argument in place: their decompositions write through ``prims.copy_to``, which AOTAutograd
-  does not recognize as a mutation. It functionalizes these operators by itself.
+- random operators, whose decompositions draw other numbers than eager's kernels;
+- operators that mutate an argument, whose decompositions use ``prims.copy_to``, which AOTAutograd does not recognize as
+  a mutation. AOTAutograd functionalizes these operators itself.
 """
 
 from __future__ import annotations
@@ -31,37 +31,38 @@ aten = torch.ops.aten
 
 
 def overloads_of(*packets: torch._ops.OpOverloadPacket) -> set[object]:
-    """All overloads of operators."""
+    """All overloads of the operators."""
     return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
 
 
 _DECOMPOSE_ANYWAY = {
-    # Torchlib's converter differs from eager in training mode.
+    # Torchlib's converter differs from eager in training mode,
     *overloads_of(aten.native_batch_norm, aten._native_batch_norm_legit, aten.instance_norm),
-    # ... or for NaN, infinities or large numbers.
+    # for NaN, infinities or large numbers,
     *overloads_of(aten.celu, aten.clamp_max, aten.clamp_min, aten.hardtanh_backward, aten.logit, aten.sinc, aten.xlogy),
     *overloads_of(aten.logaddexp, aten.logaddexp2, aten.logsumexp),
-    # ... or far below zero (glu), for norms that overflow float32, products with a transposed matrix or a long vector,
-    # or rounded quotients.
+    # for large negative numbers (glu), norms that overflow float32, a transposed matrix or a long vector, or rounded
+    # quotients.
     *overloads_of(aten.glu, aten.linalg_vector_norm, aten.addmv, aten.dot, aten.mv, aten.floor_divide),
 }
+"""Operators that are decomposed although they have a converter."""
 
 SUMS_AT_INDICES = {aten.index_add.default, aten.embedding_dense_backward.default, aten.unfold_backward.default}
-"""Operators that add at indices, which may be repeated, as ``index_put`` may."""
+"""Operators that add values at indices, which may repeat."""
 
-_NEVER = {
+_NOT_DECOMPOSED = {
     *SUMS_AT_INDICES,  # decomposed to index_put, which is slower in PyTorch than their own kernels
-    # Decomposed to a single operator of prims, which has no converter either.
+    # Decomposed to one operator of prims, which has no converter either.
     *overloads_of(aten.digamma, aten.erfinv, aten.fmax, aten.fmin, aten.frexp, aten.gcd, aten.hypot, aten.lgamma),
     *overloads_of(aten.i0, aten.special_i0e, aten.special_i1, aten.special_i1e, aten.special_ndtri, aten.special_zeta),
     *overloads_of(aten.special_bessel_j0, aten.special_bessel_j1, aten.special_spherical_bessel_j0),
-    # Markers for AOTAutograd, which calls them with real tensors: a decomposition fails ("convert all Tensors to
-    # FakeTensors first"). ONNX Runtime removes them.
+    # AOTAutograd calls them with real tensors, for which a decomposition fails ("convert all Tensors to FakeTensors
+    # first"). ONNX Runtime removes them.
     *overloads_of(aten.alias, aten.detach, aten.lift, aten.lift_fresh),
-    # Decomposed to a write into a view of their copy (prims.copy_to). AOTAutograd needs a functional graph and fails,
-    # after which the process cannot compile graphs with constants.
+    # Decomposed to prims.copy_to, a write into a view of a copy. AOTAutograd fails, as the graph is not functional, and
+    # the process can no longer compile graphs with constants.
     *overloads_of(aten.as_strided_scatter, aten.diagonal_scatter),
-    # Decomposed to max pooling if the windows have one size, where a window of infinity and NaN stays infinite.
+    # Decomposed to max pooling if all windows have the same size; a window with infinity and NaN would be infinite.
     *overloads_of(aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
     # Decomposed to a product with a square matrix: 6 GB for 20,000 elements.
     *overloads_of(aten.cumprod),
@@ -71,11 +72,11 @@ _NEVER = {
 
 
 def native_dropout(input: torch.Tensor, probability: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout as products with a mask that depends on no value.
+    """Dropout as a product with a mask. Returns the result and the mask, of the input's shape.
 
-    PyTorch draws the mask, with the numbers of eager's kernel (``native_dropout_cpu`` in
-    ``aten/src/ATen/native/Dropout.cpp``). As it depends only on the shape, all masks are drawn before the graph's first
-    region, and dropout does not split the graph.
+    PyTorch draws the mask, with the same numbers as eager's kernel (``native_dropout_cpu`` in
+    ``aten/src/ATen/native/Dropout.cpp``). The mask depends only on the shape, so all masks of a graph are drawn before
+    its first region, and dropout does not split the graph.
     """
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
@@ -87,7 +88,7 @@ def native_dropout(input: torch.Tensor, probability: float, train: bool | None) 
 
 
 def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | None) -> torch.Tensor:
-    """PyTorch's decomposition, but numbers that overflow the dtype become infinite as in the kernel, not an error."""
+    """PyTorch's decomposition, except that a number that overflows the dtype becomes infinite, as in the kernel."""
     if not input.is_floating_point():
         return NotImplemented if input.is_complex() else input.clone()
     largest = torch.finfo(input.dtype).max
@@ -105,19 +106,19 @@ def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | Non
 def soft_margin_loss_backward(
     grad_output: torch.Tensor, input: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
-    """Without the ``sigmoid(x) - 1`` of PyTorch's decomposition, which cancels for a small loss."""
+    """``-t * g * sigmoid(-t * x)``; the ``sigmoid(x) - 1`` of PyTorch's decomposition cancels for a small loss."""
     gradient = -target * grad_output * torch.sigmoid(-target * input)
     return gradient / input.numel() if reduction == _decomp.decompositions.Reduction.MEAN.value else gradient
 
 
-def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
-    """A decomposition that returns new memory, and keeps operators of complex or empty tensors.
+def without_aliases(function: Callable[..., object]) -> Callable[..., object]:
+    """A decomposition whose results do not alias its arguments.
 
-    The operator's result does not alias its arguments, so that either may be changed in place. Some decompositions
-    return a view where nothing is computed (``channel_shuffle`` with one group, ``take`` of the only element).
+    Some decompositions return a view of an argument if nothing has to be computed (``channel_shuffle`` with one group,
+    ``take`` of the only element). The operator returns new memory, which the program may change in place.
 
-    Operators of complex or empty tensors run in PyTorch: some decompositions reject them (``nan_to_num`` of complex,
-    ``index_fill`` of empty tensors) or return another dtype (``bucketize`` without boundaries).
+    Operators with complex or empty tensors are not decomposed: some decompositions reject them (``nan_to_num`` of
+    complex, ``index_fill`` of empty tensors) or return another dtype (``bucketize`` without boundaries).
     """
 
     @functools.wraps(function)
@@ -126,13 +127,13 @@ def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
         if any(tensor.is_complex() or statically_known_true(tensor.numel() == 0) for tensor in tensors):
             return NotImplemented
 
-        def own(value: object) -> object:
+        def copy_alias(value: object) -> object:
             if isinstance(value, torch.Tensor) and any(torch._C._is_alias_of(value, tensor) for tensor in tensors):
                 return value.clone()
             return value
 
         result = function(*args, **kwargs)
-        return result if result is NotImplemented else pytree.tree_map(own, result)
+        return result if result is NotImplemented else pytree.tree_map(copy_alias, result)
 
     return decomposition
 
@@ -140,7 +141,7 @@ def in_its_own_memory(function: Callable[..., object]) -> Callable[..., object]:
 Decompositions = dict[object, Callable[..., object]]
 """From an ATen overload to its decomposition."""
 
-_OURS: Decompositions = {
+_OUR_DECOMPOSITIONS: Decompositions = {
     aten.native_dropout.default: native_dropout,
     aten.nan_to_num.default: nan_to_num,
     aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
@@ -151,14 +152,14 @@ _SOURCES: tuple[Callable[[], Mapping[Any, Callable[..., Any]]], ...] = (
     _decomp.core_aten_decompositions,
     lambda: _decomp.decomposition_table,
 )
-"""PyTorch's tables; the first that has an operator is used."""
+"""PyTorch's tables, in order of precedence."""
 
 
 @functools.cache
 def translated_operators(opset: int) -> frozenset[str]:
-    """The names (``aten::add.Tensor``) of the operators that have both a decomposition and a converter.
+    """The names (``aten::add.Tensor``) of the operators that have both a decomposition and a converter at ``opset``.
 
-    Imports all converters. The result depends only on the versions of the libraries.
+    Depends only on the versions of the libraries. Slow: imports all converters.
     """
     from .translate import find_translation
 
@@ -168,17 +169,21 @@ def translated_operators(opset: int) -> frozenset[str]:
 
 @functools.cache
 def whole_table(translated: frozenset[str]) -> Decompositions:
-    """The decompositions of all operators but ``translated``, before registered converters are left out."""
-    table = dict(_OURS)
+    """The decompositions of all operators but ``translated``; registered converters are not considered."""
+    table = dict(_OUR_DECOMPOSITIONS)
     for source in _SOURCES:
         for target, function in source().items():
             if not isinstance(target, torch._ops.OpOverload):
                 continue
             if target not in _DECOMPOSE_ANYWAY and target.name() in translated:
                 continue
-            if target in _NEVER or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+            if (
+                target in _NOT_DECOMPOSED
+                or target._schema.is_mutable
+                or torch.Tag.nondeterministic_seeded in target.tags
+            ):
                 continue
-            table.setdefault(target, function if is_view(target) else in_its_own_memory(function))
+            table.setdefault(target, function if is_view(target) else without_aliases(function))
     return decompositions_as_kernels(table)
 
 
@@ -186,7 +191,7 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
     """The decompositions of our backends by ATen overload, for ``aot_autograd(decompositions=...)``.
 
     Args:
-        opset: the ONNX opset of the models, as in the compiler's option; a newer one has more converters.
+        opset: the ONNX opset of the models, as in the option ``opset``; a newer one has more converters.
         translated: the result of ``translated_operators``, if it is known.
 
     Raises:

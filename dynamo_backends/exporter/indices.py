@@ -1,7 +1,7 @@
-"""Makes negative indices invalid in ONNX, for operators where eager raises an error for them.
+"""Rejects negative indices where eager does: embedding, index_select, gather and scatter.
 
-ONNX counts a negative index from the end. Here it is replaced by an index that is out of range, so that ONNX Runtime
-fails. PyTorch then runs the region and raises its own error.
+ONNX counts a negative index from the end. So it is replaced by an index out of range, for which ONNX Runtime fails.
+PyTorch then runs the region and raises its own error.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ INDEX_ARGUMENT: dict[object, int] = {
     aten.scatter_add.default: 2,
     aten.scatter_reduce.two: 2,
 }
-"""From an operator to the position of the index among its arguments."""
+"""By operator, the position of the index among its arguments."""
 
 
 def reject_negative(index: ir.Value) -> ir.Value:
-    """``index`` with each negative element replaced by one that is larger than any tensor."""
+    """``index`` with each negative element replaced by a number larger than the size of any tensor."""
     checked = op.Where(op.Less(index, 0), 2**31 - 1 if index.dtype == ir.DataType.INT32 else 2**62, index)
-    checked.shape = index.shape  # torchlib's gather and scatter read the rank
+    checked.shape = index.shape  # torchlib's converters of gather and scatter need the rank
     return checked

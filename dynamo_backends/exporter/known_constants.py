@@ -1,7 +1,7 @@
-"""Evaluates FX nodes that depend on no argument of the graph, such as positions computed from ``arange``.
+"""Evaluates FX nodes that depend on no input of the graph, such as positions computed from ``arange``.
 
-Where ONNX has no correct translation of such a node, PyTorch computes its value at compile time and the model holds it
-as a constant, so that the node does not split the graph.
+If ONNX Runtime cannot run such a node, PyTorch evaluates it at compile time, and its value becomes a constant of the
+model. So it does not split the graph.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from passes.engine.fx.editing import is_pure
 
 KNOWN_VALUE = "known_value"
-"""Key in a node's ``meta``: whether the node is translated to its value."""
+"""Key in a node's ``meta``: whether the node becomes a constant."""
 
-_MAXIMUM_ELEMENTS = 2**18  # of one value: larger ones would bloat the model
+_MAXIMUM_ELEMENTS = 2**18  # of one constant, to limit the size of the model
 
 _DTYPES = frozenset(
     {torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -28,7 +28,11 @@ _DTYPES = frozenset(
 
 
 def nodes_of_known_values(calls: Iterable[fx.Node]) -> set[fx.Node]:
-    """The pure nodes that read nothing but other such nodes, among the calls of a graph in execution order."""
+    """The nodes that can become constants: pure, small, and with no arguments but other such nodes.
+
+    Args:
+        calls: call_function nodes of a graph in execution order.
+    """
     known: set[fx.Node] = set()
     for node in calls:
         if is_pure(node) and known.issuperset(node.all_input_nodes) and _is_small(node):
@@ -49,10 +53,10 @@ def _is_small(node: fx.Node) -> bool:
 
 
 def known_value(node: fx.Node) -> ir.Value | list[ir.Value]:
-    """The results of one of ``nodes_of_known_values``, each as the output of a ``Constant`` node outside any graph.
+    """The results of one of ``nodes_of_known_values``, each the output of a ``Constant`` node that is in no graph.
 
     Raises:
-        RuntimeError, ValueError, IndexError, ZeroDivisionError: whatever its operator raises.
+        Exception: any that the operators raise.
     """
     with _disable_current_modes(), torch.no_grad():
         value = _evaluate(node)
@@ -60,12 +64,12 @@ def known_value(node: fx.Node) -> ir.Value | list[ir.Value]:
 
 
 def _evaluate(node: fx.Node) -> Any:
-    """Computes a node and its ancestors, each once."""
+    """The result of a node; it and its ancestors are computed once each."""
     needed: dict[fx.Node, None] = {}
     waiting = [node]
     while waiting:
         current = waiting.pop()
-        needed[current] = needed.pop(current, None)  # moves it behind its users
+        needed[current] = needed.pop(current, None)  # moves it after its users
         waiting += current.all_input_nodes
     values: dict[fx.Node, Any] = {}
     for current in reversed(needed):

@@ -1,7 +1,7 @@
-"""Type promotion: the dtype that each argument of an elementwise operator is cast to before the translation.
+"""Type promotion: the dtype that each argument of an operator is cast to before its converter is called.
 
-PyTorch promotes inside its kernels, so an ATen graph contains ``mul(float32, bool)``. ONNX operators take one dtype.
-Our converters promote by themselves where this rule does not fit.
+PyTorch promotes inside its kernels, so an ATen graph may contain ``mul(float32, bool)``. ONNX operators take arguments
+of one dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-_NOT_PROMOTED = {"condition", "mask"}  # boolean arguments that select
+_NOT_PROMOTED = {"condition", "mask"}  # parameters that stay boolean
 
 aten = torch.ops.aten
 
@@ -20,20 +20,17 @@ _REDUCTIONS = {aten.sum, aten.prod, aten.mean, aten.cumsum, aten.linalg_vector_n
 
 
 def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
-    """The dtype each argument must be cast to; arguments that already have it are left out.
+    """The arguments that must be cast, with the dtype to cast to.
 
-    Operators tagged ``pointwise`` in ATen:
+    1. Pointwise operators (ATen's tag) whose result is not boolean: to the result's dtype. If that is float16 and a
+       number is outside its range, to float32, in which PyTorch's kernels compute (the gradient of a mean divides by a
+       count).
+    2. Pointwise operators whose result is boolean (comparisons): to the common dtype, as ``torch.result_type`` gives.
+    3. Reductions that take a ``dtype`` or sum integers in int64: to the result's dtype, as in
+       ``at::native::make_reduction``, so that the sum does not overflow.
+    4. ``cat`` and ``stack``: to the result's dtype.
 
-    1. The result is not boolean: arguments are cast to the result's dtype. With a float16 result and a number that
-       float16 cannot hold, they are cast to float32, which PyTorch's kernels compute in (the gradient of a mean divides
-       by a count).
-    2. The result is boolean (comparisons): arguments are cast to their common dtype, by ``torch.result_type``.
-
-    A symbolic integer in the place of a tensor is cast too; it promotes as a Python integer does.
-
-    Reductions that take a ``dtype`` or sum integers in int64: the argument is cast to the result's dtype first, as in
-    ``at::native::make_reduction``, so that it does not overflow. ``cat`` and ``stack``: all parts are cast to the
-    result's dtype.
+    A symbolic integer in place of a tensor is cast too, and promotes like a Python integer.
     """
     target = node.target
     result = node.meta.get("val")
@@ -55,20 +52,20 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
         if isinstance(arg, fx.Node) and parameter.name not in _NOT_PROMOTED
     ]
     tensors = [arg for _, arg in parameters if isinstance(arg.meta["val"], torch.Tensor)]
-    integers = [  # symbolic ones, int64 scalars in ONNX
+    integers = [  # symbolic integers, int64 scalars in ONNX
         arg
         for parameter, arg in parameters
         if isinstance(parameter.type, torch.TensorType) and isinstance(arg.meta["val"], (int, torch.SymInt))
     ]
     dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors, bool(integers))
-    if dtype is torch.float16 and any(map(_needs_more_than_half, (*node.args, *node.kwargs.values()))):
+    if dtype is torch.float16 and any(map(_is_outside_float16, (*node.args, *node.kwargs.values()))):
         dtype = torch.float32
     casts = {arg: dtype for arg in tensors if _dtype(arg) != dtype}
     return casts if dtype is torch.int64 else {**casts, **dict.fromkeys(integers, dtype)}
 
 
-def _needs_more_than_half(number: object) -> bool:
-    """Whether a finite number overflows or is denormal in float16."""
+def _is_outside_float16(number: object) -> bool:
+    """Whether a number overflows or is denormal in float16."""
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         return False
     limits = torch.finfo(torch.float16)

@@ -1,4 +1,4 @@
-"""Converters of users: ``register_converter``, and the entry points of packages that register converters.
+"""``register_converter``: users register converters of operators, in their program or in an installed package.
 
 ::
 
@@ -10,11 +10,12 @@
     def swish(x, beta=1.0):
         return op.Mul(x, op.Sigmoid(op.Mul(x, beta)))
 
-A package names a module in the entry-point group ``dynamo_backends_converters``; importing it registers converters::
+A package names modules that register converters in the entry-point group ``dynamo_backends_converters``; they are
+imported at first use::
 
-    # setup.cfg of the other package:  [options.entry_points]
-    #                                  dynamo_backends_converters =
-    #                                      mine = my_package.converters
+    # setup.cfg of the package:  [options.entry_points]
+    #                            dynamo_backends_converters =
+    #                                mine = my_package.converters
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ENTRY_POINTS = "dynamo_backends_converters"
 Converter = TypeVar("Converter", bound=Callable[..., object])
 
 _converters: dict[object, Callable[..., object]] = {}
-"""By ATen overload. Replaced, never mutated, as another thread may read it."""
+"""By ATen overload. Replaced instead of mutated, as other threads may read it."""
 
 _registering = Lock()
 
@@ -45,33 +46,36 @@ _registering = Lock()
 def register_converter(
     *targets: torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.library.CustomOpDef,
 ) -> Callable[[Converter], Converter]:
-    """A decorator that registers a function as the converter of operators to ONNX, before torchlib's and ours.
+    """A decorator that registers a function as the converter of operators; it precedes torchlib's converter and ours.
 
-    The function takes the operator's arguments: a tensor as an ``onnx_ir.Value`` with known ``dtype`` and ``shape``
-    (symbolic sizes are expressions), a symbolic integer as a scalar ``onnx_ir.Value`` of int64, a ``torch.dtype`` as an
-    ``onnx_ir.DataType``, other arguments unchanged. It returns one value, or a tuple of as many as the operator
-    returns, with ``None`` for a result that the operator does not compute. It raises ``NotTranslatable(reason)`` for
-    arguments that it does not handle.
+    The function takes the operator's arguments:
 
-    It writes ONNX nodes by calling operators of an ``onnxscript`` opset (``from onnxscript import opset18 as op``) or
-    of another domain (``operator_set``), or an onnxscript function, which becomes a function of the model. It may be an
-    onnxscript function itself.
+    - a tensor as an ``onnx_ir.Value`` with known ``dtype`` and ``shape``, in which symbolic sizes are expressions;
+    - a symbolic integer as an ``onnx_ir.Value``, a scalar of int64;
+    - a ``torch.dtype`` as an ``onnx_ir.DataType``;
+    - any other argument unchanged.
 
-    Each result must have the dtype and shape of the operator's fake (or ``meta``) implementation. A result whose shape
-    ONNX's inference does not know is computed once and compared with PyTorch's. If it differs, or if the function
-    raises, the node runs in PyTorch and a warning names the operator, the user's line and the error; with
-    ``options={"fallback": "error"}`` it is an error.
+    It emits ONNX nodes by calling operators of an ``onnxscript`` opset (``from onnxscript import opset18 as op``),
+    operators of another domain (``operator_set``), or onnxscript functions, which become functions of the model. It may
+    be an onnxscript function itself. It returns a value, or a tuple of values if the operator returns several, with
+    ``None`` for a result that the operator does not compute. For arguments that it does not support, it raises
+    ``NotTranslatable(reason)``.
 
-    A function that is defined again, in a reloaded module or notebook cell, replaces the previous one with a warning.
-    Graphs that are already compiled keep their converter. AOTAutograd no longer decomposes the operator.
+    Each result must have the dtype and shape of the operator's fake (or ``meta``) implementation. If ONNX's inference
+    does not know them, the node is run once and its results are compared with PyTorch's. If a result differs or the
+    function raises, the node runs in PyTorch, and a warning names the operator, the user's line and the error. With
+    ``options={"fallback": "error"}`` this is an error.
+
+    AOTAutograd does not decompose an operator with a registered converter. If a function is defined again, in a
+    reloaded module or notebook cell, it replaces the previous one with a warning. Compiled graphs keep their converter.
 
     Args:
         *targets: operators: an overload (``torch.ops.aten.relu.default``), all overloads of one
-            (``torch.ops.my_package.swish``), or what ``torch.library.custom_op`` returned.
+            (``torch.ops.my_package.swish``), or the result of ``torch.library.custom_op``.
 
     Raises:
-        TypeError: a target is not an operator, or what is decorated is not a function.
-        ValueError: no target; another function is registered for the operator.
+        TypeError: a target is not an operator, or the decorated object is not callable.
+        ValueError: there is no target, or an operator already has another converter.
     """
     overloads = [overload for target in targets for overload in _overloads(target)]
     if not overloads:
@@ -79,7 +83,7 @@ def register_converter(
 
     def register(function: Converter) -> Converter:
         if not callable(function):
-            raise TypeError(f"expected a function that writes ONNX operators, got {function!r}")
+            raise TypeError(f"expected a function that emits ONNX operators, got {function!r}")
         global _converters
         with _registering:
             for overload in overloads:
@@ -103,9 +107,9 @@ def register_converter(
 
 
 def unregister_converter(*targets: object) -> None:
-    """Removes registrations; the operators have torchlib's converter or ours again, if there is one.
+    """Removes the registered converters of operators, which then have torchlib's converter or ours, if there is one.
 
-    Graphs that are already compiled keep their converter. An operator without a registration is not an error.
+    Compiled graphs keep their converter. Operators without a registered converter are ignored.
 
     Args:
         *targets: as in ``register_converter``.
@@ -124,7 +128,7 @@ def _overloads(target: object) -> list[torch._ops.OpOverload]:
         target = getattr(getattr(torch.ops, target._namespace), target._name)
     if isinstance(target, torch._ops.OpOverloadPacket):
         overloads = [getattr(target, name) for name in target.overloads()]
-        # TorchScript's overloads for Python numbers never occur in a graph.
+        # Overloads without a kernel are TorchScript's, for Python numbers; they do not occur in graphs.
         return [overload for overload in overloads if torch._C._dispatch_has_kernel(overload.name())]
     if isinstance(target, torch._ops.OpOverload):
         return [target]
@@ -134,20 +138,20 @@ def _overloads(target: object) -> list[torch._ops.OpOverload]:
 def _warn_of_composite(overload: torch._ops.OpOverload) -> None:
     if overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
         logger.warning(
-            "%s is composite: AOTAutograd decomposes it before the translation, so its converter is hardly ever "
-            "called. Register converters for the operators it decomposes to, or write a pass.",
+            "%s is composite: AOTAutograd decomposes it before the translation, so its converter is rarely called. "
+            "Register converters for the operators that it decomposes to, or write a pass.",
             overload,
         )
 
 
 def registered_converter(target: object) -> Callable[..., object] | None:
-    """The converter that a user registered for an operator, or ``None``."""
+    """The registered converter of an operator, or ``None``."""
     _load_entry_points()
     return _converters.get(target)
 
 
 def registered_targets() -> frozenset[object]:
-    """The operators with a registered converter; AOTAutograd must not decompose them."""
+    """The operators with a registered converter."""
     _load_entry_points()
     return frozenset(_converters)
 
@@ -163,13 +167,13 @@ def written_at(function: Callable[..., object]) -> str:
 
 
 def _python_function(function: Callable[..., object]) -> object:
-    """A converter, or the Python function of an onnxscript function."""
+    """The Python function of a converter, which may be an onnxscript function."""
     return getattr(function, "function", function)
 
 
 @functools.cache
 def _load_entry_points() -> None:
-    """Imports the modules of all entry points, once; skips one that cannot be imported, with a warning."""
+    """Imports the modules of all entry points, once. Warns of a module that cannot be imported."""
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         try:
             entry.load()

@@ -1,7 +1,7 @@
-"""Checks that a converter's results have the dtypes and shapes of the fake tensors.
+"""Checks that a converter's results have the dtypes and shapes of eager's results.
 
-The dtypes and shapes are inferred from the converter's ONNX nodes and arguments. What inference does not know (a shape
-computed from data, a symbolic size) is checked at run time (``runtime/binding.py``).
+They are inferred from the converter's ONNX nodes and compared with the fake tensors. What inference does not know (a
+shape computed from data, a symbolic size) is checked at run time (``runtime/binding.py``).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ Size: TypeAlias = "int | str"
 
 Functions: TypeAlias = Mapping[ir.OperatorIdentifier, ir.Function]
 
-MAXIMUM_KNOWN = 50_000
+MAXIMUM_COMPARISONS = 50_000
+"""The cache is cleared when it has this many entries."""
 
 _MAXIMUM_ELEMENTS = 2**20
-"""Of all tensors that a node reads and returns, for ``data_prop`` in shape inference."""
+"""The largest tensor of a node for which shape inference propagates computed shapes."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Verdict:
-    """How results differ from eager's (``None``: not at all), and whether inference knew all dtypes and shapes."""
-
-    difference: str | None
-    is_inferred: bool
+class _Comparison:
+    difference: str | None  # from eager's dtypes and shapes; None if there is none
+    is_inferred: bool  # whether inference knew all dtypes and shapes
 
 
-known: dict[object, _Verdict] = {}
+comparisons: dict[object, _Comparison] = {}
+"""By opset, converter and ``signature`` of the node."""
 
 
 def expected_dtype(meta: object) -> ir.DataType | None:
-    """The dtype of the ONNX value of a fake tensor or symbolic number; ``None`` if ONNX has none."""
+    """The ONNX dtype of a fake tensor or (symbolic) number; ``None`` for other values."""
     if isinstance(meta, torch.Tensor):
         return torch_internals.onnx_dtype(meta.dtype)
     if isinstance(meta, (bool, torch.SymBool)):
@@ -57,12 +57,12 @@ def expected_dtype(meta: object) -> ir.DataType | None:
 
 
 def expected_shape(meta: object) -> tuple[Size, ...]:
-    """The shape of the ONNX value of a fake tensor, or of a symbolic number, which is a scalar."""
+    """The shape of a fake tensor; a symbolic number is a scalar."""
     return tuple([_size(dim) for dim in meta.shape]) if isinstance(meta, torch.Tensor) else ()
 
 
 def sizes_of(meta: object) -> tuple[Size, ...]:
-    """The shape of a fake tensor, or a symbolic integer alone."""
+    """The shape of a fake tensor, or a (symbolic) integer itself as the only element."""
     if isinstance(meta, torch.Tensor):
         return expected_shape(meta)
     return (_size(meta),) if isinstance(meta, (int, torch.SymInt)) else ()
@@ -82,7 +82,7 @@ def _expression(expression: sympy.Expr) -> str:
 
 def check_results(
     node: fx.Node,
-    translation: object,
+    converter: object,
     onnx_nodes: Sequence[ir.Node],
     functions: Functions,
     results: Sequence[ir.Value | None],
@@ -92,34 +92,34 @@ def check_results(
 
     Args:
         node: the FX node.
-        translation: the converter.
+        converter: its converter.
         onnx_nodes: the nodes it emitted, in execution order.
         functions: the model's functions, which ``onnx_nodes`` may call.
-        results: the values of the node's results; ``None`` where eager returns none.
+        results: the node's results; ``None`` where eager returns ``None``.
         opset: the ONNX opset.
 
     Raises:
         TranslationError: a result has another dtype or shape than in eager.
     """
-    key = (opset, translation, signature(node))
-    verdict = known.get(key)
-    if verdict is None:
-        if len(known) >= MAXIMUM_KNOWN:
-            known.clear()
-        verdict = known[key] = _compare(node, onnx_nodes, functions, results, opset)
-    if verdict.difference is not None:
-        raise TranslationError(verdict.difference)
+    key = (opset, converter, signature(node))
+    comparison = comparisons.get(key)
+    if comparison is None:
+        if len(comparisons) >= MAXIMUM_COMPARISONS:
+            comparisons.clear()
+        comparison = comparisons[key] = _compare(node, onnx_nodes, functions, results, opset)
+    if comparison.difference is not None:
+        raise TranslationError(comparison.difference)
 
 
-def is_inferred(node: fx.Node, translation: object, opset: int) -> bool:
-    """Whether inference knew the dtypes and shapes of all results, for a node that ``check_results`` accepted."""
-    verdict = known.get((opset, translation, signature(node)))
-    return verdict is not None and verdict.is_inferred
+def is_inferred(node: fx.Node, converter: object, opset: int) -> bool:
+    """Whether inference knew the dtypes and shapes of all results of a node that ``check_results`` accepted."""
+    comparison = comparisons.get((opset, converter, signature(node)))
+    return comparison is not None and comparison.is_inferred
 
 
 def _compare(
     node: fx.Node, onnx_nodes: Sequence[ir.Node], functions: Functions, results: Sequence[ir.Value | None], opset: int
-) -> _Verdict:
+) -> _Comparison:
     meta = node.meta["val"]
     metas = meta if isinstance(meta, (tuple, list)) else [meta]
     tensors = [*metas, *(arg.meta["val"] for arg in node.all_input_nodes)]
@@ -136,30 +136,30 @@ def _compare(
         dtype, shape = inferred.get(str(value.name), (None, None))
         expected, sizes = expected_dtype(item), expected_shape(item)
         if dtype is not None and expected is not None and dtype != expected:
-            return _Verdict(f"its translation returns {dtype.name}{where} where eager returns {expected.name}", True)
-        if shape is not None and not _agree(shape, sizes):
-            ours, eagers = _written(shape), _written(sizes)
-            return _Verdict(f"its translation returns shape {ours}{where} where eager returns {eagers}", True)
+            return _Comparison(f"its translation returns {dtype.name}{where} where eager returns {expected.name}", True)
+        if shape is not None and not _may_be_equal(shape, sizes):
+            text = f"its translation returns shape {_shape_text(shape)}{where} where eager returns {_shape_text(sizes)}"
+            return _Comparison(text, True)
         is_inferred &= dtype is not None and shape is not None and tuple(shape) == sizes
-    return _Verdict(None, is_inferred)
+    return _Comparison(None, is_inferred)
 
 
-def _agree(inferred: Sequence[Size | None], expected: Sequence[Size]) -> bool:
+def _may_be_equal(inferred: Sequence[Size | None], expected: Sequence[Size]) -> bool:
     """Whether two shapes may be equal."""
-    return len(inferred) == len(expected) and not any(map(_differ, inferred, expected))
+    return len(inferred) == len(expected) and not any(map(_is_different, inferred, expected))
 
 
-def _differ(inferred: Size | None, expected: Size) -> bool:
+def _is_different(inferred: Size | None, expected: Size) -> bool:
     """Whether two sizes certainly differ.
 
-    An inferred number differs from a symbol, which has several values; it may equal an expression of symbols.
+    A number differs from a symbol, which takes several values, but may equal an expression of symbols.
     """
-    if not isinstance(inferred, int) or inferred < 0:  # onnx 1.23 takes -1 in the shape of Expand for a size
+    if not isinstance(inferred, int) or inferred < 0:  # onnx 1.23 infers size -1 from a -1 in the shape of Expand
         return False
     return inferred != expected if isinstance(expected, int) else expected.isidentifier()
 
 
-def _written(shape: Sequence[Size | None]) -> str:
+def _shape_text(shape: Sequence[Size | None]) -> str:
     sizes = ["?" if item is None else str(item) for item in shape]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
@@ -172,10 +172,10 @@ def _infer(
     *,
     is_small: bool,
 ) -> dict[str, tuple[ir.DataType | None, list[Size | None] | None]]:
-    """The dtype and shape of each result, as far as ONNX's shape inference knows them, by the value's name.
+    """The dtype and shape of each result by its name; ``None`` where ONNX's shape inference does not know them.
 
-    Computed shapes are propagated (``data_prop``) only if ``is_small``: onnx 1.23 creates an object for each element of
-    each vector.
+    Computed shapes are propagated (``data_prop``) only if ``is_small``, as onnx 1.23 creates an object for each element
+    of a vector.
     """
     produced = {value for onnx_node in onnx_nodes for value in onnx_node.outputs}
     constants: dict[ir.Node, None] = {}
@@ -186,7 +186,7 @@ def _infer(
                 continue
             producer = value.producer()
             if producer is not None and producer.op_type == "Constant":
-                constants[producer] = None  # shared with a previous node of the region
+                constants[producer] = None  # of an earlier node of the region
             else:
                 inputs[value] = None
     graph = onnx.GraphProto(
@@ -206,7 +206,7 @@ def _infer(
     try:
         completed = onnx.shape_inference.infer_shapes(model, data_prop=computes_shapes and is_small)
     except onnx.shape_inference.InferenceError:
-        return {}  # the model is inconsistent; ONNX Runtime reports where
+        return {}  # ONNX Runtime rejects the model and reports the reason
     return {output.name: _type(output.type.tensor_type) for output in completed.graph.output}
 
 

@@ -1,4 +1,4 @@
-"""A hashable key of an FX node, so that equal nodes are translated and checked once."""
+"""``signature``: a hashable key of an FX node. Nodes with equal keys are decomposed and checked once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import fx
 
 
 def signature(node: fx.Node) -> tuple[object, ...]:
-    """A node's operator, constants, and the dtypes and shapes of its arguments and results; hashable.
+    """A node's operator, constants, and the dtypes, devices and shapes of its arguments and results.
 
     Args:
         node: a call with ``meta["val"]`` on itself and on its arguments.

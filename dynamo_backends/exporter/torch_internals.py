@@ -1,11 +1,10 @@
-"""The only module that uses private parts of ``torch.onnx``: torchlib's registry and the op recorder.
+"""Finds torchlib's converters and records the ONNX nodes that a converter emits.
 
-Written against ``torch/onnx/_internal/exporter/_building.py``, ``_registration.py`` and ``_core.py`` of the versions in
-``versions.py``, which do not differ in what is used here.
+The only module that uses private parts of ``torch.onnx``: ``_building.py``, ``_registration.py`` and ``_core.py`` of
+``torch/onnx/_internal/exporter``. What is used is the same in all versions listed in ``versions.py``.
 
-onnxscript keeps its default evaluator, which executes a function's operators, in a global variable. Several threads may
-translate at once, and others may export or run onnxscript functions. So a ``Recorder`` is the evaluator of its own
-thread only.
+onnxscript executes operators by an evaluator that is a global variable. Other threads may translate, export or run
+onnxscript functions at the same time, so a ``Recorder`` is the evaluator of its own thread only.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _original_default = evaluator.default
 
 
 def _default_evaluator() -> evaluator.Evaluator:
-    """Replaces ``onnxscript.evaluator.default``: the recorder of this thread, else the original."""
+    """Replaces ``onnxscript.evaluator.default``: the recorder of this thread, or the original evaluator."""
     return _thread.recorder or _original_default()
 
 
@@ -51,11 +50,10 @@ evaluator.default = _default_evaluator
 
 @functools.cache
 def _torchlib(opset: int) -> dict[object, Callable[..., object]]:
-    """Torchlib's converters of real-valued operators at ``opset``, by the operator's name (``aten::add.Tensor``), or by
-    the function of ``operator`` or ``math``.
+    """Torchlib's converters of real-valued operators at ``opset``.
 
-    PyTorch's ``ONNXRegistry.from_torchlib`` has the same, but takes most of a second: it resolves each operator and
-    parses the source of each function.
+    The key is an operator's name (``aten::add.Tensor``) or a function of ``operator`` or ``math``. PyTorch's
+    ``ONNXRegistry.from_torchlib`` gives the same, but takes most of a second, as it parses the source of each function.
     """
     entries = [
         (_key(meta.fx_target), meta.onnx_function, meta.is_complex, meta.opset_introduced)
@@ -91,10 +89,9 @@ def torchlib_function(target: object, opset: int) -> Callable[..., object] | Non
 
 
 def needs_the_exporter(function: Callable[..., object]) -> bool:
-    """Whether a torchlib function reads the calling exporter from a global variable.
+    """Whether a torchlib function needs ``torch.onnx``'s exporter, which it reads from a global variable.
 
-    These are ``torch.onnx.ops.symbolic``, whose operators have no meaning outside an exporter (eager returns zeros),
-    and higher-order operators, which stay in PyTorch.
+    These convert ``torch.onnx.ops.symbolic`` (eager returns zeros) and higher-order operators, which stay in PyTorch.
     """
     return getattr(function, "__globals__", {}).get("_core") is _core
 
@@ -116,9 +113,9 @@ def opset_object(opset: int) -> onnxscript.values.Opset:
 
 
 class Constants(dict[Any, ir.Value]):
-    """The constants of one model by number and dtype, shared as in PyTorch's recorder, except for ``-0.0``.
+    """The shared constants of one model, by number and dtype, without -0.0.
 
-    PyTorch's (2.13) reuses the constant 0.0 for -0.0, as the keys are equal.
+    PyTorch's recorder (2.13) would use the constant 0.0 for -0.0, as the keys are equal.
     """
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -136,17 +133,17 @@ def _is_negative_zero(number: object) -> bool:
 class Recorder(_building.OpRecorder):
     """Records the ONNX nodes that a converter emits, and infers the dtype of each result.
 
-    PyTorch's recorder does not infer dtypes, so that a Python number in an operation with an intermediate result
-    becomes float32 whatever the dtype of that result is.
+    PyTorch's recorder does not infer dtypes: a Python number that is combined with an intermediate result becomes
+    float32.
     """
 
     def eval(self, schema: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-        """Records one operator. PyTorch's rebuilds its signature in each call, a fifth of a translation's time."""
+        """Records one operator. PyTorch's recorder builds a signature at each call, a fifth of a translation's time."""
         signature = _signature(schema.domain, schema.name, schema.since_version)
         named_inputs, named_attrs = _building._construct_named_inputs_and_attrs(signature, args, kwargs)
         for name, value in named_attrs.items():
             if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
-                named_attrs[name] = ir.AttrInt64s(name, value)  # onnx_ir infers the type slowly, and not of []
+                named_attrs[name] = ir.AttrInt64s(name, value)  # onnx_ir infers it slowly, and fails for []
             elif isinstance(value, ir.Tensor):
                 named_attrs[name] = ir.AttrTensor(name, value)
         num_outputs = _building._determine_output_number(signature, named_attrs)
@@ -164,7 +161,7 @@ class Recorder(_building.OpRecorder):
         return outputs
 
     def eval_function(self, function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-        """Records the call of an onnxscript function. PyTorch's counts results by annotations, which are rare."""
+        """Records the call of an onnxscript function. PyTorch's recorder needs annotations to count its results."""
         if not hasattr(function, "_pt_onnx_signature") and not function.traceable:
             function._pt_onnx_signature = _signature_of_function(function)
         return super().eval_function(function, args, kwargs)
@@ -185,7 +182,7 @@ class Recorder(_building.OpRecorder):
         return self.opset.Constant(value=ir.tensor(item))
 
     def model_functions(self) -> Iterator[ir.Function]:
-        """The onnxscript functions that the recorded nodes call, directly or not."""
+        """The onnxscript functions that the recorded nodes call, directly or indirectly."""
         for function in self.functions.values():
             if isinstance(function, ir.Function):
                 yield function
@@ -196,10 +193,9 @@ class Recorder(_building.OpRecorder):
     def _exact_constant(
         self, operator: str, inputs: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> ir.Value | None:
-        """A float64 constant, if a converter casts a Python number to float64.
+        """A float64 constant in place of a cast of a Python number to float64, else ``None``.
 
-        PyTorch's recorder (2.13) turns a converter's Python arguments into float32 constants, and the cast would keep
-        their rounding (``aten.full`` of 0.1).
+        PyTorch's recorder (2.13) makes the number a float32 constant first, which rounds it (``aten.full`` of 0.1).
         """
         target = None
         if operator == "Cast":
@@ -222,11 +218,7 @@ class Recorder(_building.OpRecorder):
         return None
 
     def rounded_number(self) -> float | None:
-        """A number that the recorded nodes round to float32, or ``None``; for float64 results.
-
-        Attributes such as ``Gemm``'s ``alpha`` are float32 in ONNX, and torchlib makes float32 constants of some
-        numbers.
-        """
+        """A number that a node rounds to float32, as an attribute (``Gemm``'s alpha) or a constant; else ``None``."""
         rounded = {
             constant: number
             for (number, dtype), constant in self.constant_farm.items()
@@ -242,7 +234,7 @@ class Recorder(_building.OpRecorder):
         return None
 
     def record(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-        """Calls a converter, whose nodes are appended to ``self.nodes``."""
+        """Calls a converter and appends its nodes to ``self.nodes``; returns what the converter returns."""
         outer, _thread.recorder = _thread.recorder, self
         try:
             return function(*args, **kwargs)
@@ -251,7 +243,7 @@ class Recorder(_building.OpRecorder):
 
 
 class OperatorSet:
-    """The operators of a domain without schemas in ONNX; see ``operator_set``."""
+    """See ``operator_set``."""
 
     def __init__(self, domain: str, version: int) -> None:
         self._domain, self._version = domain, version
@@ -275,7 +267,7 @@ class OperatorSet:
 
 
 def operator_set(domain: str, version: int = 1) -> OperatorSet:
-    """The operators of a domain other than ONNX's, for use in a converter like those of an ``onnxscript`` opset::
+    """The operators of a domain other than ONNX's, used in a converter like an ``onnxscript`` opset::
 
         microsoft = operator_set("com.microsoft")
         microsoft.QuickGelu(x, alpha=1.0)
@@ -286,9 +278,10 @@ def operator_set(domain: str, version: int = 1) -> OperatorSet:
         version: of the domain.
 
     Returns:
-        An object whose attributes are functions. Each takes the node's inputs by position (an ``onnx_ir.Value``,
-        ``None`` for an omitted one, or a number or array, which becomes a constant), its attributes by name, and
-        ``_outputs``, the number of results; it returns a value or a tuple of values.
+        An object with a function for each operator. Its positional arguments are the node's inputs: an
+        ``onnx_ir.Value``, ``None`` for an omitted input, or a number or array, which becomes a constant. Its keyword
+        arguments are the node's attributes, and ``_outputs``, the number of results. It returns a value, or a tuple of
+        values if there are several.
 
     Raises:
         TypeError: the domain is not a string.
@@ -302,7 +295,7 @@ def operator_set(domain: str, version: int = 1) -> OperatorSet:
 
 
 def is_of_torchlib(function: ir.Function) -> bool:
-    """Whether an onnxscript function is torchlib's rather than a user's."""
+    """Whether an onnxscript function belongs to torchlib."""
     return function.domain.startswith(("pkg.onnxscript.torch_lib", "pkg.torch"))
 
 
@@ -316,7 +309,7 @@ def _signature(domain: str, name: str, version: int) -> ir.schemas.OpSignature:
 
 
 def _signature_of_function(function: Any) -> ir.schemas.OpSignature:
-    """The signature of an onnxscript function, with as many results as it returns."""
+    """The signature of an onnxscript function, with the number of results that it returns."""
     signature = function.op_signature
     count = len(function.function_ir.outputs)
     if len(signature.outputs) == count:
@@ -332,7 +325,7 @@ def _infer_types(signature: Any, node: ir.Node, outputs: Sequence[ir.Value]) -> 
         if dtype is not None:
             outputs[0].type = ir.TensorType(dtype)
         return
-    types: dict[str, ir.TypeProtocol] = {}  # by type constraint
+    types: dict[str, ir.TypeProtocol] = {}  # by the name of the type constraint
     parameters = [param for param in signature.params if hasattr(param, "type_constraint")]
     for position, value in enumerate(node.inputs):
         if value is not None and value.type is not None and parameters:

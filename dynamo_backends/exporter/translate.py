@@ -1,7 +1,7 @@
-"""Translates the nodes of an FX graph to one ONNX model.
+"""Translates FX nodes to one ONNX model, by the converter of each node's operator.
 
-Names are kept: the ONNX value of an FX node's result has that node's name, or ``name__0``, ``name__1`` for several
-results; a parameter or buffer has the user's name, ``encoder.layer.0.weight``. Each ONNX node has as metadata::
+An ONNX value has the name of the FX node it is the result of, or ``name__0``, ``name__1`` if the node has several
+results. A parameter or buffer has the user's name, ``encoder.layer.0.weight``. Each ONNX node has the metadata::
 
     fx_node      the FX node
     aten_op      its operator, aten.addmm.default
@@ -57,7 +57,7 @@ def value_names(node: fx.Node) -> list[str]:
 def translate(
     nodes: Sequence[fx.Node], inputs: Sequence[Input], outputs: Sequence[Output], *, opset: int, name: str = "region"
 ) -> ir.Model:
-    """An ONNX model that computes ``outputs`` from ``inputs`` by ``nodes``, without constant folding.
+    """An ONNX model that computes ``outputs`` from ``inputs`` by ``nodes``. Constants are not folded.
 
     Args:
         nodes: call_function nodes of one graph in execution order, each with ``meta["val"]``.
@@ -67,21 +67,21 @@ def translate(
         name: the name of the ONNX graph.
 
     Raises:
-        TranslationError: a node has no translation; the message has the node and the reason.
+        TranslationError: a node cannot be translated; the error has the node and the reason.
     """
     return _Translation(opset, name).run(nodes, inputs, outputs)
 
 
 def fold_constants(model: ir.Model) -> ir.Model:
-    """Folds constants in place; the only change to a translation before it is dumped as ``model.onnx``.
+    """Folds constants and removes unused nodes, in place. The result is dumped as ``model.onnx``.
 
     Raises:
-        TranslationError: a node with constant inputs cannot be computed.
+        TranslationError: onnxscript cannot compute a node with constant inputs.
     """
     try:
-        with np.errstate(all="ignore"):  # the user's program may compute infinities and NaN
+        with np.errstate(all="ignore"):  # infinities and NaN may be intended
             optimizer.fold_constants(model)
-    except RuntimeError as error:  # raised by onnxscript's evaluation of the node
+    except RuntimeError as error:
         raise TranslationError(f"its constants cannot be folded: {_root_cause(error)}") from error
     ir_passes.RemoveUnusedNodesPass()(model)
     return model
@@ -138,7 +138,7 @@ class _Translation:
         if output.index is not None and isinstance(value, Sequence):
             value = value[output.index]
         if not isinstance(value, ir.Value):
-            raise TranslationError(f"{output.node.name} has several results; specify an index")
+            raise TranslationError(f"{output.node.name} has several results, and the output has no index")
         if output.permutation is not None:
             memory = _in_memory_order(value, output.permutation)
             transpose = _transpose(value, output.permutation, memory)
@@ -196,8 +196,8 @@ class _Translation:
         if _is_double(node.meta["val"]) and (number := recorder.rounded_number()) is not None:
             raise TranslationError(f"its translation rounds {number} to float32, and its result is float64")
         promoted = {value.dtype for value in casts.values() if value.dtype is not None}
-        adopted = self._adopt(node, results, promoted, recorder)
-        check_results(node, function, recorder.nodes, self.model.functions, adopted, self.opset)
+        named = self._add_results(node, results, promoted, recorder)
+        check_results(node, function, recorder.nodes, self.model.functions, named, self.opset)
 
     def _add_known_value(self, node: fx.Node) -> None:
         try:
@@ -229,55 +229,55 @@ class _Translation:
         recorder.nodes.append(ir.Node("", "Cast", [value], [target], outputs=[cast]))
         return cast
 
-    def _adopt(
+    def _add_results(
         self, node: fx.Node, results: object, promoted: Collection[ir.DataType], recorder: torch_internals.Recorder
     ) -> list[ir.Value | None]:
-        """Adds the recorded ONNX nodes to the graph; the results get the FX node's names, shapes and dtypes.
+        """Adds the recorded ONNX nodes to the graph; returns the results, with the FX node's names, shapes and dtypes.
 
         Args:
             node: the FX node.
             results: what its converter returned.
-            promoted: the dtypes its arguments were cast to; results that have one of these are cast to eager's dtype.
-            recorder: it has the ONNX nodes.
+            promoted: the dtypes its arguments were cast to. A result with one of these is cast to eager's dtype.
+            recorder: has the ONNX nodes of the converter.
         """
         for function in recorder.model_functions():
-            known = self.model.functions.setdefault(function.identifier(), function)
-            if known is not function and ir.to_proto(known) != ir.to_proto(function):
+            present = self.model.functions.setdefault(function.identifier(), function)
+            if present is not function and ir.to_proto(present) != ir.to_proto(function):
                 raise TranslationError(f"its converter calls another function of the name {function.name}")
         several = isinstance(node.meta["val"], (tuple, list))
         metas = node.meta["val"] if several else [node.meta["val"]]
         values: Sequence[object] = results if isinstance(results, Sequence) else [results]
         if several != isinstance(results, Sequence) or len(values) != len(metas):
-            ours, eagers = _number(len(values), results), _number(len(metas), node.meta["val"])
-            raise TranslationError(f"its translation returns {ours} where eager returns {eagers}")
-        adopted: list[ir.Value | None] = []
+            actual, expected = _number_of_results(results), _number_of_results(node.meta["val"])
+            raise TranslationError(f"its translation returns {actual} where eager returns {expected}")
+        named: list[ir.Value | None] = []
         recorded = set(recorder.nodes)
-        taken: set[ir.Value] = set()
+        returned: set[ir.Value] = set()
         for value, meta, name in zip(values, metas, value_names(node), strict=True):
             if meta is None:
-                adopted.append(None)
+                named.append(None)
                 continue
             if not isinstance(value, ir.Value):
-                actual = f"a {type(value).__name__}" if isinstance(value, Sequence) else repr(value)
-                raise TranslationError(f"its translation returns {actual} instead of an ONNX value")
+                text = f"a {type(value).__name__}" if isinstance(value, Sequence) else repr(value)
+                raise TranslationError(f"its translation returns {text} instead of an ONNX value")
             source = value.producer()
-            is_own = source is not None and source in recorded and source.op_type != "Constant" and value not in taken
-            result = _conform(value, meta, is_own, promoted, recorder.nodes)
-            taken.add(value)
+            can_rename = source in recorded and source.op_type != "Constant" and value not in returned
+            result = _conform(value, meta, can_rename, promoted, recorder.nodes)
+            returned.add(value)
             result.name = name
             _set_type(result, meta)
             producer = result.producer()
             assert producer is not None
             producer.name = f"node_{name}"
-            adopted.append(result)
+            named.append(result)
         origin = _origin(node)
         for i, onnx_node in enumerate(recorder.nodes):
             onnx_node.metadata_props.update(origin)
             if not onnx_node.name:
                 onnx_node.name = f"node_{node.name}__part{i}"
         self.graph.extend(recorder.nodes)
-        self.values[node] = adopted if several else adopted[0]
-        return adopted
+        self.values[node] = named if several else named[0]
+        return named
 
     def _add_opset_imports(self) -> None:
         for onnx_node in ir.traversal.RecursiveGraphIterator(self.graph):
@@ -289,7 +289,7 @@ class _Translation:
                 self.model.opset_imports.setdefault(domain, version)
 
     def _set_opset(self, function: ir.Function) -> None:
-        """Changes a function's opset to the model's; raises ``TranslationError`` if one of its operators differs."""
+        """Changes a function's opset to the model's; raises ``TranslationError`` if they differ for its operators."""
         written = function.opset_imports.get("", self.opset)
         for node in ir.traversal.RecursiveGraphIterator(function) if written != self.opset else ():
             if node.domain in ("", "ai.onnx") and not _is_compatible(node, written, self.opset):
@@ -301,21 +301,21 @@ class _Translation:
 
 
 def _is_compatible(node: ir.Node, written: int, opset: int) -> bool:
-    """Whether a node has the same inputs and its attributes in both opsets; does not detect a changed meaning."""
+    """Whether a node's inputs and attributes are the same in both opsets. A changed meaning is not detected."""
     before, after = (onnx.defs.get_schema(node.op_type, version) for version in (written, opset))
     names = [[item.name for item in schema.inputs][: len(node.inputs)] for schema in (before, after)]
     required = {name for name, attribute in after.attributes.items() if attribute.required}
     return names[0] == names[1] and required <= node.attributes.keys() <= after.attributes.keys()
 
 
-def _number(results: int, structure: object) -> str:
-    if not isinstance(structure, Sequence):
+def _number_of_results(results: object) -> str:
+    if not isinstance(results, Sequence):
         return "a single value"
-    return "1 result" if results == 1 else f"{results} results"
+    return "1 result" if len(results) == 1 else f"{len(results)} results"
 
 
 def _in_memory_order(value: ir.Value, permutation: Sequence[int]) -> ir.Value:
-    """A value for the transpose of ``value``."""
+    """A new value, for the transpose of ``value``."""
     assert value.shape is not None
     shape = ir.Shape([value.shape[i] for i in permutation])
     return ir.Value(name=f"{value.name}__memory", type=value.type, shape=shape)
@@ -327,13 +327,13 @@ def _transpose(source: ir.Value, permutation: Sequence[int], target: ir.Value) -
 
 
 def _conform(
-    value: ir.Value, meta: object, is_own: bool, promoted: Collection[ir.DataType], nodes: list[ir.Node]
+    value: ir.Value, meta: object, can_rename: bool, promoted: Collection[ir.DataType], nodes: list[ir.Node]
 ) -> ir.Value:
-    """``value`` if it is the node's own, else an Identity of it; a promoted value is cast to eager's dtype."""
+    """``value``; its ``Cast`` to eager's dtype if it was promoted; its ``Identity`` if it cannot be renamed."""
     expected = expected_dtype(meta)
     if expected is not None and value.dtype in promoted and value.dtype != expected:
         nodes.append(ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(expected))]))
-    elif is_own:
+    elif can_rename:
         return value
     else:
         nodes.append(ir.Node("", "Identity", [value]))

@@ -1,8 +1,8 @@
-"""Nodes that run in PyTorch although a converter exists: what ONNX cannot represent, and known faults upstream.
+"""Finds the FX nodes that must run in PyTorch although they have a converter.
 
-``reason_not_to_translate`` has rules for the former: random numbers, mutation, complex tensors. ``FAULTS`` lists the
-latter: torchlib's converters and ONNX Runtime's kernels whose results differ from eager's, by ATen operator. Faults by
-ONNX node are in ``runtime/kernel_faults.py``.
+``reason_not_to_translate`` rejects what ONNX cannot represent: random numbers, mutation, complex tensors. ``faults_of``
+looks a node up in ``FAULTS``: ATen operators for which torchlib's converter or ONNX Runtime's kernel differs from
+eager. ``runtime/kernel_faults.py`` lists faults of ONNX nodes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
 
 
 def reason_not_to_translate(node: fx.Node) -> Reason | None:
-    """Why a node cannot be in ONNX although a converter exists, or ``None``."""
+    """Why ONNX cannot represent a node, or ``None``."""
     result, tensors = node.meta.get("val"), list(_tensors(node))
     if is_uninitialized(node):
-        return Reason(Kind.UNINITIALIZED, "memory without values has no place in ONNX")
+        return Reason(Kind.UNINITIALIZED, "ONNX cannot represent uninitialized memory")
     if draws_random_numbers(node):
         return RANDOM
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -42,12 +42,12 @@ def reason_not_to_translate(node: fx.Node) -> Reason | None:
         if tensor.is_floating_point() and tensor.element_size() == 1:
             return Reason(Kind.NOT_IN_ONNX, "ONNX Runtime cannot bind tensors of float8")
         if tensor.layout is not torch.strided:
-            return Reason(Kind.NOT_IN_ONNX, f"{tensor.layout} tensors have no place in ONNX")
+            return Reason(Kind.NOT_IN_ONNX, f"ONNX has no {tensor.layout} tensors")
         if tensor.is_quantized:
-            return Reason(Kind.NOT_IN_ONNX, "quantized tensors of PyTorch have no place in ONNX")
+            return Reason(Kind.NOT_IN_ONNX, "ONNX has no counterpart of PyTorch's quantized tensors")
     if any(isinstance(value, (float, torch.SymFloat)) for value in (result, *_arguments(node))):
-        return Reason(Kind.UNKNOWN_SHAPE, "a symbolic float has double precision, which its translation loses")
-    return _number_out_of_range(node, tensors) or _written_number_does_not_fit(node)
+        return Reason(Kind.UNKNOWN_SHAPE, "its translation would round a symbolic float, which has double precision")
+    return _number_out_of_range(node, tensors) or _written_number_out_of_range(node)
 
 
 def faults_of(node: fx.Node) -> Iterator[Fault[fx.Node]]:
@@ -68,27 +68,27 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
         yield from (item for item in items if isinstance(item, torch.Tensor))
 
 
-_NOTHING_DRAWN = {"dropout_p": 0.0, "train": False, "training": False}
-"""Arguments of random operators, and their values with which nothing is drawn."""
+_DISABLES_RANDOMNESS = {"dropout_p": 0.0, "train": False, "training": False}
+"""Arguments of random operators, with the value that disables randomness."""
 
 
 def draws_random_numbers(node: fx.Node) -> bool:
-    """Whether a node draws from PyTorch's generator: it is random, and no argument disables that."""
+    """Whether a node draws from PyTorch's random number generator."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     given = dict(zip((parameter.name for parameter in target._schema.arguments), node.args, strict=False))
     given.update(node.kwargs)
     for parameter in target._schema.arguments:
-        if parameter.name in _NOTHING_DRAWN:
+        if parameter.name in _DISABLES_RANDOMNESS:
             value = given.get(parameter.name, parameter.default_value)
-            if isinstance(value, (bool, int, float)) and value == _NOTHING_DRAWN[parameter.name]:
+            if isinstance(value, (bool, int, float)) and value == _DISABLES_RANDOMNESS[parameter.name]:
                 return False
     return True
 
 
 def _number_out_of_range(node: fx.Node, tensors: Iterable[torch.Tensor]) -> Reason | None:
-    """Eager wraps a number that does not fit the integer dtype of the computation (-1 in uint8 is 255)."""
+    """Rejects a number outside the integer dtype of the computation, which eager wraps (-1 in uint8 is 255)."""
     result = node.meta.get("val")
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return None
@@ -104,7 +104,7 @@ def _number_out_of_range(node: fx.Node, tensors: Iterable[torch.Tensor]) -> Reas
     return None
 
 
-_FILLED = {
+_WRITTEN_NUMBER = {
     aten.constant_pad_nd.default: 2,
     aten.fill.Scalar: 1,
     aten.full.default: 1,
@@ -114,15 +114,15 @@ _FILLED = {
     aten.scalar_tensor.default: 0,
     aten.scatter.value: 3,
 }
-"""From an operator to the position of a number that it writes into its result."""
+"""Operators that write a number into their result, with the position of the number among the arguments."""
 
 
-def _written_number_does_not_fit(node: fx.Node) -> Reason | None:
-    """Eager raises an error for a number that overflows its dtype, where ONNX makes it infinite or another integer.
+def _written_number_out_of_range(node: fx.Node) -> Reason | None:
+    """Rejects a number that overflows the result's dtype: eager raises an error, ONNX returns infinity or wraps.
 
-    And a converter rounds a number that is too small for float32 to 0, which is ``False`` as a boolean.
+    Also rejects a nonzero number that float32 rounds to 0, if the result is boolean: eager returns ``True``.
     """
-    position, result = _FILLED.get(node.target), node.meta.get("val")
+    position, result = _WRITTEN_NUMBER.get(node.target), node.meta.get("val")
     if position is None or not isinstance(result, torch.Tensor) or len(node.args) <= position:
         return None
     number = node.args[position]
@@ -134,7 +134,7 @@ def _written_number_does_not_fit(node: fx.Node) -> Reason | None:
 
 
 def _overflows(number: float, dtype: torch.dtype) -> bool:
-    """See ``c10::overflows`` (``c10/util/overflows.h``): negative integers wrap in unsigned dtypes."""
+    """Follows ``c10::overflows`` (``c10/util/overflows.h``), which lets negative integers wrap in unsigned dtypes."""
     if dtype is torch.bool or dtype.is_complex:
         return False
     if dtype.is_floating_point:
@@ -146,7 +146,7 @@ def _overflows(number: float, dtype: torch.dtype) -> bool:
 
 
 def is_uninitialized(node: fx.Node) -> bool:
-    """Whether a node returns uninitialized memory."""
+    """Whether a node returns uninitialized memory, as ``aten.empty`` does."""
     return node.target in UNINITIALIZED
 
 
@@ -166,7 +166,7 @@ def _may_divide_by_minus_one(node: fx.Node) -> bool:
     return divisor == -1
 
 
-_PUTS = {aten.index_put.default, aten._unsafe_index_put.default, aten.put.default}
+_INDEX_PUTS = {aten.index_put.default, aten._unsafe_index_put.default, aten.put.default}
 
 
 def _sums_at_indices(node: fx.Node) -> bool:
@@ -177,19 +177,19 @@ def _sums_at_indices(node: fx.Node) -> bool:
 _WRONG_VALUES = {
     aten.angle.default,  # loses NaN
     aten.atan2.default,  # NaN, signs of zeros
-    aten.diagonal.default,  # multiplies the other elements by zero, which is NaN for infinities
-    aten.diagonal_copy.default,
+    aten.diagonal.default,  # multiplies elements off the diagonal by 0: NaN for infinities
+    aten.diagonal_copy.default,  # as diagonal
     aten.erfc.default,  # 1 - erf(x) cancels above 4
     aten.frac.default,  # signs of zeros
-    aten.heaviside.default,  # takes NaN for a positive number
+    aten.heaviside.default,  # treats NaN as positive
     aten.log10.default,  # divides by float32's log(10), also in float64
-    aten.log2.default,
+    aten.log2.default,  # as log10
     aten.logcumsumexp.default,  # NaN, infinities
-    aten.signbit.default,  # takes -0.0 for a positive number
+    aten.signbit.default,  # treats -0.0 as positive
     aten.special_erfcx.default,  # overflows
     aten.trunc.default,  # signs of zeros
 }
-"""Operators that models hardly use, and whose torchlib converters are wrong."""
+"""Operators with a wrong torchlib converter. Models hardly use them, so we have no converter either."""
 
 
 def _is_integer(node: fx.Node) -> bool:
@@ -197,39 +197,39 @@ def _is_integer(node: fx.Node) -> bool:
     return isinstance(result, torch.Tensor) and not result.is_floating_point()
 
 
-_EXACT_IN_SUMS = (torch.bool, torch.uint8, torch.int8, torch.int16)
-"""Integers so small that no sum of a tensor in memory needs more than the 53 bits of a double."""
+_SMALL_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16)
+"""Integers small enough that the sum of any tensor that fits into memory is exact in float64 (53 bits)."""
 
 _REDUCTIONS = overloads_of(aten.sum, aten.prod)
 _CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
 
 
-def _leaves_double(node: fx.Node) -> bool:
-    """Whether a sum or product of integers may need more than the 53 bits of a double, or wrap."""
+def _may_exceed_double(node: fx.Node) -> bool:
+    """Whether a sum or product of int32 or int64 may be inexact in float64, or wrap."""
     result, reduced = node.meta.get("val"), node.args[0]
     if not isinstance(result, torch.Tensor) or result.dtype not in (torch.int32, torch.int64):
         return False
     if getattr(node.target, "overloadpacket", None) is aten.sum and result.dtype is torch.int64:
         while isinstance(reduced, fx.Node):
-            if reduced.meta["val"].dtype in _EXACT_IN_SUMS:
+            if reduced.meta["val"].dtype in _SMALL_INTEGERS:
                 return False
             reduced = reduced.args[0] if reduced.target in _CASTS else None
     return True
 
 
-_RIGHT_ON_EMPTY = overloads_of(aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy)
+_CORRECT_FOR_EMPTY = overloads_of(aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy)
 
 
-def _reduces_nothing(node: fx.Node) -> bool:
+def _may_reduce_empty(node: fx.Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target in _RIGHT_ON_EMPTY:
+    if not isinstance(target, torch._ops.OpOverload) or target in _CORRECT_FOR_EMPTY:
         return False
     if torch.Tag.pointwise in target.tags or is_view(target):
         return False
     return any(_may_be_empty(arg.meta.get("val")) for arg in node.all_input_nodes)
 
 
-def _multiplies_nothing(node: fx.Node) -> bool:
+def _may_multiply_empty(node: fx.Node) -> bool:
     if node.kwargs.get("beta", 1) == 1:
         return False
     inner = node.args[1].meta["val"].shape[1]
@@ -244,8 +244,8 @@ def _includes_self(node: fx.Node) -> bool:
     return bool(node.kwargs.get("include_self", node.args[5] if len(node.args) > 5 else True))
 
 
-def _quantizes_to_a_part(node: fx.Node) -> bool:
-    """``quantize_per_tensor(input, scale, zero_point, quant_min, quant_max, dtype)`` with bounds within its dtype's."""
+def _quantizes_to_narrower_range(node: fx.Node) -> bool:
+    """Whether ``quantize_per_tensor(input, scale, zero_point, min, max, dtype)`` has other bounds than its dtype."""
     target = node.target
     if getattr(target, "namespace", "") != "quantized_decomposed" or "quantize_per_tensor" not in str(target):
         return False
@@ -257,13 +257,13 @@ def _quantizes_to_a_part(node: fx.Node) -> bool:
 
 
 _translation = functools.partial(Fault[fx.Node], library="onnxscript", versions=">=0.7")
-"""A fault of torchlib, observed in onnxscript 0.7."""
+"""A fault of torchlib, first observed in onnxscript 0.7."""
 
 FAULTS: tuple[Fault[fx.Node], ...] = (
     Fault(
         "gelu by tanh in double precision",
         {aten.gelu.default},
-        "its kernel rounds the constants of a float64 result to float32",
+        "ONNX Runtime's kernel rounds its float64 constants to float32",
         lambda node: node.kwargs.get("approximate") == "tanh" and node.meta["val"].dtype is torch.float64,
     ),
     Fault(
@@ -272,12 +272,12 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "ONNX Runtime crashes when it divides the smallest integer by -1",
         _may_divide_by_minus_one,
     ),
-    # ``ScatterElements`` is correct, but needs an index for each element: 10 ms where PyTorch takes 0.5 (4,096 rows of
-    # 512 added into 512 rows; AMD EPYC, 4 threads). ``ScatterND`` is in ``runtime/kernel_faults.py``.
+    # ``ScatterND`` loses sums (``runtime/kernel_faults.py``). ``ScatterElements`` is correct but slow, as it needs an
+    # index for each element: 10 ms, PyTorch 0.5 ms (4,096 rows of 512 added into 512 rows; AMD EPYC, 4 threads).
     Fault(
         "a sum at repeated indices loses updates",
-        {*SUMS_AT_INDICES, *_PUTS},
-        "it adds at indices that may repeat, for which ONNX Runtime's kernels lose sums or are slow",
+        {*SUMS_AT_INDICES, *_INDEX_PUTS},
+        "it adds at indices that may repeat, where ONNX Runtime's kernels lose sums or are slow",
         _sums_at_indices,
         kind=Kind.FASTER_IN_PYTORCH,
     ),
@@ -287,47 +287,49 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "its translation is wrong for some values: NaN, infinities, negative zeros or large numbers",
     ),
     _translation(
-        "results for the gradient of a sum of embeddings",
+        "embedding_bag results that its gradient needs",
         {aten._embedding_bag.default},
-        "its translation does not return what the gradient needs",
+        "its translation does not compute the results that the gradient needs",
     ),
     _translation(
-        "product added to NaN without weight",
+        "baddbmm with beta=0 and NaN",
         {aten.baddbmm.default, aten.addbmm.default, aten.addr.default},
-        "its translation multiplies NaN by zero where eager ignores it",
+        "with beta=0 its translation multiplies NaN by zero, and eager ignores the input",
         lambda node: node.kwargs.get("beta", 1) == 0,
     ),
     _translation(
-        "mean of scattered numbers",
+        "scatter_reduce mean and extrema",
         {aten.scatter_reduce.two},
-        "its translation does not average, and starts extrema at the largest number instead of infinity",
+        "its translation does not average, and starts extrema at the largest finite number instead of infinity",
         lambda node: node.args[4] == "mean" or (node.args[4] in ("amax", "amin") and not _includes_self(node)),
     ),
     _translation(
-        "quantization to a part of a dtype",
+        "quantization to a narrower range than the dtype",
         set(),
-        "its translation ignores bounds within the dtype's",
-        _quantizes_to_a_part,
+        "its translation ignores quant_min and quant_max",
+        _quantizes_to_narrower_range,
     ),
     Fault(
-        "sort of equal numbers", {aten.sort.default}, "equal values are sorted in another order, and NaN before 1.32"
+        "sort of equal numbers",
+        {aten.sort.default},
+        "ONNX Runtime orders equal values (before 1.32 also NaN) differently",
     ),
-    Fault("topk of equal numbers", {aten.topk.default}, "equal values and NaN are sorted in another order"),
+    Fault("topk of equal numbers", {aten.topk.default}, "ONNX Runtime orders equal values and NaN differently"),
     Fault(
         "power of integers",
         {aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.fmod.Scalar, aten.fmod.Tensor},
-        "ONNX Runtime computes it in double precision, and saturates where eager wraps",
+        "ONNX Runtime computes it in double precision and saturates where eager wraps",
         _is_integer,
     ),
     _translation(
         "antialiased interpolation with aligned corners",
         {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default},
-        "its translation has other weights than eager for corners, factors and integers",
+        "its translation has other weights than eager for align_corners, scale factors and integers",
     ),
     Fault(
         "clip of large integers",
         {aten.hardtanh.default, aten.relu6.default},
-        "ONNX Runtime's Clip compares 32 bits of an int64",
+        "ONNX Runtime's Clip compares only 32 bits of an int64",
         _is_integer,
         versions=">=1.24,<1.32",
     ),
@@ -335,18 +337,19 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "sum and product of large integers",
         _REDUCTIONS,
         "ONNX Runtime sums and multiplies int32 and int64 in double precision and saturates, where eager wraps",
-        _leaves_double,
+        _may_exceed_double,
     ),
-    # Of an empty tensor ONNX Runtime's mean is 0 instead of NaN, its ``any`` is true, and its sum over the rows has the
-    # shape of the tensor. Any operator may reduce.
-    Fault("reductions of nothing", set(), "ONNX Runtime's result for an empty tensor may differ", _reduces_nothing),
+    # For an empty tensor, ONNX Runtime's mean is 0 instead of NaN, its ``any`` is true, and its sum over rows keeps the
+    # shape. Applies to all operators, as any may reduce.
     Fault(
-        "product of empty matrices added with a weight",
+        "reductions of empty tensors", set(), "ONNX Runtime's result for an empty tensor may differ", _may_reduce_empty
+    ),
+    Fault(
+        "addmm of empty matrices with beta",
         {aten.addmm.default},
         "ONNX Runtime's Gemm ignores beta for empty matrices",
-        _multiplies_nothing,
+        _may_multiply_empty,
         versions=">=1.24,<1.32",
     ),
 )
-"""Faults of ONNX Runtime's CPU provider were observed in 1.31 and 1.32, and are assumed in all later versions until one
-is known to be fixed."""
+"""A fault of ONNX Runtime without ``versions`` was observed in 1.31 and 1.32 and is assumed in all later versions."""

@@ -106,11 +106,11 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         lambda x, a, b: torch.addmv(x, a.t(), b),
         [torch.ones(3), torch.eye(4, 3), SPECIAL[3:7]],
     ),
-    "product added to NaN without weight": (
+    "baddbmm with beta=0 and NaN": (
         lambda x, a: torch.baddbmm(x, a, a, beta=0),
         [torch.full((1, 2, 2), nan), torch.ones(1, 2, 2)],
     ),
-    "product of empty matrices added with a weight": (
+    "addmm of empty matrices with beta": (
         lambda x, a, b: (torch.addmm(x, a, b, beta=0.2), torch.addmm(x, a, b)),
         [torch.full((3, 3), 2.0), torch.zeros(3, 0), torch.zeros(0, 3)],
     ),

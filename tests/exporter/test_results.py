@@ -182,13 +182,13 @@ def test_computed_shapes_are_followed(plant: Plant) -> None:
 
 
 def test_what_is_remembered_of_translations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "MAXIMUM_KNOWN", 3)
-    monkeypatch.setattr(results, "known", {})
+    monkeypatch.setattr(results, "MAXIMUM_COMPARISONS", 3)
+    monkeypatch.setattr(results, "comparisons", {})
     for size in range(1, 8):
         graph = captured(torch.sinh, torch.randn(size)).graph
         x, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
         translate([node], [Input(x)], [Output(node)], opset=23)
-        assert 0 < len(results.known) <= 3
+        assert 0 < len(results.comparisons) <= 3
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

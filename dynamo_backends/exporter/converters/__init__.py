@@ -1,15 +1,15 @@
-"""Our converters, for operators that torchlib translates wrongly or not at all; a module for each family of operators.
+"""Our converters, for operators that torchlib converts wrongly or not at all; a module for each family of operators.
 
-A converter takes the operator's arguments, tensors as ``onnx_ir.Value`` with known dtype and shape, and returns the
-results, written with onnxscript's operators::
+A converter takes the operator's arguments, with tensors as ``onnx_ir.Value`` of known dtype and shape. It emits ONNX
+nodes by calling onnxscript's operators, and returns the operator's results::
 
     @converter(torch.ops.aten.silu_backward.default)
     def silu_backward(grad, x):
         sigmoid = op.Sigmoid(x)
         return op.Mul(grad, ...)
 
-It may raise ``NotTranslatable(reason)`` for arguments it does not handle. The node then runs in PyTorch, and the user
-sees the reason.
+For arguments that it does not support, it raises ``NotTranslatable(reason)``. The node then runs in PyTorch, and the
+reason is reported.
 """
 
 from __future__ import annotations

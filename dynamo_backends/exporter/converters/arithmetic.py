@@ -1,7 +1,7 @@
-"""Elementwise operators whose torchlib converters (onnxscript 0.7) differ from eager at special values.
+"""Elementwise operators for which torchlib's converters (onnxscript 0.7) or ONNX Runtime's kernels are wrong.
 
-Special values are NaN, infinities, negative zero and small numbers; each docstring says where torchlib differs. The
-formulas are those of ``aten/src/ATen/native/cpu/UnaryOpsKernel.cpp`` and ``BinaryOpsKernel.cpp``.
+They differ from eager for NaN, infinities, -0.0, very small or large numbers; each docstring says where. The formulas
+follow ``aten/src/ATen/native/cpu/UnaryOpsKernel.cpp`` and ``BinaryOpsKernel.cpp``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .shapes import cast, computing_dtype, constant
 aten = torch.ops.aten
 
 Operand: TypeAlias = "ir.Value | float"
-"""A tensor of the dtype the operator computes in, or a Python number."""
+"""A tensor of the dtype in which the operator computes, or a Python number."""
 
 
 def _dtype(*operands: Operand | None) -> ir.DataType:
@@ -33,9 +33,9 @@ def _value(operand: Operand, dtype: ir.DataType) -> ir.Value:
 
 @converter(aten.maximum.default)
 def maximum(x: ir.Value, y: ir.Value) -> ir.Value:
-    """NaN where one of them is NaN.
+    """The larger element, or NaN if either is NaN.
 
-    ONNX Runtime's (1.31) Max, Min and Clip compare int64 by a subtraction in 32 bits: max(0, 2**31) is 0. Its
+    For int64, ONNX Runtime's (1.31) Max, Min and Clip compare by a subtraction in 32 bits: max(0, 2**31) is 0. Its
     comparison operators are correct.
     """
     return op.Where(op.Less(x, y), y, x) if x.dtype == ir.DataType.INT64 else op.Max(x, y)
@@ -43,15 +43,15 @@ def maximum(x: ir.Value, y: ir.Value) -> ir.Value:
 
 @converter(aten.minimum.default)
 def minimum(x: ir.Value, y: ir.Value) -> ir.Value:
-    """See ``maximum``."""
+    """The smaller element, or NaN if either is NaN; int64 as in ``maximum``."""
     return op.Where(op.Less(y, x), y, x) if x.dtype == ir.DataType.INT64 else op.Min(x, y)
 
 
 @converter(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) -> ir.Value:
-    """``min(max(x, low), high)``; NaN if one of the three is NaN.
+    """``min(max(x, low), high)``; NaN if any of the three is NaN.
 
-    Torchlib's Clip with one bound uses the largest finite number as the other, which replaces infinities.
+    With one bound, torchlib uses the largest finite number as the other, which clips infinities.
     """
     dtype = _dtype(x, low, high)
     is_static = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high
@@ -67,20 +67,22 @@ def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) 
 
 @converter(aten.sigmoid.default)
 def sigmoid(x: ir.Value) -> ir.Value:
-    """``1 / (1 + exp(-x))``; ONNX Runtime's ``Sigmoid`` (1.31) of float32 has an error of 17 % at -15 and returns 0
-    below -18, whose logarithm is -infinity.
+    """``1 / (1 + exp(-x))``.
 
-    In a product with ``x`` the error does not matter: the pass ``onnx.gelu`` rewrites these to SiLU and quick GELU."""
+    ONNX Runtime's ``Sigmoid`` (1.31) of float32 has a relative error of 17 % at -15 and returns 0 below -18, so that
+    log(sigmoid(x)) is -infinity. In ``x * sigmoid(x)`` this does not matter: the pass ``onnx.gelu`` uses it there.
+    """
     wide = cast(x, computing_dtype(x))
     return cast(op.Reciprocal(op.Add(op.Exp(op.Neg(wide)), constant(1.0, _dtype(wide)))), _dtype(x))
 
 
 @converter(aten.tanh.default)
 def tanh(x: ir.Value) -> ir.Value:
-    """``x`` itself near zero, where ONNX Runtime's ``Tanh`` (1.31) of float32 has an error of one ULP, as large as
-    ``x - tanh(x)``, and returns 0 for the smallest denormal numbers.
+    """``Tanh``; in float32 ``x`` itself near zero.
 
-    It takes 2.0 instead of 0.3 ms for a million numbers, eager 2.7 ms (EPYC, one thread). Passes rewrite it to GELU."""
+    There ONNX Runtime's kernel (1.31) has an error of one ULP, as large as ``x - tanh(x)``, and returns 0 for the
+    smallest denormal numbers. For a million numbers this takes 2.0 instead of 0.3 ms, eager 2.7 (EPYC, one thread).
+    """
     if x.dtype != ir.DataType.FLOAT:
         return op.Tanh(x)
     is_exact = op.GreaterOrEqual(op.Abs(x), constant(2**-12, x.dtype))  # below, x - x**3 / 3 rounds to x
@@ -89,7 +91,7 @@ def tanh(x: ir.Value) -> ir.Value:
 
 @converter(aten.hardswish.default)
 def hardswish(x: ir.Value) -> ir.Value:
-    """``x * clamp(x + 3, 0, 6) / 6`` in eager's order, which overflows above 5e37 as eager does."""
+    """``x * clamp(x + 3, 0, 6) / 6`` in eager's order of operations, which overflows above 5e37."""
     dtype = _dtype(x)
     slope = op.Clip(op.Add(x, constant(3.0, dtype)), constant(0.0, dtype), constant(6.0, dtype))
     return op.Div(op.Mul(x, slope), constant(6.0, dtype))
@@ -117,7 +119,7 @@ def expm1(x: ir.Value) -> ir.Value:
     """
     dtype = _dtype(x)
     one = constant(1.0, dtype)
-    x = op.Max(x, constant(-40.0, dtype))  # where the result is -1 already, and exp not yet 0
+    x = op.Max(x, constant(-40.0, dtype))  # the result is -1 already, and exp is not yet 0
     u = op.Exp(x)
     ratio = op.Where(op.IsInf(u), constant(math.inf, dtype), op.Div(op.Sub(u, one), op.Log(u)))
     return op.Mul(x, op.Where(op.Equal(u, one), one, ratio))  # a product keeps the sign of zero
@@ -125,7 +127,7 @@ def expm1(x: ir.Value) -> ir.Value:
 
 @converter(aten.pow.Tensor_Scalar)
 def power(x: ir.Value, exponent: float | ir.Value) -> ir.Value:
-    """``Pow``; for exponents 0.5 and -0.5 a root, as in eager, which differs for -infinity and -0."""
+    """``Pow``; for exponents 0.5 and -0.5 ``Sqrt``, as in eager, which differs for -infinity and -0.0."""
     if isinstance(exponent, ir.Value):
         return op.Pow(x, exponent)
     if abs(exponent) == 0.5:
@@ -136,8 +138,10 @@ def power(x: ir.Value, exponent: float | ir.Value) -> ir.Value:
 
 @converter(aten.sign.default)
 def sign(x: ir.Value) -> ir.Value:
-    """``(0 < x) - (x < 0)``, as in eager: 0 for NaN, where ONNX's ``Sign`` returns NaN. ONNX Runtime's (1.31) reads
-    32 bits of an int64."""
+    """``(0 < x) - (x < 0)``, as in eager: 0 for NaN.
+
+    ONNX's ``Sign`` returns NaN for NaN, and ONNX Runtime's kernel (1.31) reads only 32 bits of an int64.
+    """
     dtype = _dtype(x)
     zero = constant(0, dtype)
     return op.Sub(op.Cast(op.Greater(x, zero), to=dtype), op.Cast(op.Less(x, zero), to=dtype))
@@ -145,14 +149,14 @@ def sign(x: ir.Value) -> ir.Value:
 
 @converter(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x: Operand, divisor: Operand) -> ir.Value:
-    """C's ``fmod``, plus the divisor where the signs differ, as in eager's ``remainder_kernel``.
+    """C's ``fmod``, plus the divisor if their signs differ, as in eager's ``remainder_kernel``.
 
     Torchlib's ``x - floor(x / divisor) * divisor`` is NaN for an infinite divisor and inexact for a large quotient.
     """
     dtype = _dtype(x, divisor)
     x, divisor = _value(x, dtype), _value(divisor, dtype)
     if not dtype.is_floating_point():
-        return op.Mod(x, divisor)  # the sign of the divisor, as in Python
+        return op.Mod(x, divisor)  # it has the sign of the divisor, as in Python
     zero = constant(0.0, dtype)
     rest = op.Mod(x, divisor, fmod=1)
     signs_differ = op.Xor(op.Less(divisor, zero), op.Less(rest, zero))
@@ -162,15 +166,14 @@ def remainder(x: Operand, divisor: Operand) -> ir.Value:
 
 @converter(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div(x: ir.Value, divisor: Operand, rounding_mode: str | None = None) -> ir.Value:
-    """``x / divisor``, for integers also rounded to zero (``trunc``) or down (``floor``). Torchlib divides integers
-    in float32."""
+    """``x / divisor``, truncated or rounded down for integers only, which torchlib divides in float32."""
     dtype = _dtype(x, divisor)
     divisor = _value(divisor, dtype)
     quotient = op.Div(x, divisor)
     if rounding_mode is None:
         return quotient
     if dtype.is_floating_point():
-        raise NotTranslatable("its translation rounds quotients of integers only")
+        raise NotTranslatable("its translation supports rounding_mode for integers only")
     if rounding_mode == "trunc" or not dtype.is_signed():
         return quotient  # ONNX Runtime's Div of integers truncates
     rest = op.Sub(x, op.Mul(quotient, divisor))

@@ -1,10 +1,10 @@
-"""Scaled dot-product attention as PyTorch's CPU kernel computes it, forward and backward.
+"""Scaled dot-product attention and its gradient, as PyTorch's CPU kernel computes them.
 
-Follows ``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp``. ONNX Runtime fuses the transpose and the scale into its
+Follows ``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp``. ONNX Runtime fuses transpose and scale into
 ``FusedMatMul``.
 
-In grouped-query attention, where H heads of the query share K heads of keys and values, the query heads of a group are
-rows of one product, so that keys and values are not repeated::
+In grouped-query attention H query heads share K heads of keys and values. The query heads of a group become rows of one
+matrix product, so that keys and values are not repeated::
 
     query [B, H, S, D] -> [B, K, H / K * S, D];    scores [B, K, H / K * S, T] -> [B, H, S, T] to add a mask
 """
@@ -35,13 +35,13 @@ def flash_attention(
     attn_mask: ir.Value | None = None,
     scale: float | None = None,
 ) -> tuple[ir.Value, ir.Value]:
-    """``softmax(q k^T * scale + mask) v`` and the logarithm of the softmax's denominator.
+    """``softmax(q k^T * scale + mask) v``, and the log of the softmax's denominator.
 
-    query: [B, H, S, D]; key and value: [B, K, T, D]; attn_mask: float, [S, T] or broadcastable to [B, H, S, T]. Returns
-    the output [B, H, S, D] and logsumexp [B, H, S], float32 for half precision. As in eager, a fully masked row has
-    output 0 and logsumexp 0, and the causal mask starts at the top left.
+    query: [B, H, S, D]; key and value: [B, K, T, D]; attn_mask: float, broadcastable to [B, H, S, T]. Returns output
+    [B, H, S, D] and logsumexp [B, H, S], float32 for half precision. As in eager, a fully masked row has output 0 and
+    logsumexp 0, and the causal mask is aligned to the top left.
 
-    logsumexp is ``max(scores) - log(max(softmax))``, two passes less than summing the exponentials again.
+    logsumexp is computed as ``max(scores) - log(max(softmax))``, two passes fewer than summing exponentials.
     """
     dtype, computing = query.dtype, shapes.computing_dtype(query)
     assert dtype is not None
@@ -75,7 +75,7 @@ def flash_attention_backward(
     """The gradients of query, key and value; shapes and dtypes as in ``flash_attention``.
 
     With P the probabilities: ``dv = P^T do``, ``dP = do v^T``, ``dS = P * (dP - sum(do * o))``, ``dq = scale * dS k``,
-    ``dk = scale * dS^T q``. P comes from a softmax, one fused kernel, rather than from ``exp(scores - logsumexp)``.
+    ``dk = scale * dS^T q``. P is a softmax, which is one fused kernel, instead of ``exp(scores - logsumexp)``.
     """
     dtype, computing = query.dtype, shapes.computing_dtype(query)
     assert dtype is not None
@@ -97,7 +97,7 @@ def flash_attention_backward(
 
 @converter(aten._safe_softmax.default)
 def safe_softmax(input: ir.Value, dim: int, dtype: ir.DataType | None = None) -> ir.Value:
-    """Softmax over ``dim``, and 0 where all of it is -inf."""
+    """Softmax over ``dim``; 0 if all elements are -inf."""
     if dtype is not None and dtype != -1:
         input = shapes.cast(input, dtype)
     assert input.dtype is not None
@@ -107,10 +107,10 @@ def safe_softmax(input: ir.Value, dim: int, dtype: ir.DataType | None = None) ->
 
 
 def _scale(query: ir.Value, scale: float | None) -> ir.Value:
-    """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype the scores are computed in.
+    """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype in which the scores are computed.
 
-    A scalar, which ONNX Runtime makes the ``alpha`` of its ``FusedMatMul``. In float64 a vector of D equal factors, as
-    ``alpha`` is float32 (1.31).
+    ONNX Runtime makes a scalar the ``alpha`` of ``FusedMatMul``, which is float32 (1.31). In float64 the factor is a
+    vector of D equal numbers, which prevents that.
     """
     dtype = shapes.computing_dtype(query)
     features = shapes.size(query, -1)
@@ -128,13 +128,13 @@ def _transposed(value: ir.Value) -> ir.Value:
 
 @dataclasses.dataclass(frozen=True)
 class _Groups:
-    """How heads of the query share keys and values.
+    """How query heads share the heads of keys and values.
 
     Attributes:
-        sizes: the query's, [B, H, S, D].
-        heads: of keys and values, K; ``None`` if it is H, where the methods return their argument.
-        keys: how many, T.
-        splits_scores: whether the mask differs within a group or its rows, so that scores are [B, H, S, T] to add it.
+        sizes: the query's shape, [B, H, S, D].
+        heads: the number of heads of keys and values, K. If it is H, ``None``: the methods return their argument.
+        keys: the number of keys, T.
+        splits_scores: whether the mask differs within a group or its rows, and needs scores of shape [B, H, S, T].
     """
 
     sizes: list[shapes.Size]
@@ -144,7 +144,7 @@ class _Groups:
 
     @staticmethod
     def of(query: ir.Value, key: ir.Value, is_causal: bool, attn_mask: ir.Value | None) -> _Groups:
-        """Raises ``NotTranslatable`` if symbolic sizes decide whether heads share keys."""
+        """The groups of a call; raises ``NotTranslatable`` if a number of heads is symbolic."""
         assert query.shape is not None and key.shape is not None
         if query.shape[1] == key.shape[1]:
             return _Groups([], None, 0, splits_scores=False)
@@ -173,7 +173,7 @@ class _Groups:
         )
 
     def split_rows(self, numbers: ir.Value) -> ir.Value:
-        """One number for each row of what ``split_scores`` returns, to [B, H, S]."""
+        """A number for each row of the scores, to [B, H, S]."""
         is_split = self.heads is None or self.splits_scores
         return numbers if is_split else shapes.reshape(numbers, self.sizes[:3])
 
@@ -186,10 +186,10 @@ class _Groups:
 def _scores(
     query: ir.Value, key: ir.Value, factor: ir.Value, is_causal: bool, attn_mask: ir.Value | None, groups: _Groups
 ) -> tuple[ir.Value, ir.Value | None]:
-    """The scaled and masked scores, split or not, and which rows see any key, [..., S, 1], if there is a mask.
+    """The scaled and masked scores; and if there is a mask, whether each row sees any key, [..., S, 1].
 
-    A mask of -inf is raised to the lowest finite number, so that a fully masked row is not NaN. Such rows are found in
-    the mask, which is smaller than the scores.
+    -inf in the mask is replaced by the lowest finite number, so that a fully masked row is not NaN. Such rows are found
+    in the mask, which is smaller than the scores.
     """
     dtype = query.dtype
     assert dtype is not None

@@ -1,8 +1,8 @@
-"""``where`` and ``masked_fill``, with the sign of zeros.
+"""``where`` and ``masked_fill``, which keep the sign of zeros.
 
-ONNX Runtime's ``Where`` (1.31) turns a -0.0 of its second input into 0.0; its third input keeps the sign. So the tensor
-that may have -0.0 becomes the third input. If both may, each is selected with 1 in the place of the other, and the two
-are multiplied, which takes 1.9 times as long as one ``Where`` (a million numbers, EPYC, one thread).
+ONNX Runtime's ``Where`` (1.31) turns -0.0 in its second input into 0.0, but not in its third. So a tensor that may have
+-0.0 becomes the third input. If both may have it, the result is ``Where(not c, 1, x) * Where(c, 1, y)``, which takes
+1.9 times as long as one ``Where`` (a million numbers, EPYC, one thread).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ aten = torch.ops.aten
 _KEEP_ELEMENTS = frozenset(
     {"Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 )
-"""Operators whose results are elements of their first argument."""
+"""Operators whose results contain only elements of the first argument."""
 
 _EXACT_IN = {ir.DataType.FLOAT: HALF_PRECISION, ir.DataType.DOUBLE: (*HALF_PRECISION, ir.DataType.FLOAT)}
-"""From a dtype to the smaller ones that it represents exactly."""
+"""For a dtype, the narrower dtypes whose numbers it represents exactly."""
 
 _NEVER_MINUS_ZERO = frozenset({"Abs", "Exp", "Not", "Sigmoid", "Softmax"})
+"""Operators that never return -0.0."""
 
 
 @converter(aten.where.self)
 def where(condition: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """``x`` where the condition is true, else ``y``, of one dtype; the shapes are broadcast."""
+    """``x`` where the condition is true, else ``y``. Both have the same dtype; all shapes are broadcast."""
     assert y.dtype is not None
     if not _may_be_minus_zero(x):
         return op.Where(condition, x, y)
@@ -57,13 +58,13 @@ def _may_be_minus_zero(value: ir.Value) -> bool:
 
 
 def _may_underflow(source: ir.DataType | None, target: ir.DataType | None) -> bool:
-    """Whether a cast may turn a small number into zero."""
+    """Whether a cast may round a small number to zero."""
     is_exact = source is None or not source.is_floating_point() or source in _EXACT_IN.get(target, ())
     return source != target and not is_exact
 
 
 def _may_overflow(source: ir.DataType | None, target: ir.DataType) -> bool:
-    """Whether a cast may find a number that is too large."""
+    """Whether a cast may overflow."""
     if source == target or source in _EXACT_IN.get(target, ()):
         return False
     is_integer = source is not None and not source.is_floating_point()
@@ -87,8 +88,8 @@ def _negated(condition: ir.Value) -> ir.Value:
 def masked_fill(x: ir.Value, mask: ir.Value, value: float | ir.Value) -> ir.Value:
     """``value`` where the mask is true, else ``x``.
 
-    Eager raises an error for a value that overflows the dtype of ``x``, which is known only at run time if the value is
-    a tensor of another dtype.
+    Eager raises an error if the value overflows the dtype of ``x``. A tensor of a wider dtype is rejected, as its value
+    is known only at run time.
     """
     assert x.dtype is not None
     if isinstance(value, ir.Value) and _may_overflow(value.dtype, x.dtype):

@@ -1,7 +1,7 @@
-"""The gradients of convolutions in one, two and three dimensions.
+"""``convolution_backward``: the gradients of convolutions in one, two and three dimensions.
 
-Follows ``convolution_backward`` of ``aten/src/ATen/native/Convolution.cpp``. Shapes: input [N, C, *inner], grad and
-output [N, O, *outer], weight [O, C/groups, *kernel]. Times are in ms with 2 threads, PyTorch's own in brackets.
+Follows ``aten/src/ATen/native/Convolution.cpp``. Shapes: input [N, C, *inner], grad [N, O, *outer], weight
+[O, C/groups, *kernel]. Times are in ms with 2 threads, with PyTorch's in brackets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .registry import NotTranslatable, converter
 from .shapes import Size
 
 _MAXIMUM_TAPS = 27
-"""The most kernel elements whose windows are copied: 3x3x3 and 5x5 are below it, 7x7 is above."""
+"""The largest kernel, in elements (taps), for the weight gradient by windows: 5x5 and 3x3x3 but not 7x7."""
 
 
 @converter(torch.ops.aten.convolution_backward.default)
@@ -45,7 +45,7 @@ def convolution_backward(
     """
     arguments = (*stride, *padding, *dilation, *output_padding, groups)
     if not all(isinstance(item, int) for item in arguments):
-        raise NotTranslatable("a symbolic stride, padding, dilation or number of groups is no ONNX attribute")
+        raise NotTranslatable("stride, padding, dilation and groups are attributes in ONNX and cannot be symbolic")
     dims = shapes.rank(weight) - 2
     window = _Window(
         kernel=[shapes.static_size(weight, dim) for dim in range(2, 2 + dims)],
@@ -57,7 +57,7 @@ def convolution_backward(
     grad_input = grad_weight = grad_bias = None
     if output_mask[0] and transposed:
         if any(map(operator.ge, shapes.for_each(output_padding, dims), window.stride)):
-            raise NotTranslatable("an output padding of a stride or more adds whole windows")
+            raise NotTranslatable("its translation needs an output_padding smaller than the stride")
         grad_input = window.convolve(grad_output, weight)
     elif output_mask[0]:
         grad_input = window.input_gradient(grad_output, weight, input)
@@ -70,7 +70,7 @@ def convolution_backward(
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """The attributes of a convolution, a number for each spatial dimension."""
+    """The attributes of a convolution, with one number for each spatial dimension."""
 
     kernel: list[int]
     stride: list[int]
@@ -87,36 +87,36 @@ class _Window:
         return list(range(2, 2 + self.dims))
 
     def convolve(self, input: ir.Value, weight: ir.Value) -> ir.Value:
-        """The convolution itself, which is the input gradient of the transposed one."""
+        """The convolution, which is also the input gradient of the transposed convolution."""
         attributes = {"strides": self.stride, "pads": self.padding * 2, "dilations": self.dilation}
         return op.Conv(input, weight, **attributes, group=self.groups)
 
     def input_gradient(self, grad: ir.Value, weight: ir.Value, input: ir.Value) -> ir.Value:
         """The gradient of the input.
 
-        For stride 1 a convolution with the mirrored kernel, which ONNX Runtime computes faster than ``ConvTranspose``
-        (8x64x56x56, 3x3: 51 instead of 66 (114)); else a ``ConvTranspose`` (stride 2: 26 (73)).
+        With stride 1, a convolution with the mirrored kernel, which is faster than ``ConvTranspose`` (8x64x56x56, 3x3:
+        51 instead of 66 (114)). Otherwise a ``ConvTranspose`` (stride 2: 26 (73)).
         """
         reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
         pads = [r - p for r, p in zip(reach, self.padding, strict=True)]
         if all(s == 1 for s in self.stride) and min(pads) >= 0:
             return op.Conv(grad, self._mirrored(weight), pads=pads * 2, dilations=self.dilation, group=self.groups)
-        unreached = []  # how many elements at the end of the input no window covers
+        uncovered = []  # the number of elements at the end of the input that no window covers
         for i, dim in enumerate(self.spatial):
             inner, outer = shapes.static_size(input, dim), shapes.static_size(grad, dim)
-            unreached.append(inner + 2 * self.padding[i] - ((outer - 1) * self.stride[i] + reach[i] + 1))
+            uncovered.append(inner + 2 * self.padding[i] - ((outer - 1) * self.stride[i] + reach[i] + 1))
         return op.ConvTranspose(
             grad,
             weight,
             strides=self.stride,
             pads=self.padding * 2,
             dilations=self.dilation,
-            output_padding=unreached,
+            output_padding=uncovered,
             group=self.groups,
         )
 
     def _mirrored(self, weight: ir.Value) -> ir.Value:
-        """[O, C/groups, *kernel] to [C, O/groups, *kernel], each kernel mirrored in all dimensions."""
+        """[O, C/groups, *kernel] to [C, O/groups, *kernel], with each kernel mirrored in all spatial dimensions."""
         outer, inner = shapes.static_size(weight, 0), shapes.static_size(weight, 1)
         if any(k > 1 for k in self.kernel):
             back = [-1] * self.dims
@@ -128,17 +128,17 @@ class _Window:
         return shapes.reshape(swapped, [self.groups * inner, outer // self.groups, *self.kernel])
 
     def weight_gradient(self, grad: ir.Value, input: ir.Value) -> ir.Value:
-        """The gradient of the weight, by the fastest of three formulations:
+        """The gradient of the weight, by the fastest of three methods:
 
-        - by windows, for small kernels: the input's window for each kernel element, concatenated, in one batched matrix
-          product with ``grad``. 8x64x56x56 3x3: 61 (110); 1x1 to 256 channels: 17 (42); by channels 113 and 100.
+        - by windows, for small kernels: the windows of all kernel elements, concatenated, in one batched matrix product
+          with ``grad``. 8x64x56x56, 3x3: 61 (110); 1x1 to 256 channels: 17 (42); by channels 113 and 100.
         - by channels, for large kernels: a convolution of the input with ``grad`` as its kernel, batch and channels
           swapped. The 7x7 of a stem: 2.5 (24); 16x16 patches: 0.4 (16); by windows 3.1 and 3.7.
-        - depthwise: the same for each image, then the sum. 8x96x28x28 3x3, stride 2: 1.4 (42); by channels 3.3.
+        - depthwise: by channels for each image, then summed. 8x96x28x28, 3x3, stride 2: 1.4 (42); by channels 3.3.
         """
         channels, outer = shapes.static_size(input, 1), shapes.static_size(grad, 1)
         is_depthwise = self.groups > 1 and self.groups == channels
-        if is_depthwise and isinstance(images := shapes.size(input, 0), int):  # it becomes a number of groups
+        if is_depthwise and isinstance(images := shapes.size(input, 0), int):  # a factor of Conv's group
             return self._weight_gradient_depthwise(grad, input, images, outer // channels)
         if not is_depthwise and math.prod(self.kernel) <= _MAXIMUM_TAPS:
             return self._weight_gradient_by_windows(grad, input)
@@ -161,7 +161,7 @@ class _Window:
         return shapes.reshape(total, [self.groups * results, channels, *self.kernel])
 
     def _windows(self, input: ir.Value, outer: Sequence[Size]) -> list[ir.Value]:
-        """What each kernel element is multiplied with, [N, groups, C/groups, *outer]."""
+        """For each kernel element, the input elements it is multiplied with, [N, groups, C/groups, *outer]."""
         images, channels = shapes.size(input, 0), shapes.static_size(input, 1)
         inner = [shapes.affine(n, 1, 2 * p) for n, p in zip(shapes.sizes(input)[2:], self.padding, strict=True)]
         if any(self.padding):
@@ -198,7 +198,7 @@ class _Window:
         return op.ReduceSum(by_image, [0], keepdims=0)
 
     def _correlate(self, input: ir.Value, kernels: ir.Value, groups: int) -> ir.Value:
-        """A convolution with a gradient as its kernel: stride and dilation are swapped, and the excess is cut off."""
+        """A convolution whose kernel is a gradient: stride and dilation swap, and the result is cut to kernel size."""
         attributes = {"strides": self.dilation, "dilations": self.stride, "pads": self.padding * 2}
         result = op.Conv(input, kernels, **attributes, group=groups)
         return op.Slice(result, [0] * self.dims, self.kernel, self.spatial)

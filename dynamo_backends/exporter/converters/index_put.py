@@ -1,4 +1,4 @@
-"""Writing values at indices."""
+"""``index_put``: writes values at indices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def index_put(
 ) -> object:
     """``input`` with ``values`` at ``indices``; see ``torch.Tensor.index_put``.
 
-    One vector of indices into an inner dimension, as in ``cache[:, :, positions] = keys``, becomes a ``ScatterND``
-    whose indices cover all dimensions up to that one. Torchlib, which translates the other cases, transposes all of
-    ``input`` twice: 229 instead of 75 us for a cache of 8 heads and 1,024 keys of 64 numbers (AMD EPYC, one thread).
+    A vector of indices into an inner dimension, as in ``cache[:, :, positions] = keys``, becomes a ``ScatterND`` whose
+    indices cover all dimensions up to that one. All other cases are left to torchlib, which transposes ``input`` twice:
+    229 instead of 75 us for a cache of 8 heads and 1,024 keys of 64 numbers (AMD EPYC, one thread).
     """
     written = None if accumulate else _written_sizes(input, indices)
     if written is None:
@@ -43,10 +43,10 @@ def index_put(
 
 
 def _written_sizes(input: ir.Value, indices: Sequence[ir.Value | None]) -> list[int] | None:
-    """The sizes of what is written, up to the indexed dimension.
+    """The sizes of the written part of ``input``, up to the indexed dimension.
 
-    ``None`` unless a single vector indexes an inner dimension, the sizes are static, and fewer indices are needed than
-    ``input`` has elements.
+    ``None`` unless one vector indexes an inner dimension, the sizes are static, and ``ScatterND`` needs fewer indices
+    than ``input`` has elements.
     """
     dims = [i for i, index in enumerate(indices) if index is not None]
     index = indices[dims[0]] if len(dims) == 1 else None

@@ -1,4 +1,4 @@
-"""Interpolation, with the coordinates of ``aten/src/ATen/native/UpSample.h``."""
+"""``torch.nn.functional.interpolate``, with the coordinates of ``aten/src/ATen/native/UpSample.h``."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def interpolate(
         return _nearest(input, old, new, indices)
     is_whole = all(by is None or int(n * by) == n * by for n, by in zip(old, factors, strict=True))
     if not is_whole and not align_corners:
-        raise NotTranslatable("its factors make no whole sizes, and ONNX Runtime would round elsewhere")
+        raise NotTranslatable("its scale factors give fractional sizes, which ONNX Runtime rounds differently")
     return _linear(input, shapes.sizes(input)[:2], new, align_corners)
 
 
 def _linear(input: ir.Value, outer: list[shapes.Size], new: list[int], align_corners: bool) -> ir.Value:
-    """``outer`` has the sizes of the first two dimensions."""
-    if len(new) == 1:  # ONNX Runtime would take a single dimension for the innermost of three
+    """Linear interpolation in the last ``len(new)`` dimensions; ``outer`` has the sizes of the first two."""
+    if len(new) == 1:  # ONNX Runtime mistakes [N, C, length] for three spatial dimensions
         return op.Squeeze(_linear(op.Unsqueeze(input, [2]), outer, [1, *new], align_corners), [2])
     transformation = "align_corners" if align_corners else "half_pixel"
     return _resize(input, outer, new, mode="linear", coordinate_transformation_mode=transformation)
@@ -48,21 +48,21 @@ def _linear(input: ir.Value, outer: list[shapes.Size], new: list[int], align_cor
 def _resize(input: ir.Value, outer: list[shapes.Size], new: list[int], **attributes: str) -> ir.Value:
     """``Resize`` with the sizes of all dimensions.
 
-    Sizes of some dimensions, with ``axes``, are not enough: between two ``Transpose``, as of a channels-last image,
-    ONNX Runtime (1.31) takes them for the sizes of all dimensions and rejects the model.
+    With ``axes`` and the sizes of some dimensions, ONNX Runtime (1.31) rejects the model if the ``Resize`` is between
+    two ``Transpose``, as for a channels-last image.
     """
     return op.Resize(input, None, None, shapes.vector([*outer, *new]), **attributes)
 
 
 def nearest_indices(old: int, new: int, factor: float | None, is_exact: bool) -> list[int]:
-    """The index among ``old`` pixels of each of ``new`` pixels, by PyTorch's arithmetic in float32."""
+    """For each of ``new`` pixels the index of its source among ``old`` pixels, computed in float32 as PyTorch does."""
     scale = np.float32(1.0 / factor) if factor is not None and factor > 0 else np.float32(old) / np.float32(new)
     coordinates = np.arange(new, dtype=np.float32) + np.float32(0.5 if is_exact else 0.0)
     return np.minimum(np.floor(coordinates * scale).astype(np.int64), old - 1).tolist()
 
 
 def _nearest(input: ir.Value, old: list[int], new: list[int], indices: list[list[int]]) -> ir.Value:
-    """A ``Resize`` if each pixel is repeated equally often, else a ``Gather`` for each dimension."""
+    """A ``Resize`` if every pixel is repeated equally often, else a ``Gather`` for each dimension."""
     repeats = [math.ceil(after / before) for before, after in zip(old, new, strict=True)]
     if all(
         after == before * times and pixels == [i // times for i in range(after)]

@@ -1,6 +1,7 @@
-"""Average pooling and its gradient, as a constant matrix for each spatial dimension.
+"""Average pooling and adaptive average pooling, with their gradients, as linear maps.
 
-The gradient uses the transposed matrices. Only elements with a nonzero weight are read, as zero times infinity is NaN.
+Each spatial dimension has a constant matrix, and the gradient uses its transpose. Elements with weight zero are not
+read, as zero times infinity is NaN.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Matrix = npt.NDArray[np.float64]
 def _apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
     """Applies ``matrices[i]``, [out, in], to the i-th of the last ``len(matrices)`` dimensions of ``value``."""
     if value.dtype is None or not value.dtype.is_floating_point():
-        raise NotTranslatable("its translation is for floating point")
+        raise NotTranslatable("its translation supports floating point only")
     sizes = shapes.sizes(value)
     for dim, matrix in enumerate(matrices, len(sizes) - len(matrices)):
         if not np.array_equal(matrix, np.eye(len(matrix))):
@@ -35,7 +36,7 @@ def _apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
 
 
 def _apply_to_dimension(value: ir.Value, matrix: Matrix, dim: int, sizes: Sequence[shapes.Size]) -> ir.Value:
-    """Gathers the elements with a nonzero weight, [..., out, width, ...], scales them and sums over the width."""
+    """Gathers the elements with nonzero weights, [..., out, width, ...], and sums the products over the width."""
     dtype = value.dtype
     assert dtype is not None
     is_read = matrix != 0
@@ -71,10 +72,10 @@ def _average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> ir.Value:
-    """ONNX's ``AveragePool`` where it is correct, else matrices, which need static sizes.
+    """``AveragePool`` where it is correct, else matrices, which need static sizes.
 
-    Before opset 19 ``AveragePool`` has another divisor for the windows that ``ceil_mode`` adds. ONNX Runtime has a
-    kernel for float32 only.
+    Before opset 19, ``AveragePool`` has another divisor for the windows that ``ceil_mode`` adds. ONNX Runtime has no
+    kernel for float64.
     """
     windows = _windows(dims, kernel_size, stride, padding, divisor_override)
     if ceil_mode or input.dtype == ir.DataType.DOUBLE:
@@ -110,7 +111,7 @@ def _average_pool_backward(
 def _windows(
     dims: int, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], divisor: int | None
 ) -> list[tuple[int, int, int]]:
-    """Kernel size, stride and padding of each dimension."""
+    """The kernel size, stride and padding of each dimension."""
     if divisor is not None:
         raise NotTranslatable("its translation does not support divisor_override")
     kernel = shapes.for_each(kernel_size, dims)
@@ -123,7 +124,7 @@ def _average_matrices(
 ) -> list[Matrix]:
     """For each dimension the weights of its elements in each window, [windows, elements].
 
-    The divisor is the number of the window's elements in the input, or with ``count_include_pad`` in the padded input.
+    A weight is 1 / the number of the window's elements in the input, or with ``count_include_pad`` in the padded input.
     """
     result = []
     for size, (kernel, stride, padding) in zip(sizes, windows, strict=True):
@@ -137,7 +138,7 @@ def _average_matrices(
 
 
 def _number_of_windows(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
-    """``pooling_output_shape`` of ``aten/src/ATen/native/Pool.h``."""
+    """Follows ``pooling_output_shape`` of ``aten/src/ATen/native/Pool.h``."""
     windows = (size + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
     starts_in_right_padding = ceil_mode and (windows - 1) * stride >= size + padding
     return windows - 1 if starts_in_right_padding else windows
@@ -158,7 +159,7 @@ def _adaptive_matrices(sizes: Sequence[int], output_size: Sequence[int | ir.Valu
     matrices = []
     for size, outputs in zip(sizes, output_size, strict=True):
         if not isinstance(outputs, int):
-            raise NotTranslatable("the number of windows is symbolic, and its translation needs the number")
+            raise NotTranslatable("its translation needs the number of windows, which is symbolic")
         matrix = np.zeros((outputs, size))
         for i, row in enumerate(matrix):
             start, end = i * size // outputs, -(-(i + 1) * size // outputs)

@@ -17,8 +17,10 @@ _NONE, _MEAN = 0, 1
 
 @converter(aten._log_softmax.default)
 def log_softmax(self: ir.Value, dim: int, half_to_float: bool) -> ir.Value:
-    """``LogSoftmax``; in float64 ``x - m - log(sum(exp(x - m)))`` with the maximum ``m``, as ONNX Runtime (1.31)
-    returns -infinity for the numbers in one row with an infinity."""
+    """``LogSoftmax``; in float64 ``x - m - log(sum(exp(x - m)))`` with the maximum ``m``.
+
+    In float64, ONNX Runtime's kernel (1.31) returns -infinity for the other numbers of a row with an infinity.
+    """
     if shapes.rank(self) == 0:
         axis = op.Constant(value_ints=[0])
         return op.Squeeze(log_softmax(op.Unsqueeze(self, axis), 0, half_to_float), axis)
@@ -31,7 +33,7 @@ def log_softmax(self: ir.Value, dim: int, half_to_float: bool) -> ir.Value:
 
 
 def _targets(target: ir.Value, ignore_index: int | ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Which targets are ignored, and the targets with 0 for these."""
+    """Whether each target is ignored, and the targets with 0 in place of the ignored ones."""
     ignored = op.Equal(target, ignore_index)
     return ignored, op.Where(ignored, shapes.constant(0, ir.DataType.INT64), target)
 
@@ -40,11 +42,11 @@ def _targets(target: ir.Value, ignore_index: int | ir.Value) -> tuple[ir.Value, 
 def nll_loss_forward(
     input: ir.Value, target: ir.Value, weight: ir.Value | None, reduction: int, ignore_index: int | ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Minus the input at the target times its class weight, and the sum of the weights.
+    """The loss, ``-weight[target] * input[target]``, and the sum of the weights, which is a scalar.
 
-    input: [N, C, ...] or [C]; target: [N, ...] or a scalar; the result has the target's shape, or is a scalar.
+    input: [N, C, ...] or [C]; target: [N, ...] or a scalar. The loss has the target's shape, or is a scalar if reduced.
     Torchlib (0.7) returns the batch size instead of the sum. The operator is not decomposed, so that PyTorch's kernel
-    reports a target that is out of range.
+    raises its own error for a target out of range.
     """
     dtype = input.dtype
     assert dtype is not None
@@ -67,7 +69,7 @@ def nll_loss_forward(
     if shapes.rank(target) > 0:
         total = op.ReduceSum(weights, keepdims=0)
         if reduction != _NONE:
-            losses = op.Add(op.ReduceSum(losses, keepdims=0), zero)  # the kernel adds to 0, which makes 0 of -0.0
+            losses = op.Add(op.ReduceSum(losses, keepdims=0), zero)  # as the kernel, which turns -0.0 into 0
     if reduction == _MEAN:
         losses = op.Div(losses, total)
     return shapes.cast(losses, dtype), shapes.cast(total, dtype)
@@ -83,9 +85,9 @@ def nll_loss_backward(
     ignore_index: int | ir.Value,
     total_weight: ir.Value,
 ) -> ir.Value:
-    """Minus the gradient of each loss times its class weight at the target, zero elsewhere; shapes as above.
+    """``-weight[target] * grad_output`` at the target, zero elsewhere; shapes as in ``nll_loss_forward``.
 
-    The values are scattered into zeros; PyTorch's decomposition scatters ones and multiplies all of [N, C, ...].
+    The values are scattered into zeros. PyTorch's decomposition scatters ones and then multiplies all of [N, C, ...].
     """
     dtype = input.dtype
     assert dtype is not None

@@ -1,4 +1,7 @@
-"""Layer and batch normalization, where torchlib's results differ, and the gradient of layer normalization."""
+"""Layer normalization with its gradient, and batch normalization.
+
+For the forward operators torchlib has converters, whose results differ from eager's.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ aten = torch.ops.aten
 def layer_norm(
     input: ir.Value, normalized_shape: Sequence[Size], weight: ir.Value | None, bias: ir.Value | None, eps: float
 ) -> tuple[ir.Value, ...]:
-    """The result, and mean and 1 / standard deviation over the last ``len(normalized_shape)`` dimensions.
+    """The result, and the mean and 1 / standard deviation over the last ``len(normalized_shape)`` dimensions.
 
-    ONNX Runtime's ``LayerNormalization`` returns float32 statistics. So float64 is computed by the formula, and half
-    precision, whose statistics have the dtype of the weight, in float32.
+    ONNX Runtime's ``LayerNormalization`` returns float32 statistics, so float64 is computed by the formula. Half
+    precision is computed in float32; its statistics have the dtype of the weight.
     """
     dims = list(range(-len(normalized_shape), 0))
     dtype = shapes.computing_dtype(input)
@@ -60,8 +63,8 @@ def layer_norm_backward(
     """The gradients of input, weight and bias, each ``None`` if ``output_mask`` is false.
 
     With x the normalized input and p = g * x: ``dx = rstd * (g * w - mean(g * w) - x * mean(p * w))``, ``dw = sum(p)``,
-    ``db = sum(g)``. Means and sums are products of the matrix [rows, features] with a vector: 1.6 ms at 1024 x 768,
-    PyTorch's decomposition takes 2.2 ms (2 threads).
+    ``db = sum(g)``. Means and sums are products of a [rows, features] matrix with a vector: 1.6 ms for 1024 x 768,
+    PyTorch's decomposition 2.2 ms (2 threads).
     """
     returned, sizes = input.dtype, shapes.sizes(input)
     assert returned is not None
@@ -102,7 +105,7 @@ def _sizes(numbers: Sequence[Size]) -> list[Size]:
 
 
 def _count(elements: Size, dtype: ir.DataType) -> ir.Value:
-    """A number of elements as a floating-point scalar, or a vector of length one."""
+    """A number of elements in floating point: a scalar, or of shape [1] if it is symbolic."""
     return shapes.constant(float(elements), dtype) if isinstance(elements, int) else op.Cast(elements, to=dtype)
 
 
@@ -117,14 +120,14 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value, ir.Value]:
-    """The result, mean and 1 / standard deviation of the batch for each channel, and the new running statistics.
+    """The result, the batch's mean and 1 / standard deviation for each channel, and the new running mean and variance.
 
-    Follows ``batch_norm_cpu`` of ``aten/src/ATen/native/Normalization.cpp``: the batch is normalized by its biased
-    variance, the running variance is updated with the unbiased one. In evaluation the statistics of the batch are
-    empty. ONNX's operator in training mode updates with the biased variance and returns no statistics of the batch.
+    Follows ``batch_norm_cpu`` of ``aten/src/ATen/native/Normalization.cpp``: the batch is normalized with its biased
+    variance, and the running variance is updated with the unbiased one. In evaluation the batch's statistics are empty.
+    ONNX's operator in training mode updates with the biased variance and does not return the batch's statistics.
 
-    The batch's statistics have the input's dtype, or float32 if a half input has float32 weights. The new running
-    statistics have the dtype of the computation, as in PyTorch's fake tensors.
+    The batch's statistics have the input's dtype, or float32 if a half-precision input has float32 weights. The new
+    running statistics have the dtype of the computation, as PyTorch's fake tensors.
     """
     returned, dtype, sizes = input.dtype, shapes.computing_dtype(input), shapes.sizes(input)
     assert returned is not None
@@ -161,7 +164,7 @@ def batch_norm_in_evaluation(
     momentum: float,
     eps: float,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """The result, and empty statistics of the batch, for which torchlib returns the running ones."""
+    """The result, and two empty tensors, for which torchlib returns the running statistics."""
     return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
 
@@ -174,7 +177,7 @@ def _normalize(
     bias: ir.Value | None,
     eps: float,
 ) -> ir.Value:
-    """``(input - mean) / sqrt(variance + eps) * weight + bias`` in one kernel; all but ``input`` have shape [C]."""
+    """``(input - mean) / sqrt(variance + eps) * weight + bias``; all tensors but ``input`` have shape [C]."""
     assert input.dtype is not None
     if weight is None:
         weight = op.Expand(shapes.constant(1.0, input.dtype), shapes.vector([channels]))

@@ -1,4 +1,4 @@
-"""Max pooling: the maxima, and their gradients."""
+"""Max pooling with indices and its gradient, in two and three dimensions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def _max_pool_backward(
 ) -> ir.Value:
     """The gradient of each maximum, added at its index in its plane.
 
-    By ``ScatterElements``, as ``ScatterND`` loses sums where windows overlap.
+    ``ScatterND`` would lose sums where windows overlap. Half precision is added in float32, as ONNX Runtime's scatter
+    operators do not support it.
     """
-    returned, dtype = input.dtype, shapes.computing_dtype(input)  # ONNX Runtime's scatters add no half precision
+    returned, dtype = input.dtype, shapes.computing_dtype(input)
     assert returned is not None
     sizes = shapes.sizes(input)
     planes, elements = shapes.product(sizes[:-dims]), shapes.product(sizes[-dims:])
@@ -56,8 +57,10 @@ def _max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[ir.Value, ir.Value]:
-    """The maxima and their indices in their plane; of a window with NaN its last NaN, which ONNX Runtime's ``MaxPool``
-    (1.31) ignores.
+    """The maxima and their indices within a plane; for a window with NaN, its last NaN.
+
+    ONNX Runtime's ``MaxPool`` (1.31) ignores NaN. So a second ``MaxPool`` finds the last NaN of each window: its input
+    is the position, counted from 1, at each NaN and 0 elsewhere.
     """
     kernel = shapes.for_each(kernel_size, dims)
     windows = {
@@ -72,15 +75,15 @@ def _max_pool(
     maxima, indices = op.MaxPool(batch, **windows, dilations=dilations)
     plane = shapes.sizes(batch)[-dims:]
     elements = shapes.vector([shapes.product(plane)])
-    indices = op.Mod(indices, elements)  # ONNX counts through all planes
+    indices = op.Mod(indices, elements)  # ONNX counts across planes
     if input.dtype is not None and input.dtype.is_floating_point():
         has_nan = _has_nan(batch, maxima, windows, dilations)
         maxima = op.Where(has_nan, shapes.constant(math.nan, input.dtype), maxima)
         one = op.Constant(value_int=1)
-        numbers = op.Range(one, op.Add(op.Squeeze(elements), one), one)
-        numbers = shapes.reshape(op.Cast(numbers, to=ir.DataType.DOUBLE), plane)
-        numbers = op.Where(op.IsNaN(batch), numbers, shapes.constant(0.0, ir.DataType.DOUBLE))
-        last = op.Cast(op.MaxPool(numbers, **windows, dilations=dilations)[0], to=ir.DataType.INT64)
+        positions = op.Range(one, op.Add(op.Squeeze(elements), one), one)
+        positions = shapes.reshape(op.Cast(positions, to=ir.DataType.DOUBLE), plane)
+        positions = op.Where(op.IsNaN(batch), positions, shapes.constant(0.0, ir.DataType.DOUBLE))
+        last = op.Cast(op.MaxPool(positions, **windows, dilations=dilations)[0], to=ir.DataType.INT64)
         indices = op.Where(op.Greater(last, op.Constant(value_int=0)), op.Sub(last, one), indices)
     if unbatched:
         maxima, indices = op.Squeeze(maxima, [0]), op.Squeeze(indices, [0])
@@ -90,14 +93,13 @@ def _max_pool(
 def _has_nan(batch: ir.Value, maxima: ir.Value, windows: Mapping[str, Any], dilations: Sequence[int]) -> ir.Value:
     """Whether each window has NaN.
 
-    Its mean is NaN then, which is the cheapest test. The mean of infinities of both signs is NaN too, so the maximum
-    must not be infinite.
+    The cheapest test is a NaN mean. Infinities of both signs have one too, so the maximum must not be infinite.
     """
     if batch.dtype == ir.DataType.FLOAT and not windows["ceil_mode"] and all(number == 1 for number in dilations):
         means = op.AveragePool(batch, **windows, count_include_pad=1)
         return op.And(op.IsNaN(means), op.Not(op.IsInf(maxima, detect_negative=0)))
-    unordered = op.Cast(op.IsNaN(batch), to=ir.DataType.FLOAT)
-    return op.Cast(op.MaxPool(unordered, **windows, dilations=dilations)[0], to=ir.DataType.BOOL)
+    is_nan = op.Cast(op.IsNaN(batch), to=ir.DataType.FLOAT)
+    return op.Cast(op.MaxPool(is_nan, **windows, dilations=dilations)[0], to=ir.DataType.BOOL)
 
 
 for _dims, _pool, _backward in (

@@ -10,15 +10,15 @@ from ...errors import TranslationError
 Function = TypeVar("Function", bound=Callable[..., object])
 
 CONVERTERS: dict[object, Callable[..., object]] = {}
-"""From an FX target (an ATen overload or a Python function) to its converter."""
+"""By FX target: an ATen overload or a Python function."""
 
 
 class NotTranslatable(TranslationError):
-    """Raised by a converter for arguments it does not handle; the user sees its message as the reason."""
+    """Raised by a converter for arguments that it does not support; the message is reported as the reason."""
 
 
 def converter(*targets: object) -> Callable[[Function], Function]:
-    """Registers a function as the converter of operators, in place of torchlib's."""
+    """A decorator that registers a function as the converter of operators, in place of torchlib's."""
 
     def register(function: Function) -> Function:
         CONVERTERS.update(dict.fromkeys(targets, function))

@@ -1,7 +1,7 @@
-"""Helpers of the converters: sizes that may be symbolic, reshapes, constants and casts.
+"""Helpers of the converters: sizes, reshapes, constants and casts.
 
-A size is a Python integer if it is static, else an ONNX value of shape [1] and dtype int64 that is computed at run
-time, so that no symbolic size becomes a constant of the model.
+A size is a Python integer if it is static. A symbolic size is an ONNX value of shape [1] and dtype int64, which is
+computed at run time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rank(value: ir.Value) -> int:
 
 
 def size(value: ir.Value, dim: int) -> Size:
-    """The size of one dimension; negative ``dim`` counts from the last."""
+    """The size of a dimension; a negative ``dim`` counts from the end."""
     dim = dim % rank(value)
     static = _shape(value)[dim]
     return static if isinstance(static, int) else op.Shape(value, start=dim, end=dim + 1)
@@ -44,7 +44,7 @@ def sizes(value: ir.Value) -> list[Size]:
 
 
 def as_size(number: int | ir.Value) -> Size:
-    """A size from an operator's argument, where a symbolic integer is a scalar value."""
+    """The size that an operator's argument gives; a symbolic one is a scalar value."""
     return number if isinstance(number, int) else op.Reshape(number, [1])
 
 
@@ -52,12 +52,12 @@ def static_size(value: ir.Value, dim: int) -> int:
     """The size of a dimension; raises ``NotTranslatable`` if it is symbolic."""
     static = size(value, dim)
     if not isinstance(static, int):
-        raise NotTranslatable(f"dimension {dim} has a symbolic size, and its translation needs the number")
+        raise NotTranslatable(f"its translation needs the size of dimension {dim}, which is symbolic")
     return static
 
 
 def vector(items: Sequence[Size]) -> ir.Value:
-    """The sizes as one int64 tensor of shape [len(items)], a constant if all are static."""
+    """The sizes as an int64 tensor of shape [len(items)]; a constant if all are static."""
     if all(isinstance(item, int) for item in items):
         return op.Constant(value=ir.Tensor(np.array(items, dtype=np.int64)))
     parts = [op.Constant(value_ints=[item]) if isinstance(item, int) else item for item in items]
@@ -65,7 +65,7 @@ def vector(items: Sequence[Size]) -> ir.Value:
 
 
 def reshape(value: ir.Value, target: Sequence[Size]) -> ir.Value:
-    """``value`` with the sizes ``target``; a single symbolic size becomes -1."""
+    """``value`` with the sizes ``target``; if only one is symbolic, ``Reshape`` infers it."""
     static = [item for item in target if isinstance(item, int)]
     if 0 in static:
         return op.Reshape(value, vector(target), allowzero=1)
@@ -75,7 +75,7 @@ def reshape(value: ir.Value, target: Sequence[Size]) -> ir.Value:
 
 
 def product(items: Sequence[Size]) -> Size:
-    """The product of sizes."""
+    """The product of the sizes."""
     result: Size = 1
     for item in items:
         if isinstance(result, int) and isinstance(item, int):
@@ -96,7 +96,7 @@ def affine(item: Size, factor: int, offset: int) -> Size:
 
 
 def for_each(values: Sequence[int], dims: int) -> list[int]:
-    """One value for each of ``dims`` dimensions; ATen allows a single one for all."""
+    """One value for each of ``dims`` dimensions; in ATen a single value is for all."""
     return list(values) if len(values) == dims else list(values) * dims
 
 
@@ -111,13 +111,13 @@ def constant(number: float, dtype: ir.DataType) -> ir.Value:
 
 
 def computing_dtype(value: ir.Value) -> ir.DataType:
-    """The dtype that eager's kernels accumulate in: float32 for half precision, else the value's own."""
+    """The dtype in which eager's kernels accumulate: float32 for half precision, else the value's dtype."""
     assert value.dtype is not None
     return ir.DataType.FLOAT if value.dtype in HALF_PRECISION else value.dtype
 
 
 def cast(value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """``value`` cast to a dtype, if it has another."""
+    """``value`` cast to a dtype; unchanged if it has that dtype."""
     return value if value.dtype == dtype else op.Cast(value, to=dtype)
 
 

@@ -1,4 +1,4 @@
-"""Operators that return a list of parts of their argument."""
+"""``split`` and ``split_with_sizes``, whose results are parts of a tensor along one dimension."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 @converter(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(value: ir.Value, split_size: int | ir.Value, dim: int = 0) -> list[ir.Value]:
-    """Parts of ``split_size`` along ``dim``, the last one smaller. Torchlib returns one ONNX sequence."""
+    """Parts of size ``split_size`` along ``dim``; the last may be smaller. Torchlib returns an ONNX sequence."""
     total = shapes.static_size(value, dim)
     if not isinstance(split_size, int):
         raise NotTranslatable("the number of parts depends on a symbolic size")

@@ -14,7 +14,7 @@ from .registry import converter
 def weight_norm_backward(
     grad_w: ir.Value, saved_v: ir.Value, saved_g: ir.Value, saved_norms: ir.Value, dim: int
 ) -> tuple[ir.Value, ir.Value]:
-    """The gradients of v and g in ``w = g * v / |v|``, the norm over all dimensions but ``dim``.
+    """The gradients of v and g in ``w = g * v / |v|``, where the norm is over all dimensions but ``dim``.
 
     ``dg = sum(dw * v) / |v|`` and ``dv = g / |v| * (dw - v * sum(dw * v) / |v|^2)``, as in
     ``aten/src/ATen/native/WeightNorm.cpp``.
