@@ -1,6 +1,7 @@
-"""What PyTorch's graphs need before and after our stages.
+"""Reads and prepares the FX graphs that Dynamo and AOTAutograd give us.
 
-It takes Dynamo's and AOTAutograd's FX graphs, and gives what is known of them: weights, aliases, memory layouts, source
-lines, and the graph as code, JSON or text. ``aot`` and ``inductor`` are the only modules that use private parts of
-PyTorch. ``artifacts`` holds the data that travels between the stages. Every room above calls it.
+It takes FX graphs, and gives what they do not say themselves: which arguments are weights, which results share memory,
+memory layouts, the user's names and source lines. It also writes graphs as JSON, text or tables. ``artifacts`` defines
+the data that the stages exchange. Private parts of AOTAutograd are used only in
+``aot``; Inductor is called only in ``inductor``. All folders above use it.
 """

@@ -1,4 +1,9 @@
-"""Compiling at a call, after Dynamo has compiled and written its guards: in one thread, and without new assumptions."""
+"""Compiles graphs during a call, when Dynamo has already compiled the frame and written its guards.
+
+Some graphs are compiled late: AOTAutograd compiles a backward at its first call, and others need the values of their
+weights. Such a compile takes Dynamo's lock, because FX traces with global variables, and may not rely on new
+assumptions about symbolic sizes, because no guard would check them.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +17,40 @@ from .size_assumptions import Assumptions
 
 
 @contextlib.contextmanager
-def at_a_call(name: GraphName, assumptions: Assumptions) -> Iterator[None]:
-    """What is compiled inside, at a call, is compiled in one thread at a time, since FX traces with variables of the
-    process; and nothing may be assumed on symbolic sizes, since Dynamo has its guards by now.
+def compile_after_guards(name: GraphName, assumptions: Assumptions) -> Iterator[None]:
+    """A context for a late compile: takes the lock, and at its end checks for new assumptions.
 
     Args:
-        name: which graph.
-        assumptions: those that may hold.
+        name: the graph.
+        assumptions: those that Dynamo's guards check.
 
     Raises:
-        CandidateError: more was assumed.
+        CandidateError: the compile made a new assumption.
     """
-    with aot.as_dynamo_compiles():
+    with aot.dynamo_compile_lock():
         yield
         if growth := assumptions.growth():
-            raise CandidateError(f"{name}, compiled at a call, would hold for some sizes only: {growth}")
+            raise CandidateError(f"{name} was compiled after its guards, and needs a new one: {growth}")
 
 
-def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
-    """A runner that is built from the arguments of its first call, in one thread.
+def compile_at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
+    """A runner that compiles itself at its first call.
 
-    Dynamo's lock is the only one: who compiles may call what waits for its first call, and has that lock already.
+    It holds only Dynamo's lock: a thread that compiles may call a runner, and with a second lock two threads could
+    deadlock.
 
     Args:
-        build: compiles on real arguments, and returns what runs.
+        build: takes the arguments of the first call and returns what runs; called once, unless it raises.
     """
     waiting = [build]
     built: list[Runner] = []
 
     def run(args: list[object]) -> object:
         if not built:
-            with aot.as_dynamo_compiles():
+            with aot.dynamo_compile_lock():
                 if not built:
                     built.append(waiting[0](tuple(args)))
-                    waiting.clear()  # it keeps the graph
+                    waiting.clear()  # frees the graph
         return built[0](args)
 
     return run
