@@ -1,13 +1,7 @@
-"""Keeps aliasing results of a graph aliased, by leaving their views in PyTorch.
+"""Runs returned views in PyTorch if they share memory with an input or another result.
 
-A region returns each result in new memory. That is wrong for results that share memory in eager, since an in-place
-change of one must change the other::
-
-    y = x + 1
-    return y, y.t()
-
-So views run in PyTorch if they are returned and share memory with an input or another result. This also saves copies:
-a forward graph returns many views of weights and activations for its backward.
+A region returns each result in new memory. But after ``y = x + 1; return y, y.t()``, an in-place change of one result
+must change the other. PyTorch's views also save copies: a forward graph returns many views of weights and activations.
 """
 
 from __future__ import annotations
@@ -33,10 +27,9 @@ _UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it may read memory outside of its 
 
 
 def separate_returned_views(module: fx.GraphModule) -> int:
-    """Marks the views that must run in PyTorch, see above; returns how many.
+    """Marks these views with ``IN_PYTORCH``, in place; returns how many.
 
-    A view that other nodes use too is copied first, and only the copy is marked, so that no region is split. Changes
-    the graph in place. Before and after, where ``sin`` keeps the unmarked view::
+    If other nodes use a view too, only a copy of it is marked, so that no region is split. Before and after::
 
         y = add(x, 1); t = transpose(y, 0, 1); s = sin(t);                            return y, t, s
         y = add(x, 1); t = transpose(y, 0, 1); s = sin(t); t_1 = transpose(y, 0, 1);  return y, t_1, s
@@ -47,7 +40,7 @@ def separate_returned_views(module: fx.GraphModule) -> int:
     separated: dict[fx.Node, fx.Node] = {}
 
     def separate(node: fx.Node) -> fx.Node:
-        """The marked node for a view: itself or a copy; what it views is separated too."""
+        """The marked view, or its marked copy, of a marked source."""
         source = viewed(node)
         if source is None:
             return node
@@ -77,16 +70,16 @@ def separate_returned_views(module: fx.GraphModule) -> int:
 
 
 def read_memory_of_owners(module: fx.GraphModule) -> int:
-    """Makes ``as_strided`` read the owner of its argument's memory; returns how many nodes changed.
+    """Makes ``as_strided`` read the owner of its argument's memory, in place; returns how many nodes changed.
 
-    ``as_strided`` addresses memory, whatever view its argument is. ONNX values have no memory layout, so the argument
-    must be the whole memory, in its order. Before and after, where ``x`` is computed and row-major::
+    ``as_strided`` addresses memory, but ONNX values have no memory layout. So its argument must be the whole memory, in
+    its order. Before and after, where ``x`` is computed and row-major::
 
         t: f32[3, 2] = transpose(x, 0, 1); y: f32[2, 2] = as_strided(t, [2, 2], [1, 1])
         y: f32[2, 2] = as_strided(x, [2, 2], [1, 1], 0)
 
-    The node is marked to run in PyTorch if the memory is that of an input, which may be a view of something larger, if
-    it has gaps, an offset or symbolic strides, or if the owner has another dtype. Changes the graph in place.
+    The node is marked with ``IN_PYTORCH`` if the memory is that of an input, which may be a view of a larger tensor, if
+    it has gaps, an offset or symbolic strides, or if the owner has another dtype.
     """
     changed = 0
     for node in module.graph.find_nodes(op="call_function", target=aten.as_strided.default):

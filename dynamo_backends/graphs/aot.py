@@ -1,10 +1,8 @@
 """Reads what Dynamo and AOTAutograd know about the graph they compile, and calls AOTAutograd's partitioner.
 
-It takes their FX graphs and gives the number and direction of a graph, its weights, the user's names of its arguments
-and results, and the Python frame it comes from. AOTAutograd has a descriptor for each argument and result of its
-graphs (``meta["desc"]``); *keys* are our short form of these, with positions in Dynamo's graph.
-
-This is the only module with private parts of AOTAutograd. They are the same in all versions in ``versions.py``.
+It gives a graph's number and direction, its weights, the user's names of its arguments and results, and its Python
+frame. AOTAutograd describes each argument and result of its graphs in ``meta["desc"]``; *keys* are our short form of
+these descriptors. The private parts used here are the same in all versions in ``versions.py``.
 """
 
 from __future__ import annotations
@@ -63,10 +61,10 @@ class GraphBeingCompiled:
     """What AOTAutograd knows about the graph it is compiling.
 
     Attributes:
-        context: the tracing context of the frame, the same object for a joint graph, its forward and its backward;
-            ``None`` outside of Dynamo.
-        aot_id: AOTAutograd's number, the same for these; ``None`` if there is none. PyTorch 2.13 keeps it in a global
-            variable, so it may be another thread's if two threads compile.
+        context: the frame's tracing context, the same for a joint graph, its forward and its backward; ``None``
+            outside of Dynamo.
+        aot_id: AOTAutograd's number, the same for these; or ``None``. PyTorch 2.13 keeps it in a global variable, so it
+            may be another thread's.
         direction: ``forward``, ``backward``, ``joint`` or ``inference``.
     """
 
@@ -76,7 +74,7 @@ class GraphBeingCompiled:
 
 
 def graph_being_compiled(module: fx.GraphModule, *, is_joint: bool = False) -> GraphBeingCompiled:
-    """What AOTAutograd knows about ``module``, which it is compiling in this thread."""
+    """See ``GraphBeingCompiled``; ``module`` is the graph."""
     context = TracingContext.try_get()
     names = context.aot_graph_name if context is not None else None
     match = _GRAPH_NAME.search(names[0] if names else get_aot_graph_name())
@@ -95,8 +93,7 @@ def _direction(module: fx.GraphModule, from_name: str) -> str:
 
 @contextlib.contextmanager
 def dynamo_compile_lock() -> Iterator[None]:
-    """A context that holds Dynamo's lock, for a compile during a call. FX traces with global variables, so only one
-    thread may compile."""
+    """A context for a compile during a call: one thread at a time, because FX traces with global variables."""
     with compile_lock, _compile_session_context():
         yield
 
@@ -108,10 +105,9 @@ def is_recompile() -> bool:
 
 
 def lifted_attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The parameters and buffers that are attributes of a Dynamo graph, by name; AOTAutograd makes them its first
-    arguments.
+    """The parameters and buffers that are attributes of a Dynamo graph: AOTAutograd's first arguments.
 
-    Dynamo makes most parameters arguments; attributes are constants, and parameters that an optimizer's step changes.
+    They are constants, and parameters that an optimizer's step changes. Other parameters are arguments already.
     """
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
@@ -137,12 +133,7 @@ NO_WEIGHTS: Mapping[int, StaticInput] = MappingProxyType({})
 
 
 def weights(module: fx.GraphModule, arguments: Sequence[object]) -> dict[int, StaticInput]:
-    """The static inputs of a Dynamo graph, by position among ``arguments``.
-
-    Args:
-        module: the graph.
-        arguments: its lifted attributes, then its own arguments.
-    """
+    """The static inputs of a Dynamo graph by position in ``arguments``: its lifted attributes, then its arguments."""
     lifted = list(lifted_attributes(module))
     found = {i: StaticInput(name, arguments[i]) for i, name in enumerate(lifted)}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder"), start=len(lifted)):
@@ -156,10 +147,7 @@ _STATIC = "_dynamo_static_input_type"
 
 
 def argument_names(module: fx.GraphModule) -> list[UserName]:
-    """The user's names of the arguments of a Dynamo graph, which are also set on its placeholders.
-
-    Lifted attributes are not among them, as AOTAutograd's descriptors do not count these.
-    """
+    """The user's names of a Dynamo graph's arguments, without lifted attributes; also sets them on its placeholders."""
     placeholders = module.graph.find_nodes(op="placeholder")
     names = _names(placeholders, lifted_attributes(module))
     for node, name in zip(placeholders, names, strict=True):
@@ -197,18 +185,18 @@ _SOURCE_REWRITES = (
     (r"^kwargs\['(\w+)'\]", r"\1"),
     (r"^(?:__main__|self)\.", ""),
 )
-"""Patterns and replacements that turn Dynamo's name of a source into the user's, applied in this order."""
+"""Regular expressions and replacements that make the user's name from Dynamo's, in this order."""
 
 
 def _source_of(placeholder: fx.Node) -> str:
-    """The user's name of a value. Dynamo's is the path from ``L`` and ``G``, the locals and globals of the frame::
+    """The user's name of an argument, from Dynamo's: a path from ``L`` or ``G``, the frame's locals and globals::
 
         L['self']._modules['fc']._parameters['weight']    fc.weight
         L['model'].scale                                  model.scale
         G['batch']['ids']                                 batch['ids']
         G['__import_package_dot_module'].scale            package.module.scale
 
-    What Dynamo's own wrapper passes on by ``*args`` or ``**kwargs`` has the name of the parameter of the function.
+    An item of ``*args`` or ``**kwargs`` of Dynamo's own wrapper has the wrapped function's name of the parameter.
     """
     source = getattr(placeholder.meta.get("grapharg"), "source", None)
     text = str(source.name) if source is not None else ""
@@ -225,8 +213,8 @@ def _source_of(placeholder: fx.Node) -> str:
 
 
 def _wrapped_function(frame: InstructionTranslator) -> Callable[..., Any] | None:
-    """The function that Dynamo's own wrapper calls, such as the ``forward`` of a ``torch.nn`` module that is compiled
-    itself; ``None`` if the frame is the user's."""
+    """The function that Dynamo's own wrapper calls, such as ``forward`` of a compiled ``torch.nn`` module; ``None`` if
+    the frame is the user's."""
     function = frame.f_locals.get("fn") if frame.f_code.co_filename == external_utils.__file__ else None
     if isinstance(function, torch.nn.Module):
         function = function.forward
@@ -249,12 +237,7 @@ _DESCRIPTOR_NAMES = "dynamo_backends_descriptor_names"
 
 
 def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
-    """Sets the user's names of arguments and results on an AOTAutograd graph.
-
-    Args:
-        module: the graph.
-        names: the names of Dynamo's arguments, from ``argument_names``.
-    """
+    """Sets the user's names on an AOTAutograd graph, from ``argument_names`` of Dynamo's graph."""
     placeholders, output = module.graph.find_nodes(op="placeholder"), module.graph.output_node()
     arguments, results = [node.meta.get("desc") for node in placeholders], output.meta.get("desc") or []
     module.meta[_DESCRIPTOR_NAMES] = {str(item): _descriptor_name(item, names) for item in (*arguments, *results)}
@@ -267,7 +250,7 @@ def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
 
 
 def _descriptor_name(descriptor: object, names: Sequence[UserName]) -> str:
-    """The user's name of an argument or result from AOTAutograd's descriptor; ``""`` if there is none."""
+    """The user's name of what a descriptor describes; ``""`` if there is none."""
     match descriptor:
         case PlainAOTInput(idx=i):
             return names[i].text if i < len(names) else ""
@@ -290,8 +273,7 @@ def _descriptor_name(descriptor: object, names: Sequence[UserName]) -> str:
 
 
 def with_user_names(module: fx.GraphModule, line: str) -> str:
-    """A line of a graph's code with the user's name for AOTAutograd's descriptor in its comment: ``# fc.weight`` for
-    ``# PlainAOTInput(idx=0)``."""
+    """A line of code with ``# fc.weight`` instead of ``# PlainAOTInput(idx=0)``."""
     start, mark, text = line.rpartition("# ")
     return f"{start}{mark}{module.meta.get(_DESCRIPTOR_NAMES, {}).get(text) or text}"
 
@@ -309,7 +291,7 @@ class CompiledFrame:
     """The function that a Dynamo graph is a part of, and why the graph ends.
 
     Attributes:
-        function, file, line: the function, or after a graph break the line where it resumes.
+        function, file, line: the function; after a graph break, the line where it resumes.
         reason: why the graph ends, in a line: ``the end of the function``, or ``graph break: `` and the reason.
         details: Dynamo's full message about a graph break; else ``""``.
         end_file, end_line: where the graph ends; line 0 if unknown.
@@ -357,10 +339,9 @@ def compiled_with_guards(
 
 
 def call_being_compiled() -> Frame | None:
-    """The user's line that called the function that Dynamo is compiling in this thread.
+    """The user's line that called what Dynamo is compiling in this thread, or ``None``.
 
-    It is the innermost frame outside of Dynamo that is in a user's file and not in this package. ``None`` if there is
-    none, or outside of Dynamo.
+    It is the innermost frame outside of Dynamo that is in a user's file and not in this package.
     """
     pytorch, is_dynamo = os.path.join(os.path.dirname(torch.__file__), ""), False
     ours = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -375,8 +356,7 @@ def call_being_compiled() -> Frame | None:
 
 
 def name_call(module: fx.GraphModule) -> None:
-    """Adds the line of ``call_being_compiled`` to the nodes of a Dynamo graph, if its function is in a library: then
-    no node has a line of the user's."""
+    """Adds ``call_being_compiled`` to the nodes of a Dynamo graph whose function is in a library."""
     frame = _translator()
     if frame is None or is_user_file(frame.f_code.co_filename):
         return
@@ -386,7 +366,7 @@ def name_call(module: fx.GraphModule) -> None:
 
 
 def why_given_up(error: Exception) -> str:
-    """Why a graph that Dynamo gave us is discarded: Dynamo restarts the trace, or the compile failed."""
+    """Why a graph is discarded: Dynamo restarts the trace, or the compile failed."""
     if isinstance(error, TensorifyScalarRestartAnalysis):
         return "Dynamo restarts the trace, with a symbolic number specialized to a constant"
     if isinstance(error, RestartAnalysis):
@@ -407,10 +387,7 @@ def _translator() -> InstructionTranslator | None:
 
 
 def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) -> dict[int, StaticInput]:
-    """The ``weights`` of a Dynamo graph by position among the placeholders of an AOTAutograd graph.
-
-    Weights that the graph changes are left out; their new values are results of an AOTAutograd graph.
-    """
+    """The ``weights`` of Dynamo's graph by position in an AOTAutograd graph, without those that it changes."""
     written = _written_arguments(module)
     found = {}
     for i, key in enumerate(keys_of_arguments(module)):
@@ -425,8 +402,7 @@ def _written_arguments(module: fx.GraphModule) -> set[object]:
 
 
 def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
-    """The static inputs of an AOTAutograd graph by position, if there is no Dynamo graph: their values are unknown, and
-    the names are those set on the placeholders."""
+    """The weights of an AOTAutograd graph by position, without values, if Dynamo's graph is not at hand."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     positions = metadata.static_input_indices if metadata is not None else []
@@ -442,15 +418,9 @@ def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
 
 
 def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -> list[object]:
-    """Real values for the placeholders of an AOTAutograd graph, from the arguments of Dynamo's graph.
+    """Real values for the placeholders of a joint graph, from the ``arguments`` of Dynamo's graph.
 
-    Args:
-        module: the joint graph.
-        arguments: those of Dynamo's graph; ``None`` if they are unknown.
-
-    Returns:
-        One value for each placeholder. Values that are not arguments of Dynamo's graph, such as gradients of results,
-        are random, with the right shape, dtype and strides (``synthetic``).
+    Other values, such as gradients of results, are ``synthetic``; all are if ``arguments`` is ``None``.
     """
     with _disable_current_modes():  # AOTAutograd's fake mode
         return [_real_argument(node, arguments) for node in module.graph.find_nodes(op="placeholder")]
@@ -470,7 +440,7 @@ def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
 
 
 def _position(descriptor: PlainAOTInput) -> int:
-    """The position of an argument of Dynamo's graph, after the lifted attributes, which descriptors do not count."""
+    """The position of an argument of Dynamo's graph after the lifted attributes, which descriptors do not count."""
     context = TracingContext.try_get()
     return descriptor.idx + (len(context.params_flat or ()) if context is not None else 0)
 
@@ -478,10 +448,9 @@ def _position(descriptor: PlainAOTInput) -> int:
 def keys_of_results(module: fx.GraphModule) -> list[object]:
     """The key of each result of an AOTAutograd graph.
 
-    Returns:
-        ``i`` for result i of Dynamo's graph, ``("input", j)`` for the new value of its argument j, ``("gradient", j)``
-        for the gradient of argument j, ``("base", i)`` for the tensor that result i is a view of, ``"saved"`` for a
-        value saved for the backward, ``None`` for anything else.
+    It is ``i`` for result i of Dynamo's graph, ``("input", j)`` for a new value of its argument j, ``("gradient", j)``
+    for the gradient of argument j, ``("base", i)`` for the tensor that result i is a view of, ``"saved"`` for a value
+    saved for the backward, and ``None`` for others.
     """
     output = module.graph.output_node()
     keys = [_key_of_result(descriptor) for descriptor in output.meta.get("desc") or []]
@@ -505,9 +474,8 @@ def _key_of_result(descriptor: object) -> object:
 def keys_of_arguments(module: fx.GraphModule) -> list[object]:
     """The key of each placeholder of an AOTAutograd graph.
 
-    Returns:
-        ``("argument", j)`` for argument j of Dynamo's graph, ``("tangent", key)`` for the gradient of the result with
-        this key, ``None`` for anything else, such as a value that the forward saved.
+    It is ``("argument", j)`` for argument j of Dynamo's graph, ``("tangent", key)`` for the gradient of the result with
+    this key, and ``None`` for others, such as values that the forward saved.
     """
     keys: list[object] = []
     for node in module.graph.find_nodes(op="placeholder"):
@@ -522,7 +490,7 @@ def keys_of_arguments(module: fx.GraphModule) -> list[object]:
 
 
 def gradients_of_results(module: fx.GraphModule) -> list[int]:
-    """Positions of the arguments of a backward graph that are the gradients of the forward's results."""
+    """The positions of a backward graph's arguments that are gradients of the forward's results."""
     keys = enumerate(keys_of_arguments(module))
     return [i for i, key in keys if isinstance(key, tuple) and key[0] == "tangent"]
 
@@ -543,14 +511,13 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
 
 
 def plain_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's min-cut partitioner alone, if ``min_cut_partition`` failed."""
+    """PyTorch's min-cut partitioner alone, for use if ``min_cut_partition`` failed."""
     with functorch_config.patch(cse=False):  # see ``min_cut_partition``
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def is_ahead_of_time() -> bool:
-    """Whether ``torch.compile(...).aot_compile(...)`` calls the backend: outside of Dynamo, with AOTAutograd's cache
-    set to bundle its results (``torch/_dynamo/aot_compile.py``)."""
+    """Whether ``torch.compile(...).aot_compile(...)`` calls the backend (``torch/_dynamo/aot_compile.py``)."""
     is_saved = functorch_config.force_autograd_cache and functorch_config.bundled_autograd_cache
     return bool(is_saved and _translator() is None)
 
@@ -578,7 +545,7 @@ def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
 
 
 def boxed(runner: Runner) -> Runner:
-    """A runner with AOTAutograd's mark for boxed arguments, so that AOTAutograd does not keep them alive."""
+    """The runner, marked as boxed, so that AOTAutograd does not keep arguments alive."""
 
     def run(args: list[object]) -> object:
         return runner(args)

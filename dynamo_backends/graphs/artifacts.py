@@ -1,7 +1,7 @@
 """Data that the stages exchange: names of graphs, regions, the split of a graph, compiled regions and graphs.
 
-``Region`` and ``Split`` say what runs where. ``RunnableRegion`` runs a region on ONNX Runtime, with PyTorch as the
-fallback. ``CompiledRegion`` and ``CompiledGraph`` keep all that was compiled, for observers.
+``Split`` says what runs where. ``RunnableRegion`` runs a region on ONNX Runtime, or in PyTorch if that fails.
+``CompiledRegion`` and ``CompiledGraph`` keep all that was compiled, for observers.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Output:
 
     Attributes:
         node: the FX node.
-        permutation: ``None`` for a row-major result. Otherwise the model returns the result transposed by it, named
-            ``<node>__memory``, which is row-major; the caller makes a view with eager's strides, without a copy.
+        permutation: ``None`` if it is row-major. Else the model returns it transposed by this, named
+            ``<node>__memory``; the caller transposes back without a copy, and so gets eager's strides.
         index: which of the node's results, if it has several.
     """
 
@@ -163,22 +163,16 @@ class Coverage:
 
 @dataclasses.dataclass(eq=False)
 class RunnableRegion:
-    """Runs a region on ONNX Runtime, or in PyTorch if that fails.
-
-    It keeps no FX graph and no model except the serialized one.
+    """Runs a region on ONNX Runtime, or in PyTorch if that fails. It keeps no FX graph, and only a serialized model.
 
     Attributes:
         graph: the graph that it is a part of.
         index: position among the graph's regions.
-        session: runs the region on ONNX Runtime; it may rebuild its session when weights change.
-        in_pytorch: the region's code in PyTorch.
-        must_run_on_onnx: whether a failure is raised (``fallback="error"``) instead of running ``in_pytorch``.
-        failures: the number of calls that PyTorch ran because of a failure.
-        last_failure: the last of these failures, in a line.
-
-    Raises:
-        SessionError: of a call: ONNX Runtime failed, or the call is inside forward-mode AD, and
-            ``must_run_on_onnx`` is true.
+        session: runs it on ONNX Runtime; may rebuild its session when weights change.
+        in_pytorch: the same in PyTorch.
+        must_run_on_onnx: whether failures are raised (``fallback="error"``).
+        failures: the number of calls that PyTorch ran because of failures.
+        last_failure: the last failure, in a line.
     """
 
     graph: GraphName
@@ -200,10 +194,9 @@ class RunnableRegion:
         return self._run(self.session, args)
 
     def run_to_compare(self, args: Sequence[object]) -> tuple[Sequence[object], BoundSession | None]:
-        """A call that first checks every byte of the weights for changes, so that no node is blamed for a stale weight.
+        """A call that first checks every byte of the weights, so that no node is blamed for a stale weight.
 
-        Returns:
-            The results, and the session that ran; ``None`` if there is no session for these weights.
+        Returns the results and the session that ran; ``None`` if there is none for these weights.
         """
         try:
             bound = self.session.chosen(args, complete=True)

@@ -1,4 +1,4 @@
-"""Makes real example values from fake ones, for runs where the real arguments are unknown."""
+"""Makes real example values from fake ones, if the real arguments are unknown."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import torch
 from .layout import hint_of, memory_extent
 
 _SEED = 0
-"""Fixed, so that all processes make equal values."""
+"""All processes make equal values."""
 
 
 def synthetic(value: object) -> object:
-    """A real value for a fake one.
-
-    A tensor gets the same shape, dtype, device and strides, with normal random numbers if it is floating-point, else
-    zeros. A symbolic number becomes its hint. Anything else is returned.
-    """
+    """A real tensor like a fake one, of normal random numbers, or zeros for integers; the hint of a symbolic number."""
     if not isinstance(value, torch.Tensor):
         return hint_of(value)
     memory = torch.zeros(memory_extent(value), dtype=value.dtype, device=value.device)

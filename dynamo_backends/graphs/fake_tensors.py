@@ -1,18 +1,14 @@
-"""Corrects fake tensors of PyTorch 2.13 that differ from what the CPU kernels return, in strides or dtype.
+"""Corrects fake tensors (PyTorch 2.13) whose strides or dtype differ from what the CPU kernels return.
 
-Strides: a compiled graph returns results with the strides of its fake tensors, which come from meta kernels. Some meta
-kernels disagree with the real kernels, mostly if a size is 1, so that the order of dimensions is ambiguous:
-``x.permute(0, 3, 1, 2).roll(1, 2)`` is row-major as a fake tensor, and channels last in eager. A later view of such a
-result raises, or shares memory that it does not share in eager.
+Strides: results of a compiled graph get the strides of its fake tensors. These come from meta kernels, some of which
+disagree with the real kernels: ``x.permute(0, 3, 1, 2).roll(1, 2)`` is row-major as a fake tensor, and channels last in
+eager. A later view of it raises, or shares memory that it does not share in eager. So the real kernel is probed: it
+runs once for each set of sizes and strides, on dummy data. No probe is needed for operators in
+``agreeing_operators.json``, which ``tests/strides_sweep.py`` found to agree in many layouts.
 
-So the real kernel is probed: it runs once for each set of sizes and strides, on dummy data, and the fake tensor gets
-the strides it returns. Operators in ``agreeing_operators.json`` need no probe. ``tests/strides_sweep.py`` writes this
-file: it runs PyTorch's operator database in many layouts, and lists the operators whose meta kernel and decomposition
-have the right strides for row-major arguments, and for arguments that are not ambiguous.
-
-Dtypes: normalizations save statistics for the backward. For a half-precision input with float32 weights, as under
-autocast, the kernel's statistics are float32, but the fake tensors' are half. So ``decompositions_as_kernels`` casts
-the input to float32 and the result back, which computes the same, and ``correct_statistics`` corrects joint graphs.
+Dtypes: for a half-precision input with float32 weights, as under autocast, normalizations save float32 statistics for
+the backward, but their fake tensors say half. So decompositions compute them from a float32 input, and
+``correct_statistics`` corrects joint graphs.
 
 Example:
 
@@ -55,27 +51,25 @@ _MAX_BYTES = 2**31
 """Size of the arguments of a probe; most of this memory is never touched."""
 
 _probes: dict[object, tuple[Strides | None, ...] | None] = {}
-"""The strides of results, by operator, and by sizes, strides and dtypes of its arguments; ``None`` if unknown."""
+"""The strides of results by operator and sizes, strides and dtypes of its arguments; ``None`` if unknown."""
 
 
 @functools.cache
 def _agreeing() -> dict[str, frozenset[str]]:
-    """The overloads whose fake tensors have the kernels' strides, by condition.
-
-    The conditions are ``row_major``: all arguments are row-major; ``without_ones``: no argument is ambiguous.
-    """
+    """The operators whose strides agree if all arguments are ``row_major``, or if none is ambiguous
+    (``without_ones``)."""
     text = (importlib.resources.files(__package__) / "agreeing_operators.json").read_text(encoding="utf-8")
     return {kind: frozenset(names) for kind, names in json.loads(text).items()}
 
 
 @functools.cache
 def may_differ(target: object) -> bool:
-    """Whether the fake tensors of an operator may have wrong strides: it is an ATen operator that changes nothing."""
+    """Whether an operator's fake results may have wrong strides at all."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not target._schema.is_mutable
 
 
 def _needs_probe(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the strides of an operator's fake results may be wrong for these arguments."""
+    """Whether an operator's fake results may have wrong strides for these arguments."""
     if not may_differ(target):
         return False
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -119,8 +113,8 @@ def strides_of_kernel(
         args, kwargs: fake tensors and numbers; symbolic sizes count as their hints.
 
     Returns:
-        The strides in elements of each leaf of the results, ``None`` for a leaf that is not a strided tensor. ``None``
-        instead of the tuple if sizes are unknown or too large, or if the kernel fails on dummy data.
+        The strides of each leaf of the results, ``None`` for one that is not a strided tensor. ``None`` altogether if
+        sizes are unknown or too large, or if the kernel fails on dummy data.
     """
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
     described = tuple(map(_described, leaves))
@@ -139,7 +133,6 @@ _UNKNOWN = object()
 
 
 def _described(leaf: object) -> object:
-    """All of an argument that the strides of results depend on, as a key."""
     if isinstance(leaf, torch.Tensor):
         numbers = tuple(map(hint_of, (*leaf.shape, *leaf.stride())))
         return _UNKNOWN if None in numbers else (numbers, leaf.dtype)
@@ -173,13 +166,13 @@ def _probe(
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros of a fake tensor's shape, strides and dtype; the system allocates large ones only when they are read."""
+    """Zeros like a fake tensor; the system allocates large memory only when it is used."""
     memory = torch.zeros(memory_extent(tensor), dtype=tensor.dtype)
     return memory.as_strided(list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride())))
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same with values between 0 and 1 if it is floating-point."""
+    """Nonzero numbers like a fake tensor, if it is floating-point."""
     result = _zeros(tensor)
     if result.is_floating_point() and result.numel():
         memory = result.as_strided((memory_extent(tensor),), (1,))
@@ -193,11 +186,7 @@ def _strides(value: object) -> Strides | None:
 
 @contextlib.contextmanager
 def fake_tensors_as_kernels(mode: FakeTensorMode | None) -> Iterator[None]:
-    """A context in which a mode's fake tensors have the strides of the real kernels.
-
-    Args:
-        mode: the mode; with ``None``, nothing changes.
-    """
+    """A context in which a mode's fake tensors have the strides of the real kernels; ``None`` changes nothing."""
     if mode is None or "dispatch" in vars(mode):  # already inside such a context
         yield
         return
@@ -240,10 +229,7 @@ def _with_strides(mode: FakeTensorMode, is_view: bool, value: object, strides: S
 
 
 def _new_strides(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
-    """The strides as expressions of a fake tensor's symbolic sizes, if it has any.
-
-    ``None`` if the tensor has these strides, or if they do not follow from its sizes.
-    """
+    """The strides in terms of a tensor's symbolic sizes; ``None`` if it has them or if they do not follow from sizes."""
     if [hint_of(stride) for stride in value.stride()] == list(strides) or len(strides) != value.ndim:
         return None
     if not any(isinstance(item, torch.SymInt) for item in (*value.shape, *value.stride())):
@@ -253,10 +239,9 @@ def _new_strides(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
 
 
 def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
-    """Decompositions whose results have the strides and dtypes of the decomposed operator's kernel.
+    """Decompositions whose results have the strides and dtypes of the decomposed operators' kernels.
 
-    Args:
-        table: a function of its arguments for each operator; it may return ``NotImplemented`` to keep the operator.
+    Like those of ``table``, they may return ``NotImplemented``: then the operator is not decomposed.
     """
     ours: Table = {target: functools.partial(_normalization, target, table.get(target)) for target in _NORMALIZATIONS}
     return {
@@ -277,7 +262,7 @@ def _decomposed(target: torch._ops.OpOverload, function: Callable[..., Any], *ar
 
 
 def _copied_to_strides(value: object, strides: Strides | None) -> object:
-    """A copy of a tensor with its dimensions in the order of other strides; the tensor if that changes nothing."""
+    """A copy of a tensor with these strides; the tensor if it has them, or a copy would not."""
     if strides is None or not isinstance(value, torch.Tensor) or len(strides) != value.ndim:
         return value
     sizes = [hint_of(size) for size in value.shape]
@@ -287,7 +272,7 @@ def _copied_to_strides(value: object, strides: Strides | None) -> object:
     if 0 in sizes or now == list(strides):
         return value
     if strides_in_order(order, sizes) != list(strides) and all(now[dim] == strides[dim] for dim in addressed):
-        return value  # a copy would not have these strides either
+        return value
     return (
         value.permute(order)
         .clone(memory_format=torch.contiguous_format)
@@ -296,11 +281,7 @@ def _copied_to_strides(value: object, strides: Strides | None) -> object:
 
 
 def correct_strides(module: fx.GraphModule) -> int:
-    """Corrects the strides of ``meta["val"]`` in a functional ATen graph that was traced without the context above.
-
-    Returns:
-        How many nodes changed.
-    """
+    """Corrects strides in ``meta["val"]`` of a functional ATen graph that is already traced; returns how many nodes."""
     values = [node.meta.get("val") for node in module.graph.nodes]
     mode = next((leaf.fake_mode for leaf in pytree.tree_leaves(values) if isinstance(leaf, FakeTensor)), None)
     corrected: set[fx.Node] = set()
@@ -353,20 +334,13 @@ def _normalization(
 
 
 def _is_mixed(input: torch.Tensor, others: Iterable[object]) -> bool:
-    """Whether a normalization computes float32 statistics of a half-precision input.
-
-    As ``is_mixed_type`` in ``aten/src/ATen/native/cpu/mixed_data_type.h``.
-    """
+    """Whether the input is half and the weights float32 (``aten/src/ATen/native/cpu/mixed_data_type.h``)."""
     tensors = [other for other in others if isinstance(other, torch.Tensor)]
     return input.dtype in _HALF and any(other.dtype == torch.float32 for other in tensors)
 
 
 def correct_statistics(module: fx.GraphModule) -> None:
-    """Corrects the dtype of normalizations' statistics in ``meta["val"]``.
-
-    Args:
-        module: an ATen graph before normalizations are decomposed, such as a joint graph.
-    """
+    """Corrects the dtype of statistics in ``meta["val"]``, before normalizations are decomposed."""
     for node in module.graph.nodes:
         if node.target in _NORMALIZATIONS:
             input, *others = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]

@@ -25,8 +25,8 @@ _ARITHMETIC = (
     "abs add and_ eq floordiv ge getitem gt index inv invert is_ is_not le lshift lt mod mul ne neg not_ or_ pos pow "
     "rshift sub truediv truth xor"
 )
-"""Functions of ``operator`` on numbers, and ``getitem``; not those that change an argument, nor ``attrgetter``,
-``methodcaller`` and ``call``, which reach any function."""
+"""Of ``operator``: no functions that change an argument, nor ``attrgetter``, ``methodcaller`` and ``call``, which reach
+any function."""
 _FUNCTIONS: Mapping[str, Mapping[str, Callable[..., object]]] = {
     "_operator": {name: getattr(operator, name) for name in _ARITHMETIC.split()},
     "math": {name: found for name, found in vars(math).items() if callable(found) and not name.startswith("_")},
@@ -44,7 +44,7 @@ _OPERATIONS = ("placeholder", "get_attr", "output")
 
 
 class CannotStoreError(Exception):
-    """A graph cannot be stored exactly. Messages are counted, so they name types, not values."""
+    """A graph cannot be stored exactly. Messages are counted, so they name types and not values."""
 
 
 def encode_target(target: object) -> list[str]:
@@ -81,15 +81,10 @@ _BY_NAME: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memo
 
 
 def encode(value: object, positions: Mapping[fx.Node, int]) -> Any:
-    """An argument of a node as JSON.
-
-    Args:
-        value: a number, string, device, dtype, layout, memory format, ``None``, node, or list, tuple, slice or
-            string-keyed dict of these.
-        positions: the position in the graph of each earlier node.
+    """An argument of a node as JSON, with the positions of the nodes that it may contain.
 
     Raises:
-        CannotStoreError: the value has another type.
+        CannotStoreError: a value is of any other type than those below.
     """
     if isinstance(value, fx.Node):
         return ["node", positions[value]]
@@ -115,7 +110,7 @@ def encode(value: object, positions: Mapping[fx.Node, int]) -> Any:
 
 
 def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
-    """The argument that ``encode`` described, with ``nodes`` by position.
+    """The argument that ``encode`` described.
 
     Raises:
         ValueError: the kind is unknown, or the value has another type.
@@ -149,9 +144,7 @@ def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
 def encode_graph(graph: fx.Graph, *, regions: int = 0) -> list[Any]:
     """A graph as a list of nodes: opcode, name, target, arguments, keyword arguments.
 
-    Args:
-        graph: the graph.
-        regions: how many modules ``region_0``, ``region_1``, ... it may call.
+    It may call the modules ``region_0``, ``region_1``, ... up to the number of ``regions``.
 
     Raises:
         CannotStoreError: an opcode, function or argument is not allowed.

@@ -71,7 +71,7 @@ _FREE_STATEMENTS = re.compile(r";  (\w+ = )+None$", re.MULTILINE)
 
 
 def without_freeing(code: str) -> str:
-    """The code of an FX graph without ``;  x = None``, so that a diff does not show where values are freed."""
+    """The code of an FX graph without ``;  x = None``, which would clutter a diff."""
     return _FREE_STATEMENTS.sub("", code)
 
 
@@ -107,7 +107,7 @@ def _onnx_nodes(graph: ir.Graph | ir.Function, initializers: Sequence[ir.Value] 
 
 
 def model_text(model: ir.Model) -> str:
-    """The text of a model: results, types, operator, attributes and source of each node, then its functions."""
+    """The text of a model and of its functions."""
     lines = [_line(node) for node in onnx_nodes(model)]
     for function in model.functions.values():
         lines += ["", f"function {function.domain}.{function.name}:"]

@@ -28,16 +28,14 @@ _graph_ids = itertools.count(1_000_000)  # Inductor's start at 0
 
 
 def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_arguments: bool = False) -> Runner:
-    """Inductor's code for a functional ATen graph, as a boxed runner.
+    """A boxed runner of a functional ATen graph with eager's random numbers and the strides of its fake tensors.
 
-    It draws the same random numbers as eager, and its results have the strides of the graph's fake tensors. Inside
-    forward-mode AD, PyTorch runs the graph, because Inductor's kernels would lose the tangents.
+    Inside forward-mode AD, PyTorch runs the graph, because Inductor's kernels lose tangents.
 
     Args:
         module: the graph, with ``meta["val"]`` on its placeholders; its code becomes boxed.
         direction: ``forward``, ``backward`` or ``inference``.
-        keeps_arguments: whether to keep the arguments alive during a call, so that PyTorch can run the graph if
-            Inductor's code fails.
+        keeps_arguments: whether to keep arguments alive, so that PyTorch can run the graph if Inductor's code fails.
 
     Raises:
         Exception: whatever Inductor raises, for instance if there is no C++ compiler.

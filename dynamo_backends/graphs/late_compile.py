@@ -1,8 +1,7 @@
 """Compiles graphs during a call, when Dynamo has already compiled the frame and written its guards.
 
-Some graphs are compiled late: AOTAutograd compiles a backward at its first call, and others need the values of their
-weights. Such a compile takes Dynamo's lock, because FX traces with global variables, and may not rely on new
-assumptions about symbolic sizes, because no guard would check them.
+A backward may be compiled at its first call, as may a graph that needs the values of its weights. Such a compile takes
+Dynamo's lock, and may make no new assumptions about symbolic sizes, because no guard would check them.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ from .size_assumptions import Assumptions
 
 @contextlib.contextmanager
 def compile_after_guards(name: GraphName, assumptions: Assumptions) -> Iterator[None]:
-    """A context for a late compile: takes the lock, and at its end checks for new assumptions.
-
-    Args:
-        name: the graph.
-        assumptions: those that Dynamo's guards check.
+    """A context for a late compile, with ``assumptions`` as of Dynamo's guards.
 
     Raises:
         CandidateError: the compile made a new assumption.
@@ -34,13 +29,10 @@ def compile_after_guards(name: GraphName, assumptions: Assumptions) -> Iterator[
 
 
 def compile_at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
-    """A runner that compiles itself at its first call.
+    """A runner that calls ``build`` with the arguments of its first call, and then runs what that returns.
 
-    It holds only Dynamo's lock: a thread that compiles may call a runner, and with a second lock two threads could
-    deadlock.
-
-    Args:
-        build: takes the arguments of the first call and returns what runs; called once, unless it raises.
+    It takes no lock besides Dynamo's: a thread that compiles holds that one and may call a runner, so a second lock
+    could deadlock.
     """
     waiting = [build]
     built: list[Runner] = []

@@ -29,10 +29,9 @@ class Layout:
     is_symbolic: bool = False
 
     def exact_strides(self, tensor: torch.Tensor) -> ExactStrides | None:
-        """The strides of a tensor of this layout, if a new tensor in this order would have others.
+        """The strides of a tensor of this layout if a new tensor would have others in dimensions of size one.
 
-        They differ only in dimensions of size one. ``None`` if they are equal, if the tensor is not a permutation of
-        row-major, or if the strides do not follow from symbolic sizes.
+        Else ``None``; also if neither is row-major, or if the strides do not follow from symbolic sizes.
         """
         sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
         if self.strides is not None or self.is_symbolic:
@@ -50,10 +49,9 @@ ROW_MAJOR = Layout()
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """The layout of a fake or real tensor.
+    """The layout of a tensor, for all values of the symbols, without new guards.
 
-    It holds for all sizes that the graph is compiled for, and adds no guards. Strides of an empty tensor and of
-    dimensions of size one are ignored; for the latter see ``Layout.exact_strides``.
+    Strides of empty tensors and of dimensions of size one are ignored; for the latter see ``Layout.exact_strides``.
     """
     sizes: list[Size] = list(tensor.shape)
     strides: list[Size] = list(tensor.stride())
@@ -70,7 +68,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 
 def significant_strides(tensor: torch.Tensor) -> list[int]:
-    """The strides of a real tensor in dimensions of more than one element; empty if it has no strides or elements."""
+    """The strides of a real tensor in dimensions larger than one; empty if it has no strides or elements."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return []
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
@@ -83,7 +81,7 @@ def order_of(tensor: torch.Tensor, strides: Sequence[Size]) -> tuple[int, ...]:
 
 
 def memory_extent(tensor: torch.Tensor) -> int:
-    """How many elements of memory a tensor spans, from its first to its last; symbolic sizes count as their hints."""
+    """The number of elements from a tensor's first to its last in memory; for symbolic sizes, of their hints."""
     sizes, strides = list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride()))
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
 
@@ -106,5 +104,5 @@ def _is_row_major(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
 
 
 def hint_of(value: Any) -> Any:
-    """The value of a symbolic number in the first call; ``None`` if it depends on data. Other values are returned."""
+    """The value of a symbolic number in the first call, ``None`` if it depends on data; other values unchanged."""
     return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value

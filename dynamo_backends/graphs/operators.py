@@ -1,8 +1,7 @@
 """Looks up operators of PyTorch's dispatcher by name, and recognizes collectives.
 
-Names come from files that may be crafted: the cache, a captured call. So a lookup returns only operators that have a
-kernel and open no file. ``torch.ops`` also has methods that load libraries, and operators only for TorchScript, such
-as ``aten::save``, which writes a file.
+Names come from files that may be crafted: the cache, a captured call. So only operators with a kernel that open no
+file are found: not ``torch.ops.load_library``, nor TorchScript's ``aten::save``.
 """
 
 from __future__ import annotations
@@ -15,20 +14,14 @@ _COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_m
 
 
 def operator_named(namespace: str, name: str, overload: str) -> torch._ops.OpOverload | None:
-    """The operator of a name, or ``None`` if there is none or it is not allowed.
-
-    Args:
-        namespace: ``aten``.
-        name: ``add``.
-        overload: ``Tensor``; ``default`` for the overload without a name.
-    """
+    """The operator of a name, such as ``("aten", "add", "Tensor")``; ``None`` if it is missing or not allowed."""
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     found = getattr(packet, overload, None) if isinstance(packet, torch._ops.OpOverloadPacket) else None
     return found if isinstance(found, torch._ops.OpOverload) and _is_allowed(found) else None
 
 
 def packet_named(namespace: str, name: str) -> torch._ops.OpOverloadPacket | None:
-    """The overloads of an operator, or ``None`` if there are none or none is allowed."""
+    """The overloads of an operator; ``None`` if it is missing or none is allowed."""
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None
@@ -40,10 +33,7 @@ def _is_allowed(operator: torch._ops.OpOverload) -> bool:
 
 
 def is_collective(target: object) -> bool:
-    """Whether a function communicates with other processes, which must all call it once, in the same order.
-
-    Decided by the namespace, because schemas do not say it.
-    """
+    """Whether a function is a collective, by its namespace: all processes must call it once, in the same order."""
     if isinstance(target, torch._ops.OpOverloadPacket):
         return target._qualified_op_name.split("::")[0] in _COLLECTIVES
     return isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES

@@ -1,7 +1,6 @@
 """Detects assumptions about symbolic sizes that a compile adds, such as ``s77 != 4``.
 
-If Dynamo has already written its guards, no guard checks a new assumption, and the compiled graph would be wrong for
-other sizes. ``Assumptions`` takes a snapshot of PyTorch's ``ShapeEnv`` to compare with later.
+After Dynamo has written its guards, no guard checks a new assumption: the compiled graph may be wrong for other sizes.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from torch.utils import _pytree as pytree
 
 
 class Assumptions:
-    """A snapshot of what is assumed about the symbols of a graph; all graphs of a frame share them.
+    """A snapshot of PyTorch's ``ShapeEnv``, which all graphs of a frame share.
 
     Args:
-        module: a graph with ``meta["val"]`` on its nodes.
+        module: a graph with ``meta["val"]``.
 
     Attributes:
-        known: the snapshot, as JSON values; ``None`` if the graph has no symbols.
+        known: the snapshot as JSON; ``None`` if the graph has no symbols.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
