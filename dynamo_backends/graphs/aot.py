@@ -84,7 +84,7 @@ def graph_being_compiled(module: fx.GraphModule, *, is_joint: bool = False) -> G
 
 def _direction(module: fx.GraphModule, from_name: str) -> str:
     """The direction of a graph from its arguments and results, else from its name."""
-    if any(isinstance(key, tuple) and key[0] == "tangent" for key in keys_of_arguments(module)):
+    if gradients_of_results(module):
         return "backward"
     if "saved" in keys_of_results(module):
         return "forward"

@@ -229,7 +229,7 @@ def _with_strides(mode: FakeTensorMode, is_view: bool, value: object, strides: S
 
 
 def _new_strides(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
-    """The strides in terms of a tensor's symbolic sizes; ``None`` if it has them or if they do not follow from sizes."""
+    """The strides in terms of a tensor's symbolic sizes; ``None`` if it has them, or if they do not follow."""
     if [hint_of(stride) for stride in value.stride()] == list(strides) or len(strides) != value.ndim:
         return None
     if not any(isinstance(item, torch.SymInt) for item in (*value.shape, *value.stride())):
