@@ -1,7 +1,8 @@
-"""Runs returned views in PyTorch if they share memory with an input or another result.
+"""Finds nodes that depend on shared memory, which ONNX values do not have, and marks those that must run in PyTorch.
 
 A region returns each result in new memory. But after ``y = x + 1; return y, y.t()``, an in-place change of one result
-must change the other. PyTorch's views also save copies: a forward graph returns many views of weights and activations.
+must change the other. So returned views run in PyTorch if they share memory with an input or another result. This also
+saves copies: a forward graph returns many views of weights and activations.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it may read memory outside of its 
 
 
 def separate_returned_views(module: fx.GraphModule) -> int:
-    """Marks these views with ``IN_PYTORCH``, in place; returns how many.
+    """Marks returned views that share memory with ``IN_PYTORCH``, in place; returns how many.
 
     If other nodes use a view too, only a copy of it is marked, so that no region is split. Before and after::
 
@@ -40,7 +41,7 @@ def separate_returned_views(module: fx.GraphModule) -> int:
     separated: dict[fx.Node, fx.Node] = {}
 
     def separate(node: fx.Node) -> fx.Node:
-        """The marked view, or its marked copy, of a marked source."""
+        """Marks a view, or a copy of it, and all views that it is a view of; returns the marked node."""
         source = viewed(node)
         if source is None:
             return node

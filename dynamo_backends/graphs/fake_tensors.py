@@ -56,8 +56,7 @@ _probes: dict[object, tuple[Strides | None, ...] | None] = {}
 
 @functools.cache
 def _agreeing() -> dict[str, frozenset[str]]:
-    """The operators whose strides agree if all arguments are ``row_major``, or if none is ambiguous
-    (``without_ones``)."""
+    """The operators whose strides agree if all arguments are ``row_major``, or if no size is 1 (``without_ones``)."""
     text = (importlib.resources.files(__package__) / "agreeing_operators.json").read_text(encoding="utf-8")
     return {kind: frozenset(names) for kind, names in json.loads(text).items()}
 

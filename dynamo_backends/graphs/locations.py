@@ -1,8 +1,7 @@
 """Finds where an FX node comes from in the user's code: source lines, ``nn.Module`` path, user's name of an input.
 
-A node's *source line* is the innermost frame in a user's file, which is not PyTorch's, in the standard library or
-installed. The innermost frame of all may be in a library that the user's code calls. ``where`` formats both for tables,
-verdicts and errors.
+A node's *source line* is the innermost frame in a user's file: not PyTorch's, not of the standard library, and not
+installed. ``where`` formats it for tables, verdicts and errors, with the library's line that it leads to.
 """
 
 from __future__ import annotations
