@@ -74,7 +74,7 @@ GROUND = {
     "pipeline.runners.Runners.or_in_pytorch": "calls the net",
     "pipeline.runners.Runners.or_in_pytorch.<lambda>": "asked by the net",
     "pipeline.runners.Runners.on_onnx.<lambda>": "calls the net",
-    "graphs.late_compile.at_first_call.run": "a call from AOTAutograd's code",
+    "graphs.late_compile.compile_at_first_call.run": "a call from AOTAutograd's code",
 }
 """The net itself, and what calls it: these would end the user's call. Nothing else may."""
 

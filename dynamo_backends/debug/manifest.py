@@ -31,7 +31,7 @@ from ..dumps.reading import MANIFEST, SCHEMA_VERSION
 from ..dumps.schema import DIRECTIONS, Cost, Direction
 from ..graphs.aot import call_being_compiled, frame_being_compiled
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, operator_name
-from ..graphs.locations import is_user_file, place, short_file, user_name, where, working_folder
+from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
 from ..options import Options
 from .chosen_runs import MOST_SIZES
 from .dump_folder import DumpFolder, graph_folder
@@ -104,7 +104,7 @@ class Manifest:
             if frame is not None:
                 file, line = short_file(frame.file), frame.line
                 here = f"{file}:{line}"
-                lines = place(str(call) if call is not None and not is_user_file(frame.file) else here, here)
+                lines = location_text(str(call) if call is not None and not is_user_file(frame.file) else here, here)
                 begin = schema.LineEntry(frame.function, file, line, lines)
                 end = schema.EndEntry(frame.reason, short_file(frame.end_file), frame.end_line, frame.details)
             if call is not None:

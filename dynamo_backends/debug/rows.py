@@ -11,7 +11,7 @@ import torch
 from ..dumps.blame import Cause, Kind
 from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, RowEntry, ValueFacts
 from ..errors import first_line
-from ..graphs.locations import Frame, place
+from ..graphs.locations import Frame, location_text
 from ..numerics.measure import Measure
 from ..numerics.value_range import Extent
 from ..numerics.verdicts import RIGHT, Verdict
@@ -48,8 +48,8 @@ class Row(ValueFacts):
 
     @property
     def where(self) -> str:
-        """The source line, see ``graphs.locations.place``."""
-        return place(self.source, str(self.stack[-1]) if self.stack else "")
+        """The source line, see ``graphs.locations.location_text``."""
+        return location_text(self.source, str(self.stack[-1]) if self.stack else "")
 
     @property
     def type(self) -> str:

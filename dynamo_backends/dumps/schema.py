@@ -136,7 +136,7 @@ class BlamedValue:
     user_name: str = ""  # such as ``grad of fc.weight``
     gradients: Sequence[str] = ()  # in a backward, the user's gradients that are computed from it first
     region: int | None = None  # ``None`` in PyTorch, or if the fault is in a stage before the regions
-    source: str = ""  # the user's line, see ``exporter.locations.place``
+    source: str = ""  # the user's line, see ``graphs.locations.location_text``
     module: str = ""  # the path of the ``nn.Module``
     code: str = ""  # the file and line of the pass or registered converter at fault
     more: int = 0  # how many more nodes are wrong by themselves

@@ -1,6 +1,6 @@
-"""What PyTorch's graphs need before and after our stages.
+"""Reads and prepares the FX graphs that Dynamo and AOTAutograd give us.
 
-It takes Dynamo's and AOTAutograd's FX graphs, and gives what is known of them: weights, aliases, memory layouts, source
-lines, and the graph as code, JSON or text. ``aot`` and ``inductor`` are the only modules that use private parts of
-PyTorch. ``artifacts`` holds the data that travels between the stages. Every room above calls it.
+It takes FX graphs and finds weights, aliases, memory layouts, the user's names and source lines; it writes graphs as
+JSON, text or tables. ``artifacts`` defines the data that the stages exchange. Only ``aot`` uses private parts of
+AOTAutograd, and only ``inductor`` calls Inductor. All folders above use it.
 """

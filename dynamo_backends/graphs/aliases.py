@@ -1,13 +1,8 @@
-"""Keeps results that share memory in eager sharing it.
+"""Finds nodes that depend on shared memory, which ONNX values do not have, and marks those that must run in PyTorch.
 
-A region returns each of its results in memory of its own. For these results that is wrong, as who changes
-one of them in place must see it in the other::
-
-    y = x + 1
-    return y, y.t()
-
-So PyTorch takes each returned view of an input, or of what another result is or is a view of. That also
-saves copies: a forward graph returns many views of weights and activations for its backward.
+A region returns each result in new memory. But after ``y = x + 1; return y, y.t()``, an in-place change of one result
+must change the other. So returned views run in PyTorch if they share memory with an input or another result. This also
+saves copies: a forward graph returns many views of weights and activations.
 """
 
 from __future__ import annotations
@@ -24,18 +19,21 @@ from .layout import Layout, layout_of
 
 aten = torch.ops.aten
 
-SHARED_MEMORY = Reason(Kind.SHARED_MEMORY, "it returns a view of memory that is returned or given elsewhere too")
+SHARED_MEMORY = Reason(Kind.SHARED_MEMORY, "its result shares memory with an input or another result")
 
 IN_PYTORCH = "in_pytorch"
 """Key in a node's ``meta``: the ``Reason`` why the node must run in PyTorch."""
 
-_UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it reads memory that may hold more than its argument's values")
+_UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it may read memory outside of its argument")
 
 
 def separate_returned_views(module: fx.GraphModule) -> int:
-    """Gives results that share memory their own view nodes, which must run in PyTorch; returns how many.
+    """Marks returned views that share memory with ``IN_PYTORCH``, in place; returns how many.
 
-    Other users of such a view keep theirs, so that no region is cut. Changes the graph in place.
+    If other nodes use a view too, only a copy of it is marked, so that no region is split. Before and after::
+
+        y = add(x, 1); t = transpose(y, 0, 1); s = sin(t);                            return y, t, s
+        y = add(x, 1); t = transpose(y, 0, 1); s = sin(t); t_1 = transpose(y, 0, 1);  return y, t_1, s
     """
     output = module.graph.output_node()
     returned = list(output.all_input_nodes)
@@ -43,7 +41,7 @@ def separate_returned_views(module: fx.GraphModule) -> int:
     separated: dict[fx.Node, fx.Node] = {}
 
     def separate(node: fx.Node) -> fx.Node:
-        """The node that computes what ``node`` does, in PyTorch, from the owner of the memory."""
+        """Marks a view, or a copy of it, and all views that it is a view of; returns the marked node."""
         source = viewed(node)
         if source is None:
             return node
@@ -63,7 +61,7 @@ def separate_returned_views(module: fx.GraphModule) -> int:
         root = owner(node)
         if root is not node and (sharing[root] > 1 or root.op in ("placeholder", "get_attr")):
             output.replace_input_with(node, separate(node))
-    for node in separated:  # a view before what it views
+    for node in separated:  # in this order, a view comes before its source
         if not node.users:
             module.graph.erase_node(node)
     if own:
@@ -73,16 +71,16 @@ def separate_returned_views(module: fx.GraphModule) -> int:
 
 
 def read_memory_of_owners(module: fx.GraphModule) -> int:
-    """Gives ``as_strided`` the tensor in whose memory its argument lies; returns how many were changed.
+    """Makes ``as_strided`` read the owner of its argument's memory, in place; returns how many nodes changed.
 
-    ``as_strided`` reads its argument's memory, whatever view of it the argument is. ONNX has values without memory, so
-    the argument must be the whole memory, in its order. Before and after, where ``x`` is computed in row-major order::
+    ``as_strided`` addresses memory, but ONNX values have no memory layout. So its argument must be the whole memory, in
+    its order. Before and after, where ``x`` is computed and row-major::
 
         t: f32[3, 2] = transpose(x, 0, 1); y: f32[2, 2] = as_strided(t, [2, 2], [1, 1])
         y: f32[2, 2] = as_strided(x, [2, 2], [1, 1], 0)
 
-    A graph's input may be a view of memory that the graph does not know, the memory of a result may have gaps, or
-    numbers of another dtype: then the node must run in PyTorch. Changes the graph in place.
+    The node is marked with ``IN_PYTORCH`` if the memory is that of an input, which may be a view of a larger tensor, if
+    it has gaps, an offset or symbolic strides, or if the owner has another dtype.
     """
     changed = 0
     for node in module.graph.find_nodes(op="call_function", target=aten.as_strided.default):

@@ -1,6 +1,8 @@
-"""The one module that touches private parts of Dynamo and AOTAutograd.
+"""Reads what Dynamo and AOTAutograd know about the graph they compile, and calls AOTAutograd's partitioner.
 
-Written against ``torch/_functorch`` of the versions in ``versions.py``, which do not differ in what is used here.
+It gives a graph's number and direction, its weights, the user's names of its arguments and results, and its Python
+frame. AOTAutograd describes each argument and result of its graphs in ``meta["desc"]``; *keys* are our short form of
+these descriptors. The private parts used here are the same in all versions in ``versions.py``.
 """
 
 from __future__ import annotations
@@ -48,21 +50,21 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..errors import first_line
 from .artifacts import Runner
 from .example_values import synthetic
-from .fake_tensors import tell_statistics
-from .locations import Frame, UserName, function_name, is_user_file, set_call, set_user_name, user_name
+from .fake_tensors import correct_statistics
+from .locations import Frame, UserName, function_name, is_user_file, prepend_call, set_user_name, user_name
 
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphBeingCompiled:
-    """What AOTAutograd tells of the graph it is compiling.
+    """What AOTAutograd knows about the graph it is compiling.
 
     Attributes:
-        context: the tracing context of the frame, the same object for a forward, its backward and the joint graph of
-            both; ``None`` outside of Dynamo.
-        aot_id: AOTAutograd's number, the same for these; that of another thread's graph, where two compile at once
-            (PyTorch 2.13 hands it over in a variable of the process); ``None`` if there is none.
+        context: the frame's tracing context, the same for a joint graph, its forward and its backward; ``None``
+            outside of Dynamo.
+        aot_id: AOTAutograd's number, the same for these; or ``None``. PyTorch 2.13 keeps it in a global variable, so it
+            may be another thread's.
         direction: ``forward``, ``backward``, ``joint`` or ``inference``.
     """
 
@@ -72,7 +74,7 @@ class GraphBeingCompiled:
 
 
 def graph_being_compiled(module: fx.GraphModule, *, is_joint: bool = False) -> GraphBeingCompiled:
-    """What AOTAutograd tells of ``module``, which it is compiling in this thread."""
+    """See ``GraphBeingCompiled``; ``module`` is the graph."""
     context = TracingContext.try_get()
     names = context.aot_graph_name if context is not None else None
     match = _GRAPH_NAME.search(names[0] if names else get_aot_graph_name())
@@ -80,33 +82,32 @@ def graph_being_compiled(module: fx.GraphModule, *, is_joint: bool = False) -> G
     return GraphBeingCompiled(context, aot_id, "joint" if is_joint else _direction(module, direction))
 
 
-def _direction(module: fx.GraphModule, named: str) -> str:
-    """The direction of a graph: as its arguments and results say, else as it is named."""
-    if any(isinstance(key, tuple) and key[0] == "tangent" for key in keys_of_arguments(module)):
+def _direction(module: fx.GraphModule, from_name: str) -> str:
+    """The direction of a graph from its arguments and results, else from its name."""
+    if gradients_of_results(module):
         return "backward"
     if "saved" in keys_of_results(module):
         return "forward"
-    return named if named in ("forward", "backward") else "inference"
+    return from_name if from_name in ("forward", "backward") else "inference"
 
 
 @contextlib.contextmanager
-def as_dynamo_compiles() -> Iterator[None]:
-    """What is compiled inside, at a call, is compiled as Dynamo compiles: in one thread at a time, since FX traces with
-    variables of the process."""
+def dynamo_compile_lock() -> Iterator[None]:
+    """A context for a compile during a call: one thread at a time, because FX traces with global variables."""
     with compile_lock, _compile_session_context():
         yield
 
 
 def is_recompile() -> bool:
-    """Whether Dynamo is compiling a frame again because a guard of an earlier compile failed."""
+    """Whether Dynamo is compiling a frame again because a guard failed."""
     compile_id = CompileContext.current_compile_id()
     return bool(compile_id is not None and compile_id.frame_compile_id)
 
 
 def lifted_attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of one of Dynamo's graphs, by name: AOTAutograd makes them its first arguments.
+    """The parameters and buffers that are attributes of a Dynamo graph: AOTAutograd's first arguments.
 
-    Dynamo gives most as arguments, but not those that an optimizer's step changes, nor constants.
+    They are constants, and parameters that an optimizer's step changes. Other parameters are arguments already.
     """
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
@@ -116,13 +117,11 @@ def lifted_attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class StaticInput:
-    """An argument that PyTorch expects to be the same tensor in each call.
-
-    It is a parameter, a buffer, or another tensor that a module holds.
+    """An argument that PyTorch expects to be the same tensor in each call: a parameter, buffer or other attribute.
 
     Attributes:
-        name: as the user calls it, ``encoder.layer.0.weight``.
-        value: what it is; ``None`` if that is not known before the call.
+        name: the user's name, ``encoder.layer.0.weight``.
+        value: the tensor; ``None`` if it is unknown before the call.
     """
 
     name: str
@@ -130,16 +129,11 @@ class StaticInput:
 
 
 NO_WEIGHTS: Mapping[int, StaticInput] = MappingProxyType({})
-"""Of graphs whose arguments are no weights."""
+"""For graphs without weights."""
 
 
 def weights(module: fx.GraphModule, arguments: Sequence[object]) -> dict[int, StaticInput]:
-    """The static inputs of one of Dynamo's graphs, by position among ``arguments``.
-
-    Args:
-        module: the graph.
-        arguments: its lifted attributes, and what it is called with.
-    """
+    """The static inputs of a Dynamo graph by position in ``arguments``: its lifted attributes, then its arguments."""
     lifted = list(lifted_attributes(module))
     found = {i: StaticInput(name, arguments[i]) for i, name in enumerate(lifted)}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder"), start=len(lifted)):
@@ -149,12 +143,11 @@ def weights(module: fx.GraphModule, arguments: Sequence[object]) -> dict[int, St
 
 
 _STATIC = "_dynamo_static_input_type"
-"""Dynamo's mark of a tensor that a module holds."""
+"""Dynamo's key for tensors that a module holds, in ``meta["tensor_dict"]``."""
 
 
 def argument_names(module: fx.GraphModule) -> list[UserName]:
-    """What the user calls what one of Dynamo's graphs is called with. Its lifted attributes are not among them: they
-    come first, and AOTAutograd's descriptors do not count them. The placeholders are told their names, too."""
+    """The user's names of a Dynamo graph's arguments, without lifted attributes; also sets them on its placeholders."""
     placeholders = module.graph.find_nodes(op="placeholder")
     names = _names(placeholders, lifted_attributes(module))
     for node, name in zip(placeholders, names, strict=True):
@@ -163,14 +156,13 @@ def argument_names(module: fx.GraphModule) -> list[UserName]:
 
 
 def argument_names_of_frame() -> list[UserName]:
-    """The same of the graph that Dynamo is compiling in this thread, where AOTAutograd's graphs are all one sees; empty
-    outside of Dynamo."""
+    """``argument_names`` of the graph that Dynamo is compiling in this thread; empty outside of Dynamo."""
     frame = _translator()
     return _names(frame.output.graph.find_nodes(op="placeholder")) if frame is not None else []
 
 
 def _names(placeholders: Iterable[fx.Node], others: Iterable[str] = ()) -> list[UserName]:
-    """The names, each but once: an input may be called as a parameter of the model is."""
+    """The names of placeholders, made unique: an input may have the name of a parameter."""
     taken = set(others)
     found = []
     for i, node in enumerate(placeholders):
@@ -183,7 +175,7 @@ def _names(placeholders: Iterable[fx.Node], others: Iterable[str] = ()) -> list[
     return found
 
 
-_WAYS = (
+_SOURCE_REWRITES = (
     (r"dict\(type\((.*?)\)\.__dict__\)\['(\w+)'\]", r"\1.\2"),  # an attribute of a class
     (r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1"),
     (r"\.__(?:dict|kwdefaults)__\['(\w+)'\]", r".\1"),
@@ -193,25 +185,25 @@ _WAYS = (
     (r"^kwargs\['(\w+)'\]", r"\1"),
     (r"^(?:__main__|self)\.", ""),
 )
-"""What is left out, or said otherwise, of Dynamo's way from the variables of a frame to a value."""
+"""Regular expressions and replacements that make the user's name from Dynamo's, in this order."""
 
 
 def _source_of(placeholder: fx.Node) -> str:
-    """What the user calls what Dynamo calls by its way from the variables ``L`` and ``G`` of the frame::
+    """The user's name of an argument, from Dynamo's: a path from ``L`` or ``G``, the frame's locals and globals::
 
         L['self']._modules['fc']._parameters['weight']    fc.weight
         L['model'].scale                                  model.scale
         G['batch']['ids']                                 batch['ids']
         G['__import_package_dot_module'].scale            package.module.scale
 
-    What came in ``*args`` of a module of ``torch.nn``, or in ``**kwargs``, has the name of the parameter.
+    An item of ``*args`` or ``**kwargs`` of Dynamo's own wrapper has the wrapped function's name of the parameter.
     """
     source = getattr(placeholder.meta.get("grapharg"), "source", None)
     text = str(source.name) if source is not None else ""
-    for pattern, said in _WAYS:
-        text = re.sub(pattern, said, text)
+    for pattern, replacement in _SOURCE_REWRITES:
+        text = re.sub(pattern, replacement, text)
     frame = _translator()
-    wrapped = _wrapped(frame) if frame is not None else None
+    wrapped = _wrapped_function(frame) if frame is not None else None
     if wrapped is None:
         return text
     if by_position := re.match(r"args\[(\d+)\]", text):
@@ -220,9 +212,9 @@ def _source_of(placeholder: fx.Node) -> str:
     return re.sub(r"^fn\.(?:func\.|keywords\['(\w+)'\])?", r"\1", text)
 
 
-def _wrapped(frame: InstructionTranslator) -> Callable[..., Any] | None:
-    """The function that a frame of Dynamo's own only calls, such as the ``forward`` of a module of ``torch.nn`` that is
-    compiled by itself; ``None`` if the frame is the user's."""
+def _wrapped_function(frame: InstructionTranslator) -> Callable[..., Any] | None:
+    """The function that Dynamo's own wrapper calls, such as ``forward`` of a compiled ``torch.nn`` module; ``None`` if
+    the frame is the user's."""
     function = frame.f_locals.get("fn") if frame.f_code.co_filename == external_utils.__file__ else None
     if isinstance(function, torch.nn.Module):
         function = function.forward
@@ -232,38 +224,33 @@ def _wrapped(frame: InstructionTranslator) -> Callable[..., Any] | None:
 
 
 def _positional_parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of the parameters that may come by position; none of a function that does not tell."""
+    """The names of positional parameters; empty if the function has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function that is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return []
     return [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
 
 
 _RESULT_NAMES = "dynamo_backends_result_names"
-_DESCRIBED = "dynamo_backends_described"
+_DESCRIPTOR_NAMES = "dynamo_backends_descriptor_names"
 
 
 def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
-    """Tells one of AOTAutograd's graphs what the user calls its arguments and results.
-
-    Args:
-        module: the graph.
-        names: of the arguments of Dynamo's graph, from ``argument_names``.
-    """
+    """Sets the user's names on an AOTAutograd graph, from ``argument_names`` of Dynamo's graph."""
     placeholders, output = module.graph.find_nodes(op="placeholder"), module.graph.output_node()
     arguments, results = [node.meta.get("desc") for node in placeholders], output.meta.get("desc") or []
-    module.meta[_DESCRIBED] = {str(item): _name_of(item, names) for item in (*arguments, *results)}
+    module.meta[_DESCRIPTOR_NAMES] = {str(item): _descriptor_name(item, names) for item in (*arguments, *results)}
     for node, item in zip(placeholders, arguments, strict=True):
         is_plain = isinstance(item, PlainAOTInput) and item.idx < len(names)
         is_static = names[item.idx].is_static if is_plain else isinstance(item, (ParamAOTInput, BufferAOTInput))
-        set_user_name(node, UserName(_name_of(item, names), is_static))
+        set_user_name(node, UserName(_descriptor_name(item, names), is_static))
     named = (GradAOTOutput, InputMutationAOTOutput)
-    output.meta[_RESULT_NAMES] = [_name_of(item, names) if isinstance(item, named) else "" for item in results]
+    output.meta[_RESULT_NAMES] = [_descriptor_name(item, names) if isinstance(item, named) else "" for item in results]
 
 
-def _name_of(descriptor: object, names: Sequence[UserName]) -> str:
-    """What the user calls what AOTAutograd describes so; ``""`` if it has no name."""
+def _descriptor_name(descriptor: object, names: Sequence[UserName]) -> str:
+    """The user's name of what a descriptor describes; ``""`` if there is none."""
     match descriptor:
         case PlainAOTInput(idx=i):
             return names[i].text if i < len(names) else ""
@@ -281,19 +268,18 @@ def _name_of(descriptor: object, names: Sequence[UserName]) -> str:
             what = "new value"
         case _:
             return ""
-    name = _name_of(of, names)
+    name = _descriptor_name(of, names)
     return f"{what} of {name}" if name else ""
 
 
 def with_user_names(module: fx.GraphModule, line: str) -> str:
-    """A line of a graph's code, with the user's name of an argument or result in the place of AOTAutograd's
-    description of it: ``# fc.weight`` instead of ``# PlainAOTInput(idx=0)``."""
+    """A line of code with ``# fc.weight`` instead of ``# PlainAOTInput(idx=0)``."""
     start, mark, text = line.rpartition("# ")
-    return f"{start}{mark}{module.meta.get(_DESCRIBED, {}).get(text) or text}"
+    return f"{start}{mark}{module.meta.get(_DESCRIPTOR_NAMES, {}).get(text) or text}"
 
 
 def result_names(module: fx.GraphModule) -> dict[fx.Node, str]:
-    """What the user calls the results of one of AOTAutograd's graphs, ``grad of fc.weight``; those that have a name."""
+    """The results of an AOTAutograd graph that have a user's name, such as ``grad of fc.weight``."""
     output = module.graph.output_node()
     leaves = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
     names = output.meta.get(_RESULT_NAMES, [])
@@ -302,13 +288,13 @@ def result_names(module: fx.GraphModule) -> dict[fx.Node, str]:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledFrame:
-    """The function that one of Dynamo's graphs is a part of, and why the graph ends.
+    """The function that a Dynamo graph is a part of, and why the graph ends.
 
     Attributes:
-        function, file, line: the function, and where the graph begins in it: with it, or after a graph break.
-        reason: why the graph ends there, in a line: ``the end of the function``, or ``graph break: `` and why.
-        details: all that Dynamo says of a graph break, in lines; else ``""``.
-        end_file, end_line: where.
+        function, file, line: the function; after a graph break, the line where it resumes.
+        reason: why the graph ends, in a line: ``the end of the function``, or ``graph break: `` and the reason.
+        details: Dynamo's full message about a graph break; else ``""``.
+        end_file, end_line: where the graph ends; line 0 if unknown.
     """
 
     function: str
@@ -325,17 +311,17 @@ def frame_being_compiled() -> CompiledFrame | None:
     frame = _translator()
     if frame is None:
         return None
-    code = getattr(_wrapped(frame), "__code__", frame.f_code)
+    code = getattr(_wrapped_function(frame), "__code__", frame.f_code)
     reason = frame.output.compile_subgraph_reason
     details = reason.reason.strip() if reason.graph_break else ""
     lines = [line.strip().removeprefix("Explanation: ") for line in details.splitlines()[:2]]
-    said = f"graph break: {': '.join(lines)}" if lines else "the end of the function"
+    summary = f"graph break: {': '.join(lines)}" if lines else "the end of the function"
     end = reason.user_stack[-1] if reason.user_stack else None
     return CompiledFrame(
         function_name(code.co_name),
         code.co_filename,
         code.co_firstlineno,
-        said,
+        summary,
         details,
         end.filename if end is not None else code.co_filename,
         (end.lineno or 0) if end is not None else 0,
@@ -348,14 +334,15 @@ def compiled_with_guards(
     dynamic: bool | None,
     listen: Callable[[Any], None],
 ) -> Callable[..., Any]:
-    """``torch.compile`` by a backend; the guards of each function that is compiled are shown."""
+    """``torch.compile`` with a backend; ``listen`` is called with the guards of each compiled frame."""
     return torch._dynamo.optimize(backend, guard_export_fn=listen, dynamic=dynamic)(function)
 
 
 def call_being_compiled() -> Frame | None:
-    """The user's line that called what Dynamo is compiling in this thread: the innermost frame in the user's own files
-    on the way from Dynamo outwards, past this package's (``explain``); ``None`` outside of Dynamo, or where no user's
-    file called it."""
+    """The user's line that called what Dynamo is compiling in this thread, or ``None``.
+
+    It is the innermost frame outside of Dynamo that is in a user's file and not in this package.
+    """
     pytorch, is_dynamo = os.path.join(os.path.dirname(torch.__file__), ""), False
     ours = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
     if _translator() is None:
@@ -369,42 +356,38 @@ def call_being_compiled() -> Frame | None:
 
 
 def name_call(module: fx.GraphModule) -> None:
-    """Tells the nodes of the graph that Dynamo is compiling the user's line that called it, if their own lines are all
-    of libraries: the function that it is a part of is a library's."""
+    """Adds ``call_being_compiled`` to the nodes of a Dynamo graph whose function is in a library."""
     frame = _translator()
     if frame is None or is_user_file(frame.f_code.co_filename):
         return
     call = call_being_compiled()
     if call is not None:
-        set_call(module, call)
+        prepend_call(module, call)
 
 
 def why_given_up(error: Exception) -> str:
-    """Why a graph that was handed over is not used: Dynamo traces the function anew, or the compile failed."""
+    """Why a graph is discarded: Dynamo restarts the trace, or the compile failed."""
     if isinstance(error, TensorifyScalarRestartAnalysis):
-        return "Dynamo traces the function again, with a number that it had taken for an input made a constant"
+        return "Dynamo restarts the trace, with a symbolic number specialized to a constant"
     if isinstance(error, RestartAnalysis):
-        return f"Dynamo traces the function again: {error.restart_reason or type(error).__name__}"
+        return f"Dynamo restarts the trace: {error.restart_reason or type(error).__name__}"
     return f"the compile failed: {type(error).__name__}: {first_line(str(error))}"
 
 
 def is_dynamo_compiling() -> bool:
-    """Whether Dynamo is compiling a frame in this thread: its guards can still be added to."""
+    """Whether Dynamo is compiling a frame in this thread, and has not yet written its guards."""
     return _translator() is not None
 
 
 def _translator() -> InstructionTranslator | None:
     try:
         return InstructionTranslator.current_tx()
-    except AttributeError:  # a variable of the thread that is set while Dynamo compiles
+    except AttributeError:  # a thread-local that is set while Dynamo compiles
         return None
 
 
 def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) -> dict[int, StaticInput]:
-    """The ``weights`` of Dynamo's graph by position among the placeholders of one of AOTAutograd's.
-
-    Left out are those that the graph writes to: AOTAutograd gets their new values as results.
-    """
+    """The ``weights`` of Dynamo's graph by position in an AOTAutograd graph, without those that it changes."""
     written = _written_arguments(module)
     found = {}
     for i, key in enumerate(keys_of_arguments(module)):
@@ -414,13 +397,12 @@ def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) 
 
 
 def _written_arguments(module: fx.GraphModule) -> set[object]:
-    """The positions of the arguments of Dynamo's graph that one of AOTAutograd's graphs returns new values of."""
+    """The positions in Dynamo's graph of the arguments that an AOTAutograd graph changes."""
     return {key[1] for key in keys_of_results(module) if isinstance(key, tuple) and key[0] == "input"}
 
 
 def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
-    """The same where Dynamo's graph is not at hand: values are not known, the names are those that the placeholders
-    were told."""
+    """The weights of an AOTAutograd graph by position, without values, if Dynamo's graph is not at hand."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     positions = metadata.static_input_indices if metadata is not None else []
@@ -436,15 +418,9 @@ def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
 
 
 def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -> list[object]:
-    """Real values for the placeholders of one of AOTAutograd's graphs, from those of Dynamo's graph.
+    """Real values for the placeholders of a joint graph, from the ``arguments`` of Dynamo's graph.
 
-    Args:
-        module: the joint graph.
-        arguments: what Dynamo's graph is called with; ``None`` if that is not known.
-
-    Returns:
-        One value for each placeholder. What Dynamo's graph does not take, such as the gradients of the results, is made
-        up: random numbers of the right shape, dtype and strides.
+    Other values, such as gradients of results, are ``synthetic``; all are if ``arguments`` is ``None``.
     """
     with _disable_current_modes():  # AOTAutograd's fake mode
         return [_real_argument(node, arguments) for node in module.graph.find_nodes(op="placeholder")]
@@ -464,24 +440,22 @@ def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
 
 
 def _position(descriptor: PlainAOTInput) -> int:
-    """The position of an argument of Dynamo's graph where its lifted attributes come first, which the descriptor does
-    not count."""
+    """The position of an argument of Dynamo's graph after the lifted attributes, which descriptors do not count."""
     context = TracingContext.try_get()
     return descriptor.idx + (len(context.params_flat or ()) if context is not None else 0)
 
 
 def keys_of_results(module: fx.GraphModule) -> list[object]:
-    """What each result of one of AOTAutograd's graphs is to Dynamo's graph.
+    """The key of each result of an AOTAutograd graph.
 
-    Returns:
-        ``i`` for its result i, ``("input", j)`` for the new value of its argument j, ``("gradient", j)`` for the
-        gradient of that, ``("base", i)`` for the tensor that result i is a view of, ``"saved"`` for the backward's,
-        ``None`` for what has no name of its own there.
+    It is ``i`` for result i of Dynamo's graph, ``("input", j)`` for a new value of its argument j, ``("gradient", j)``
+    for the gradient of argument j, ``("base", i)`` for the tensor that result i is a view of, ``"saved"`` for a value
+    saved for the backward, and ``None`` for others.
     """
     output = module.graph.output_node()
     keys = [_key_of_result(descriptor) for descriptor in output.meta.get("desc") or []]
     count = len(pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None))
-    # the partitioner adds states of random numbers to what is saved, and does not describe them
+    # the partitioner also saves states of random generators, without descriptors
     return keys + ["saved"] * (count - len(keys)) if "saved" in keys else keys + [None] * (count - len(keys))
 
 
@@ -498,11 +472,10 @@ def _key_of_result(descriptor: object) -> object:
 
 
 def keys_of_arguments(module: fx.GraphModule) -> list[object]:
-    """What each placeholder of one of AOTAutograd's graphs is to Dynamo's graph.
+    """The key of each placeholder of an AOTAutograd graph.
 
-    Returns:
-        ``("argument", j)`` for its argument j; ``("tangent", key)`` for the gradient of a result, with the key of
-        ``keys_of_results``; ``None`` for anything else, such as what a forward hands to its backward.
+    It is ``("argument", j)`` for argument j of Dynamo's graph, ``("tangent", key)`` for the gradient of the result with
+    this key, and ``None`` for others, such as values that the forward saved.
     """
     keys: list[object] = []
     for node in module.graph.find_nodes(op="placeholder"):
@@ -517,45 +490,43 @@ def keys_of_arguments(module: fx.GraphModule) -> list[object]:
 
 
 def gradients_of_results(module: fx.GraphModule) -> list[int]:
-    """Positions of the arguments of a backward graph that are the gradients of the forward's results."""
+    """The positions of a backward graph's arguments that are gradients of the forward's results."""
     keys = enumerate(keys_of_arguments(module))
     return [i for i, key in keys if isinstance(key, tuple) and key[0] == "tangent"]
 
 
 def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's min-cut partitioner: the forward and the backward graph of a joint graph.
+    """Splits a joint graph into forward and backward with PyTorch's min-cut partitioner.
 
-    Views are recomputed in the backward rather than handed over: there they cost nothing, and the runtime folds a
-    transposition into the product that reads it.
+    Views are recomputed in the backward instead of saved: they cost nothing there, and ONNX Runtime fuses a
+    transposition into the matrix product that reads it.
 
-    Equal subexpressions are the pass ``joint.common_subexpressions``'s to merge: the partitioner of PyTorch 2.13 merges
-    two equal ``randn_like``, ``randint_like`` or ``exponential`` too (its list of random operators lacks them; mended
-    in 2.14).
+    Its common-subexpression elimination is off, because in PyTorch 2.13 it merges two equal ``randn_like``,
+    ``randint_like`` or ``exponential`` (fixed in 2.14). The pass ``joint.common_subexpressions`` does it instead.
     """
-    tell_statistics(joint)
+    correct_statistics(joint)
     _save_copies_of_changed_arguments(joint)
     with functorch_config.patch(recompute_views=True, cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def plain_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's min-cut partitioner without anything of ours, for a graph on which ``min_cut_partition`` failed."""
+    """PyTorch's min-cut partitioner alone, for use if ``min_cut_partition`` failed."""
     with functorch_config.patch(cse=False):  # see ``min_cut_partition``
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def is_ahead_of_time() -> bool:
-    """Whether ``torch.compile(...).aot_compile(...)`` calls the backend: not from Dynamo's frame, and for a result that
-    can be saved (``torch/_dynamo/aot_compile.py``)."""
+    """Whether ``torch.compile(...).aot_compile(...)`` calls the backend (``torch/_dynamo/aot_compile.py``)."""
     is_saved = functorch_config.force_autograd_cache and functorch_config.bundled_autograd_cache
     return bool(is_saved and _translator() is None)
 
 
 def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
-    """Lets the backward have a copy of an argument that the function changes in place.
+    """Saves a copy for the backward of each argument that the function changes in place.
 
-    AOTAutograd writes the new value into the argument between forward and backward. The min-cut partitioner of PyTorch
-    2.13 does not know that, and hands the argument itself over, of which autograd then says that it was modified.
+    AOTAutograd writes the new value into the argument after the forward. The min-cut partitioner of PyTorch 2.13
+    ignores that and saves the argument itself; autograd then raises that a saved tensor was modified.
     """
     descriptors = joint.graph.output_node().meta.get("desc") or []
     changed = [item.mutated_input for item in descriptors if isinstance(item, InputMutationAOTOutput)]
@@ -574,7 +545,7 @@ def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
 
 
 def boxed(runner: Runner) -> Runner:
-    """Marks a callable as taking its arguments in one list, which AOTAutograd then does not keep alive."""
+    """The runner, marked as boxed, so that AOTAutograd does not keep arguments alive."""
 
     def run(args: list[object]) -> object:
         return runner(args)

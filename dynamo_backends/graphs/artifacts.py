@@ -1,6 +1,7 @@
-"""What travels between the stages: names of graphs, regions, the split of a graph, compiled regions and graphs.
+"""Data that the stages exchange: names of graphs, regions, the split of a graph, compiled regions and graphs.
 
-The stages import this module; it imports none of them.
+``Split`` says what runs where. ``RunnableRegion`` runs a region on ONNX Runtime, or in PyTorch if that fails.
+``CompiledRegion`` and ``CompiledGraph`` keep all that was compiled, for observers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..errors import Reason, SessionError, WrongResultError, first_line
 from ..events import count, is_tried
 from .layout import Layout
 
-if TYPE_CHECKING:  # the exporter imports this module, and does not know the runtime
+if TYPE_CHECKING:  # the exporter imports this module, and must not import the runtime
     import onnx_ir as ir
 
     from passes.engine.results import PassResult
@@ -37,17 +38,17 @@ if TYPE_CHECKING:  # the exporter imports this module, and does not know the run
 
 logger = logging.getLogger(__name__)
 
-MOST_FAILURES = 3
-"""Calls in which our own code or ONNX Runtime's binding fails, after which PyTorch runs the region."""
+MAX_INTERNAL_FAILURES = 3
+"""After this many calls with an unexpected exception, PyTorch runs the region in all later calls."""
 
 Runner = Callable[[list[object]], object]
-"""A compiled graph: takes its arguments boxed (in one list, which it empties) and returns the results."""
+"""A compiled graph. It takes its arguments boxed, in one list that it empties, and returns the results."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphName:
-    """Which graph: the number of the Dynamo graph, and ``forward``, ``backward``, ``inference`` or, before
-    AOTAutograd told them apart, an empty direction."""
+    """The number of a Dynamo graph, and the direction ``forward``, ``backward`` or ``inference``; ``""`` before
+    AOTAutograd."""
 
     index: int
     direction: str = ""
@@ -58,29 +59,30 @@ class GraphName:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One result of a region's model: an FX node, and the order its dimensions have in memory.
+    """A result of a region's model, and the order of its dimensions in memory.
 
-    ``permutation`` is ``None`` for a row-major result. Otherwise the model returns the result transposed by it,
-    which is row-major in memory, under the name ``<node>__memory``, so that the caller can present it with the
-    strides eager gives it without a copy.
+    Attributes:
+        node: the FX node.
+        permutation: ``None`` if it is row-major. Else the model returns it transposed by this, named
+            ``<node>__memory``; the caller transposes back without a copy, and so gets eager's strides.
+        index: which of the node's results, if it has several.
     """
 
     node: fx.Node
     permutation: tuple[int, ...] | None = None
     index: int | None = None
-    """Which result, if ``node`` itself has several."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """One argument of a region's model, and like an ``Output`` the order its dimensions have in memory."""
+    """An argument of a region's model, and the order of its dimensions in memory, as in ``Output``."""
 
     node: fx.Node
     permutation: tuple[int, ...] | None = None
 
 
 def operator_name(node: fx.Node) -> str:
-    """What a node calls: an operator by its name, a function with its module: ``operator.mul``, ``math.trunc``."""
+    """The name of what a node calls: ``aten.add.Tensor``, ``operator.mul``, ``math.trunc``."""
     target = node.target
     name = getattr(target, "__qualname__", None)
     if name is None or isinstance(target, (str, torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
@@ -89,7 +91,7 @@ def operator_name(node: fx.Node) -> str:
 
 
 def is_operator(call: fx.Node) -> bool:
-    """Whether a call computes something, and does not only take one of several results."""
+    """Whether a call is not just ``getitem``, which selects one of several results."""
     return call.target is not operator.getitem
 
 
@@ -100,9 +102,9 @@ class Region:
     Attributes:
         index: position among the graph's regions.
         nodes: in execution order.
-        inputs: nodes outside that it reads: tensors and symbolic integers.
-        outputs: nodes of its own that others read.
-        layouts: how each output lies in memory in eager.
+        inputs: nodes outside of the region that it reads: tensors and symbolic integers.
+        outputs: nodes of the region that other nodes read.
+        layouts: the memory layout of each output in eager.
     """
 
     index: int
@@ -113,13 +115,13 @@ class Region:
 
     @property
     def operators(self) -> list[fx.Node]:
-        """The nodes that compute something, see ``is_operator``."""
+        """The nodes that are operators, see ``is_operator``."""
         return [node for node in self.nodes if is_operator(node)]
 
 
 @dataclasses.dataclass
 class Split:
-    """A graph's regions, and for each node that stays in PyTorch the reason."""
+    """The regions of a graph, and the reason for each node that runs in PyTorch."""
 
     regions: list[Region]
     in_pytorch: dict[fx.Node, Reason]
@@ -133,11 +135,11 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """How much of a graph runs on ONNX Runtime: the one account from which counters, log, manifest and tables take it.
+    """How much of a graph runs on ONNX Runtime; counters, log, manifest and tables all use it.
 
     Attributes:
-        on_onnx: operators that run on ONNX Runtime.
-        in_pytorch: operators that run in PyTorch, each with its reason.
+        on_onnx: the number of operators on ONNX Runtime.
+        in_pytorch: the operators in PyTorch, each with its reason.
     """
 
     on_onnx: int
@@ -145,33 +147,32 @@ class Coverage:
 
     @property
     def total(self) -> int:
-        """All operators of the graph."""
+        """The number of operators of the graph."""
         return self.on_onnx + len(self.in_pytorch)
 
     @property
     def share(self) -> float:
-        """The share of the operators that run on ONNX Runtime, 0 to 1; 1 where there are none."""
+        """The share of operators on ONNX Runtime, 0 to 1; 1 if there are no operators."""
         return self.on_onnx / self.total if self.total else 1.0
 
     @property
     def fallbacks(self) -> collections.Counter[tuple[str, Reason]]:
-        """How often an operator (``aten.sort.default``) runs in PyTorch for a reason."""
+        """The number of operators in PyTorch by name (``aten.sort.default``) and reason."""
         return collections.Counter((operator_name(node), reason) for node, reason in self.in_pytorch.items())
 
 
 @dataclasses.dataclass(eq=False)
 class RunnableRegion:
-    """What runs for a region, and all that production keeps of it: no graph, and no model but the serialized one.
+    """Runs a region on ONNX Runtime, or in PyTorch if that fails. It keeps no FX graph, and only a serialized model.
 
     Attributes:
-        graph: the graph it is a part of.
+        graph: the graph that it is a part of.
         index: position among the graph's regions.
-        session: what runs on ONNX Runtime; it may renew its session when weights change.
-        in_pytorch: the region's code for PyTorch: what runs where the session fails.
-        must_run_on_onnx: whether a failure of the session is an error (``fallback="error"``) rather than PyTorch's to
-            make good.
-        failures: calls on which the session failed.
-        last_failure: what happened in the last of them, a line.
+        session: runs it on ONNX Runtime; may rebuild its session when weights change.
+        in_pytorch: the same in PyTorch.
+        must_run_on_onnx: whether failures are raised (``fallback="error"``).
+        failures: the number of calls that PyTorch ran because of failures.
+        last_failure: the last failure, in a line.
     """
 
     graph: GraphName
@@ -181,10 +182,10 @@ class RunnableRegion:
     must_run_on_onnx: bool = False
 
     def __post_init__(self) -> None:
-        self.__name__ = region_name(self.index)  # as tools show it
+        self.__name__ = region_name(self.index)  # shown by tools
         self.failures = 0
         self.last_failure = ""
-        self._has_told_of_tangents = False
+        self._has_warned_of_tangents = False
         self._internal_failures = 0
 
     def __call__(self, *args: object) -> Sequence[object]:
@@ -193,80 +194,79 @@ class RunnableRegion:
         return self._run(self.session, args)
 
     def run_to_compare(self, args: Sequence[object]) -> tuple[Sequence[object], BoundSession | None]:
-        """A call after a look at every byte of its weights: that some are not seen yet is no fault of a node.
+        """A call that first checks every byte of the weights, so that no node is blamed for a stale weight.
 
-        Returns:
-            What a call returns, and the session that ran; ``None`` where there was none with these weights.
+        Returns the results and the session that ran; ``None`` if there is none for these weights.
         """
         try:
             bound = self.session.chosen(args, complete=True)
         except SessionError as error:
-            return self._rescue(args, error), None
+            return self._after_session_error(args, error), None
         except Exception as error:
-            return self._caught(args, error), None
+            return self._after_internal_error(args, error), None
         return self._run(bound, args), bound
 
     def _run(self, session: BoundSession | FrozenSession | CheckedSession, args: Sequence[object]) -> Sequence[object]:
         if forward_ad._current_level >= 0:
             return self._with_tangents(args)
-        if self._internal_failures >= MOST_FAILURES:
+        if self._internal_failures >= MAX_INTERNAL_FAILURES:
             self.failures += 1
             return self.in_pytorch(*args)
         try:
             return session(args)
         except SessionError as error:
-            return self._rescue(args, error)
+            return self._after_session_error(args, error)
         except Exception as error:
-            return self._caught(args, error)
+            return self._after_internal_error(args, error)
 
     def _with_tangents(self, args: Sequence[object]) -> Sequence[object]:
-        """Runs the region in PyTorch inside forward-mode AD, whose tensors may carry tangents."""
+        """Runs the region in PyTorch, because tensors may carry tangents of forward-mode AD."""
         if self.must_run_on_onnx:
             raise SessionError(
-                f"{self.graph} region {self.index} is called inside forward-mode AD, which only PyTorch can do. "
-                "Remove options={'fallback': 'error'} to let it."
+                f"{self.graph} region {self.index} is called inside forward-mode AD, which ONNX Runtime does not "
+                "support. Remove options={'fallback': 'error'} to run it in PyTorch."
             )
         count("calls_inside_forward_ad")
-        if not self._has_told_of_tangents:
-            self._has_told_of_tangents = True
-            logger.warning("%s region %d: PyTorch runs it inside forward-mode AD", self.graph, self.index)
+        if not self._has_warned_of_tangents:
+            self._has_warned_of_tangents = True
+            logger.warning("%s region %d: inside forward-mode AD, PyTorch runs it", self.graph, self.index)
         return self.in_pytorch(*args)
 
-    def _caught(self, args: Sequence[object], error: Exception) -> Sequence[object]:
-        """Runs the region in PyTorch after anything but the session failed; PyTorch's own error wins."""
+    def _after_internal_error(self, args: Sequence[object], error: Exception) -> Sequence[object]:
+        """Runs the region in PyTorch after an unexpected exception; if PyTorch fails too, its error is raised."""
         if is_tried():
             raise error
         results = self.in_pytorch(*args)
         self.failures += 1
-        self.last_failure = f"our own code failed on this call: {type(error).__name__}: {first_line(str(error))}"
+        self.last_failure = f"internal error in this call: {type(error).__name__}: {first_line(str(error))}"
         if self.must_run_on_onnx:
             count("internal_failures")
             raise error
         self._internal_failures += 1
         instead = "PyTorch ran the region"
-        if self._internal_failures == MOST_FAILURES:
-            instead += ", and will from now on"
+        if self._internal_failures == MAX_INTERNAL_FAILURES:
+            instead += ", and will run it in all later calls"
         caught(f"a call of {self.graph} region {self.index}", error, instead)
         return results
 
-    def _rescue(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
-        """Runs the region in PyTorch after the session failed on these arguments; PyTorch's own error wins."""
+    def _after_session_error(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
+        """Runs the region in PyTorch after ONNX Runtime failed; if PyTorch fails too, its error is raised."""
         if is_tried():
             raise error
         results = self.in_pytorch(*args)
         is_wrong = isinstance(error, WrongResultError)
         count("wrong_results" if is_wrong else "runtime_failures")
-        what = "ONNX Runtime returned another result than eager's" if is_wrong else "ONNX Runtime failed on this call"
+        what = "ONNX Runtime returned a wrong shape or dtype" if is_wrong else "ONNX Runtime failed in this call"
         self.failures += 1
         self.last_failure = f"{what}: {first_line(str(error))}"
         if self.must_run_on_onnx:
             raise SessionError(
                 f"{self.graph} region {self.index}: {what}: {error}. "
-                "Remove options={'fallback': 'error'} to let PyTorch run the region."
+                "Remove options={'fallback': 'error'} to run the region in PyTorch."
             )
         if self.failures == 1:
             logger.warning(
-                "%s region %d: PyTorch ran the region, as it will where this happens again: %s",
+                "%s region %d: PyTorch ran the region, as in later calls that fail: %s",
                 self.graph,
                 self.index,
                 self.last_failure,
@@ -275,22 +275,22 @@ class RunnableRegion:
 
 
 def region_name(index: int) -> str:
-    """What the code of a graph calls a region."""
+    """The name of a region in the code of its graph."""
     return f"region_{index}"
 
 
 @dataclasses.dataclass(eq=False)
 class CompiledRegion:
-    """A region with its models, and the session that was made to know that ONNX Runtime takes them; for observers.
+    """A region with its models and its session, for observers.
 
     Attributes:
-        graph: the graph it is a part of.
+        graph: the graph that it is a part of.
         region: its nodes, inputs and outputs.
         model: the exported model.
         optimized_model: the model after the passes of the stage ``onnx``.
-        passes: what these did.
-        program: the model as it was given to ONNX Runtime, how it is run, and what PyTorch runs instead.
-        session: what runs; it may renew its session when weights change.
+        passes: the results of these passes.
+        program: the model that ONNX Runtime loads, its settings, and the code in PyTorch.
+        session: runs the region; it may rebuild its session when weights change.
     """
 
     graph: GraphName
@@ -303,28 +303,27 @@ class CompiledRegion:
 
     @property
     def executable(self) -> Executable:
-        """The model as it was given to ONNX Runtime, and how it is run."""
+        """The model that ONNX Runtime loads, and its settings."""
         return self.program.executable
 
     @property
     def bound(self) -> BoundSession:
-        """Its session; where several sets of weights have one each, that of any."""
+        """Its session; with several sets of weights, one of their sessions."""
         return self.session.bound
 
 
 @dataclasses.dataclass(eq=False)
 class CompiledGraph:
-    """One forward, backward or inference graph: what was compiled of it, and what it was; for observers.
+    """A forward, backward or inference graph and all that was compiled from it, for observers.
 
     Attributes:
         name: which graph.
         module: the graph of the stage ``post_grad``.
-        split: its regions, and why the rest stays in PyTorch.
-        regions: with their models.
+        split: its regions, and the reason for each node in PyTorch.
+        regions: the compiled regions.
         program: what is loaded.
-        passes: what those of ``post_grad`` did.
-        seconds: how long its stages took: ``split``, ``export``, ``onnx_passes``, ``session``, of all regions and
-            attempts.
+        passes: the results of the ``post_grad`` passes.
+        seconds: the duration of ``split``, ``export``, ``onnx_passes`` and ``session``, over all regions and attempts.
     """
 
     name: GraphName
@@ -337,7 +336,7 @@ class CompiledGraph:
 
 
 def without_graph(module: fx.GraphModule) -> Callable[..., Any]:
-    """The code of a graph module, with the attributes that it reads, and without the graph it was made of."""
+    """The code of a graph module with the attributes that it reads, so that the graph can be freed."""
     targets = [str(node.target) for op in ("get_attr", "call_module") for node in module.graph.find_nodes(op=op)]
     names = {target.split(".")[0] for target in targets}
     attributes = types.SimpleNamespace(**{name: getattr(module, name) for name in names})

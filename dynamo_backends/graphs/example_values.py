@@ -1,26 +1,20 @@
-"""Values that are made up where no real ones are known."""
+"""Makes real example values from fake ones, if the real arguments are unknown."""
 
 from __future__ import annotations
 
 import torch
 
+from .layout import hint_of, memory_extent
+
 _SEED = 0
-"""Equal types have equal values, in each process."""
+"""All processes make equal values."""
 
 
 def synthetic(value: object) -> object:
-    """A real value of a fake one's type: normal random numbers, zeros for integers, the hint of a symbolic number."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.hint
+    """A real tensor like a fake one, of normal random numbers, or zeros for integers; the hint of a symbolic number."""
     if not isinstance(value, torch.Tensor):
-        return value
-    sizes, strides = ([_as_int(item) for item in items] for items in (value.shape, value.stride()))
-    elements = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
-    memory = torch.zeros(elements, dtype=value.dtype, device=value.device)
-    if value.is_floating_point():
+        return hint_of(value)
+    memory = torch.zeros(memory_extent(value), dtype=value.dtype, device=value.device)
+    if value.is_floating_point():  # fills the memory, because an expanded tensor cannot be written
         memory.normal_(generator=torch.Generator(value.device).manual_seed(_SEED))
-    return memory.as_strided(sizes, strides)  # not filled as it reads: where it is expanded it may not be written
-
-
-def _as_int(size: int | torch.SymInt) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
+    return memory.as_strided([hint_of(size) for size in value.shape], [hint_of(stride) for stride in value.stride()])

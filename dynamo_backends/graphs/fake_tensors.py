@@ -1,18 +1,14 @@
-"""What PyTorch's kernels return where its fake tensors (2.13) say something else: strides, and dtypes of statistics.
+"""Corrects fake tensors (PyTorch 2.13) whose strides or dtype differ from what the CPU kernels return.
 
-A compiled graph presents its results with the strides of its fake tensors. Those come from PyTorch's meta kernels,
-which for some operators do not agree with the real kernels, above all where the order of dimensions in memory is
-ambiguous (a size is 1): ``x.permute(0, 3, 1, 2).roll(1, 2)`` is row-major as a fake tensor, and channels last in eager.
-A later view of such a result raises, or shares memory that it does not share in eager.
+Strides: results of a compiled graph get the strides of its fake tensors. These come from meta kernels, some of which
+disagree with the real kernels: ``x.permute(0, 3, 1, 2).roll(1, 2)`` is row-major as a fake tensor, and channels last in
+eager. A later view of it raises, or shares memory that it does not share in eager. So the real kernel is probed: it
+runs once for each set of sizes and strides, on dummy data. No probe is needed for operators in
+``agreeing_operators.json``, which ``tests/strides_sweep.py`` found to agree in many layouts.
 
-So the real kernel is asked: it runs once for each set of sizes and strides, on memory without values, and what it
-returns is what the fake tensor gets. ``tests/strides_sweep.py`` runs the whole operator database in many layouts, and
-lists in ``agreeing_operators.json`` the operators whose meta kernel and decomposition were right: of row-major
-arguments, and of arguments without a size of 1. Those are not asked there. Expanded arguments are always ambiguous.
-
-Normalizations save statistics for the gradients. Of a half input with float32 weights, as autocasting leaves them, the
-kernels' statistics are float32, the fake tensors' are half. So a compiler is given the normalization of a float32 input
-between casts, which computes the same; and graphs that PyTorch may run are told the dtype of their statistics.
+Dtypes: for a half-precision input with float32 weights, as under autocast, normalizations save float32 statistics for
+the backward, but their fake tensors say half. So decompositions compute them from a float32 input, and
+``correct_statistics`` corrects joint graphs.
 
 Example:
 
@@ -39,7 +35,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..common.strides import strides_in_order
 from ..events import count
-from .layout import hint_of, order_of
+from .layout import hint_of, memory_extent, order_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,31 +44,31 @@ aten = torch.ops.aten
 Strides = tuple[int, ...]
 Table = Mapping[Any, Callable[..., Any]]
 
-_MOST_ANSWERS = 20_000
+_MAX_PROBES = 20_000
+"""Entries of ``_probes``; when full, it is cleared."""
 
-_MOST_BYTES = 2**31
-"""Of arguments on which a kernel is tried; most of their memory is never touched."""
+_MAX_BYTES = 2**31
+"""Size of the arguments of a probe; most of this memory is never touched."""
 
-_answers: dict[object, tuple[Strides | None, ...] | None] = {}
-"""The strides of an operator's results, by the operator and the sizes, strides and dtypes of its arguments."""
+_probes: dict[object, tuple[Strides | None, ...] | None] = {}
+"""The strides of results by operator and sizes, strides and dtypes of its arguments; ``None`` if unknown."""
 
 
 @functools.cache
 def _agreeing() -> dict[str, frozenset[str]]:
-    """Names of overloads whose fake tensors have the kernels' strides: of ``row_major`` arguments, and of arguments
-    ``without_ones``, without a dimension of size one. Of others, which are ambiguous, the kernel is always asked."""
+    """The operators whose strides agree if all arguments are ``row_major``, or if no size is 1 (``without_ones``)."""
     text = (importlib.resources.files(__package__) / "agreeing_operators.json").read_text(encoding="utf-8")
     return {kind: frozenset(names) for kind, names in json.loads(text).items()}
 
 
 @functools.cache
 def may_differ(target: object) -> bool:
-    """Whether an operator's results may have other strides than its fake tensors, for some layout of its arguments."""
+    """Whether an operator's fake results may have wrong strides at all."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not target._schema.is_mutable
 
 
-def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the kernel is to be asked for the strides of an operator's results."""
+def _needs_probe(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator's fake results may have wrong strides for these arguments."""
     if not may_differ(target):
         return False
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -81,20 +77,20 @@ def _is_asked(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if not all(leaf.device.type == "cpu" for leaf in tensors):
         return False
     if target is aten.view.default and list(args[0].shape) == list(args[1]):
-        return False  # AOTAutograd makes tangents so, which shall have all strides of the results
+        return False  # AOTAutograd makes tangents with it, and expects all strides of the results
     name = target.name()  # type: ignore[attr-defined]
     if name in _agreeing()["without_ones"] and not any(map(_is_ambiguous, tensors)):
         return False
-    return not (name in _agreeing()["row_major"] and all(map(_is_row_major, tensors)))
+    return not (name in _agreeing()["row_major"] and all(map(_is_exactly_row_major, tensors)))
 
 
 def _is_ambiguous(tensor: torch.Tensor) -> bool:
-    """Whether the order of dimensions in memory cannot be told: a size is one, or elements share memory."""
+    """Whether strides do not determine an order of dimensions: a size is one, or the tensor is expanded."""
     return any(hint_of(size) == 1 for size in tensor.shape) or any(hint_of(stride) == 0 for stride in tensor.stride())
 
 
-def _is_row_major(tensor: torch.Tensor) -> bool:
-    """Whether strides are exactly those of new row-major memory, in dimensions of size one too."""
+def _is_exactly_row_major(tensor: torch.Tensor) -> bool:
+    """Whether all strides are those of a new tensor, also in dimensions of size one."""
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         if hint_of(stride) != expected:
@@ -109,32 +105,30 @@ def _is_row_major(tensor: torch.Tensor) -> bool:
 def strides_of_kernel(
     target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Strides | None, ...] | None:
-    """The strides of what a kernel returns; of symbolic sizes those of their hints.
+    """The strides of what a kernel returns, from a probe or the cache of probes.
 
     Args:
         target: an operator that changes no argument.
-        args, kwargs: fake tensors and numbers.
+        args, kwargs: fake tensors and numbers; symbolic sizes count as their hints.
 
     Returns:
-        One for each leaf of the results, ``None`` for what is no strided tensor. ``None`` altogether if the kernel
-        cannot run on memory without values, or there is no room for it.
+        The strides of each leaf of the results, ``None`` for one that is not a strided tensor. ``None`` altogether if
+        sizes are unknown or too large, or if the kernel fails on dummy data.
     """
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
     described = tuple(map(_described, leaves))
     key = (target, structure, described)
-    if key not in _answers:
-        if len(_answers) >= _MOST_ANSWERS:
-            _answers.clear()
-        _answers[key] = None if any(item is _UNKNOWN for item in described) else _asked(target, leaves, structure)
-        if _answers[key] is not None:
-            count("strides_asked")
-        else:
-            count("strides_not_known")
-    return _answers[key]
+    if key not in _probes:
+        if len(_probes) >= _MAX_PROBES:
+            _probes.clear()
+        strides = None if any(item is _UNKNOWN for item in described) else _probe(target, leaves, structure)
+        _probes[key] = strides
+        count("strides_asked" if strides is not None else "strides_not_known")
+    return _probes[key]
 
 
 _UNKNOWN = object()
-"""Stands for an argument whose sizes only the data will tell."""
+"""Describes an argument whose size depends on data."""
 
 
 def _described(leaf: object) -> object:
@@ -145,47 +139,42 @@ def _described(leaf: object) -> object:
     return _UNKNOWN if known is None and leaf is not None else (type(known), str(known))
 
 
-def _asked(
+def _probe(
     target: torch._ops.OpOverload, leaves: Sequence[object], structure: pytree.TreeSpec
 ) -> tuple[Strides | None, ...] | None:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    size = sum(_extent(tensor) * tensor.itemsize for tensor in tensors)
-    if size > _MOST_BYTES:
-        logger.info("%s has the strides of its fake tensors: %d MB are too much to try it on", target, size >> 20)
+    size = sum(memory_extent(tensor) * tensor.itemsize for tensor in tensors)
+    if size > _MAX_BYTES:
+        logger.info("%s is not probed, its fake strides are used: its arguments have %d MiB", target, size >> 20)
         return None
     random = torch.Tag.nondeterministic_seeded in target.tags
     with contextlib.ExitStack() as stack:
         for context in (_disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast()):
             stack.enter_context(context)
         stack.enter_context(torch.random.fork_rng(devices=(), enabled=random))
-        for fill in (_zeros, _numbers):  # a kernel may refuse zeros: a matrix without an inverse
-            real = [fill(leaf) if isinstance(leaf, torch.Tensor) else hint_of(leaf) for leaf in leaves]
+        for make in (_zeros, _numbers):  # some kernels fail on zeros, such as a matrix inverse
+            real = [make(leaf) if isinstance(leaf, torch.Tensor) else hint_of(leaf) for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(real, structure)
             try:
                 results = target(*args, **kwargs)
-            except Exception as error:  # whatever a kernel says of such values: the fake tensor is all there is
-                logger.debug("%s cannot be tried: %s", target, error)
+            except Exception as error:  # dummy data may be invalid for it
+                logger.debug("the probe of %s failed: %s", target, error)
                 continue
             return tuple(map(_strides, pytree.tree_leaves(results)))
     return None
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """How many elements the memory of a tensor has, from its first to its last."""
-    sizes, strides = list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride()))
-    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
-
-
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory that the system has not given yet: it costs nothing to make."""
-    memory = torch.zeros(_extent(tensor), dtype=tensor.dtype)
+    """Zeros like a fake tensor; the system allocates large memory only when it is used."""
+    memory = torch.zeros(memory_extent(tensor), dtype=tensor.dtype)
     return memory.as_strided(list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride())))
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Nonzero numbers like a fake tensor, if it is floating-point."""
     result = _zeros(tensor)
     if result.is_floating_point() and result.numel():
-        memory = result.as_strided((_extent(tensor),), (1,))
+        memory = result.as_strided((memory_extent(tensor),), (1,))
         memory.copy_(torch.linspace(0.5, 1.5, len(memory)).cos())
     return result
 
@@ -196,12 +185,8 @@ def _strides(value: object) -> Strides | None:
 
 @contextlib.contextmanager
 def fake_tensors_as_kernels(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Inside, the results of a mode's operators have the strides of the real kernels.
-
-    Args:
-        mode: the mode; with ``None``, nothing changes.
-    """
-    if mode is None or "dispatch" in vars(mode):  # the second: one inside another
+    """A context in which a mode's fake tensors have the strides of the real kernels; ``None`` changes nothing."""
+    if mode is None or "dispatch" in vars(mode):  # already inside such a context
         yield
         return
     dispatch = mode.dispatch
@@ -210,7 +195,7 @@ def fake_tensors_as_kernels(mode: FakeTensorMode | None) -> Iterator[None]:
         func: torch._ops.OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Any = None
     ) -> object:
         result = dispatch(func, types, args, kwargs or {})
-        if not _is_asked(func, args, kwargs or {}):
+        if not _needs_probe(func, args, kwargs or {}):
             return result
         strides = strides_of_kernel(func, args, kwargs or {})
         if strides is None:
@@ -219,7 +204,8 @@ def fake_tensors_as_kernels(mode: FakeTensorMode | None) -> Iterator[None]:
         if len(leaves) != len(strides):
             return result
         is_view = any(item.alias_info is not None for item in func._schema.returns)
-        return pytree.tree_unflatten(list(map(functools.partial(_relaid, mode, is_view), leaves, strides)), structure)
+        corrected = [_with_strides(mode, is_view, leaf, item) for leaf, item in zip(leaves, strides, strict=True)]
+        return pytree.tree_unflatten(corrected, structure)
 
     mode.dispatch = dispatch_as_kernels
     try:
@@ -228,37 +214,35 @@ def fake_tensors_as_kernels(mode: FakeTensorMode | None) -> Iterator[None]:
         del mode.dispatch
 
 
-def _relaid(mode: FakeTensorMode, is_view: bool, value: object, strides: Strides | None) -> object:
-    """A new fake tensor with other strides; itself if it has these."""
+def _with_strides(mode: FakeTensorMode, is_view: bool, value: object, strides: Strides | None) -> object:
+    """A new fake tensor with these strides; the given one if it has them."""
     if strides is None or not isinstance(value, FakeTensor) or value.layout is not torch.strided:
         return value
-    wanted = _wanted(value, strides)
-    if wanted is None:
+    new = _new_strides(value, strides)
+    if new is None:
         return value
     with mode:
         if is_view:
-            return torch.as_strided(value, value.shape, wanted)
-        return torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device)
+            return torch.as_strided(value, value.shape, new)
+        return torch.empty_strided(value.shape, new, dtype=value.dtype, device=value.device)
 
 
-def _wanted(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
-    """The strides that a fake tensor should have, symbolic if its sizes are; ``None`` if it has them, or it cannot be
-    told how they follow from its sizes."""
+def _new_strides(value: torch.Tensor, strides: Strides) -> Sequence[Any] | None:
+    """The strides in terms of a tensor's symbolic sizes; ``None`` if it has them, or if they do not follow."""
     if [hint_of(stride) for stride in value.stride()] == list(strides) or len(strides) != value.ndim:
         return None
     if not any(isinstance(item, torch.SymInt) for item in (*value.shape, *value.stride())):
         return strides
-    wanted = strides_in_order(order_of(value, strides), value.shape)
-    return wanted if [hint_of(stride) for stride in wanted] == list(strides) else None
+    new = strides_in_order(order_of(value, strides), value.shape)
+    return new if [hint_of(stride) for stride in new] == list(strides) else None
 
 
 def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
-    """Decompositions whose results have the strides of the real kernels of what they decompose.
+    """Decompositions whose results have the strides and dtypes of the decomposed operators' kernels.
 
-    Args:
-        table: from an operator to a function of its arguments, which may return ``NotImplemented``: the operator stays.
+    Like those of ``table``, they may return ``NotImplemented``: then the operator is not decomposed.
     """
-    ours: Table = {target: functools.partial(_normalized, target, table.get(target)) for target in _NORMALIZATIONS}
+    ours: Table = {target: functools.partial(_normalization, target, table.get(target)) for target in _NORMALIZATIONS}
     return {
         target: functools.partial(_decomposed, target, function) if may_differ(target) else function
         for target, function in {**table, **ours}.items()
@@ -267,17 +251,17 @@ def decompositions_as_kernels(table: Table) -> dict[Any, Callable[..., Any]]:
 
 def _decomposed(target: torch._ops.OpOverload, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     result = function(*args, **kwargs)
-    if result is NotImplemented or not _is_asked(target, args, kwargs):
+    if result is NotImplemented or not _needs_probe(target, args, kwargs):
         return result
     strides = strides_of_kernel(target, args, kwargs)
     leaves, structure = pytree.tree_flatten(result)
     if strides is None or len(leaves) != len(strides):
         return result
-    return pytree.tree_unflatten(list(map(_copied_to, leaves, strides)), structure)
+    return pytree.tree_unflatten(list(map(_copied_to_strides, leaves, strides)), structure)
 
 
-def _copied_to(value: object, strides: Strides | None) -> object:
-    """A tensor copied to memory in another order, where its strides would be others."""
+def _copied_to_strides(value: object, strides: Strides | None) -> object:
+    """A copy of a tensor with these strides; the tensor if it has them, or a copy would not."""
     if strides is None or not isinstance(value, torch.Tensor) or len(strides) != value.ndim:
         return value
     sizes = [hint_of(size) for size in value.shape]
@@ -287,7 +271,7 @@ def _copied_to(value: object, strides: Strides | None) -> object:
     if 0 in sizes or now == list(strides):
         return value
     if strides_in_order(order, sizes) != list(strides) and all(now[dim] == strides[dim] for dim in addressed):
-        return value  # a copy would not have them either
+        return value
     return (
         value.permute(order)
         .clone(memory_format=torch.contiguous_format)
@@ -295,15 +279,8 @@ def _copied_to(value: object, strides: Strides | None) -> object:
     )
 
 
-def correct(module: fx.GraphModule) -> int:
-    """Gives the nodes of a graph the strides of the real kernels; for graphs that were traced without the above.
-
-    Args:
-        module: a functional ATen graph with ``meta["val"]`` on its nodes, which is changed in place.
-
-    Returns:
-        How many nodes got other strides.
-    """
+def correct_strides(module: fx.GraphModule) -> int:
+    """Corrects strides in ``meta["val"]`` of a functional ATen graph that is already traced; returns how many nodes."""
     values = [node.meta.get("val") for node in module.graph.nodes]
     mode = next((leaf.fake_mode for leaf in pytree.tree_leaves(values) if isinstance(leaf, FakeTensor)), None)
     corrected: set[fx.Node] = set()
@@ -314,7 +291,7 @@ def correct(module: fx.GraphModule) -> int:
             if node.op != "call_function" or "val" not in node.meta:
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
-            if not (corrected.intersection(node.all_input_nodes) or _is_asked(node.target, args, kwargs)):
+            if not (corrected.intersection(node.all_input_nodes) or _needs_probe(node.target, args, kwargs)):
                 continue
             value = node.target(*args, **kwargs)
             if _all_strides(value) != _all_strides(node.meta["val"]):
@@ -337,15 +314,16 @@ _NORMALIZATIONS = (
     aten._batch_norm_with_update_functional.default,
     aten._batch_norm_no_update.default,
 )
-"""They return the result, two statistics of the input, and some new running statistics."""
+"""Each returns the result, two statistics of the input, and some also new running statistics."""
 
 _STATISTICS = (1, 2)
-_SAME = (aten.detach.default, aten.alias.default)
-"""What autograd puts between the statistics and where they are saved."""
+"""Positions of the statistics."""
+_ALIASES = (aten.detach.default, aten.alias.default)
+"""Operators that autograd inserts before it saves the statistics."""
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def _normalized(
+def _normalization(
     target: Callable[..., Any], decomposition: Callable[..., Any] | None, input: torch.Tensor, *args: Any
 ) -> Any:
     if not _is_mixed(input, args):
@@ -355,15 +333,13 @@ def _normalized(
 
 
 def _is_mixed(input: torch.Tensor, others: Iterable[object]) -> bool:
-    """Whether a normalization computes its statistics in another dtype than its input's (``is_mixed_type`` of
-    ``aten/src/ATen/native/cpu/mixed_data_type.h``)."""
+    """Whether the input is half and the weights float32 (``aten/src/ATen/native/cpu/mixed_data_type.h``)."""
     tensors = [other for other in others if isinstance(other, torch.Tensor)]
     return input.dtype in _HALF and any(other.dtype == torch.float32 for other in tensors)
 
 
-def tell_statistics(module: fx.GraphModule) -> None:
-    """Gives the statistics in a graph in which normalizations are whole, a joint one for instance, the dtype that they
-    have; ``meta["val"]`` of what is not computed from them stays."""
+def correct_statistics(module: fx.GraphModule) -> None:
+    """Corrects the dtype of statistics in ``meta["val"]``, before normalizations are decomposed."""
     for node in module.graph.nodes:
         if node.target in _NORMALIZATIONS:
             input, *others = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
@@ -373,7 +349,7 @@ def tell_statistics(module: fx.GraphModule) -> None:
                 )
         elif node.target is operator.getitem and node.args[0].target in _NORMALIZATIONS:
             node.meta["val"] = node.args[0].meta["val"][node.args[1]]
-        elif node.target in _SAME and node.meta["val"].dtype != node.args[0].meta["val"].dtype:
+        elif node.target in _ALIASES and node.meta["val"].dtype != node.args[0].meta["val"].dtype:
             node.meta["val"] = _as_float32(node.meta["val"])
 
 

@@ -1,4 +1,4 @@
-"""An FX graph as a table."""
+"""Formats an FX graph as a text table, a row for each node."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .artifacts import operator_name
 from .locations import where
 
 _WIDTH = 72
-"""Longest text of a cell."""
+"""Characters of a cell; longer text is cut."""
 
 
 def graph_table(module: fx.GraphModule) -> str:
-    """The nodes of a graph as a table: opcode, name, target, arguments, dtype and shape, the user's line."""
+    """The table: opcode, name, target, arguments, dtype and shape, and source line of each node."""
     rows = [
         (node.op, node.name, _target(node), _arguments(node), _value(node), where(node)) for node in module.graph.nodes
     ]
@@ -33,7 +33,7 @@ def _arguments(node: fx.Node) -> str:
 
 
 def _value(node: fx.Node) -> str:
-    """``f32[2, 3]``; AOTAutograd keeps a node's fake result under ``val``, Dynamo under ``example_value``."""
+    """``f32[2, 3]``; the fake result is ``meta["val"]`` in AOTAutograd's graphs, ``"example_value"`` in Dynamo's."""
     value = node.meta.get("val", node.meta.get("example_value"))
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_describe, value))

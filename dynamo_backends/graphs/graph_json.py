@@ -1,9 +1,8 @@
-"""FX graphs as JSON and back, without pickle and without source text.
+"""Converts FX graphs to JSON and back, without pickle or source text.
 
-A target is stored by name, and only of a closed list of kinds: operators of PyTorch's dispatcher, the arithmetic of
-``operator``, functions of ``math``, ``torch.sym_...``, a few of Python's own, and the regions of a graph. Anything
-else raises ``CannotStoreError``, as does an argument whose type is not exactly one of those below: a graph comes back
-as it was, or is not stored. A file may be crafted: no name in it reaches another function.
+Functions are stored by name: operators of PyTorch's dispatcher, arithmetic of ``operator`` and ``math``,
+``torch.sym_...``, a few builtins, and regions. Any other function or type of argument raises ``CannotStoreError``. So a
+graph is restored exactly or not stored, and a crafted file cannot call any other function.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _ARITHMETIC = (
     "abs add and_ eq floordiv ge getitem gt index inv invert is_ is_not le lshift lt mod mul ne neg not_ or_ pos pow "
     "rshift sub truediv truth xor"
 )
-"""The functions of ``operator`` that compute with numbers, and ``getitem``: not ``attrgetter``, ``methodcaller`` or
-``call``, by which any function is reached, nor those that change their argument."""
+"""Of ``operator``: no functions that change an argument, nor ``attrgetter``, ``methodcaller`` and ``call``, which reach
+any function."""
 _FUNCTIONS: Mapping[str, Mapping[str, Callable[..., object]]] = {
     "_operator": {name: getattr(operator, name) for name in _ARITHMETIC.split()},
     "math": {name: found for name, found in vars(math).items() if callable(found) and not name.startswith("_")},
@@ -36,43 +35,43 @@ _FUNCTIONS: Mapping[str, Mapping[str, Callable[..., object]]] = {
         name: getattr(builtins, name) for name in ("abs", "bool", "float", "int", "max", "min", "pow", "round")
     },
 }
-"""The functions that a graph may call besides operators, by module and name."""
+"""Allowed functions besides operators, by module and name."""
 _NAMES = {function: (kind, name) for kind, named in _FUNCTIONS.items() for name, function in named.items()}
 _OPERATORS = ("dynamo_backends", "passes.operators")
-"""The namespace of the operators that our passes put into graphs, and the module that defines them."""
+"""The namespace of our own operators, and the module that defines them."""
 _OPERATIONS = ("placeholder", "get_attr", "output")
-"""What nodes may be besides calls."""
+"""Allowed opcodes besides calls."""
 
 
 class CannotStoreError(Exception):
-    """A graph has something that cannot be described exactly; the message says what, the same for alike things."""
+    """A graph cannot be stored exactly. Messages are counted, so they name types and not values."""
 
 
 def encode_target(target: object) -> list[str]:
-    """A function that a node calls, as its kind and its name.
+    """The kind and name of a function: ``["op", "aten", "add", "Tensor"]``, ``["math", "ceil"]``.
 
     Raises:
-        CannotStoreError: it is of no kind that is stored.
+        CannotStoreError: the function is not allowed, or the name belongs to another function.
     """
     if isinstance(target, torch._ops.OpOverload):
         namespace, _, name = target._schema.name.partition("::")
         encoded = ["op", namespace, name, target._overloadname]
-    elif (named := _NAMES.get(target)) is not None:  # type: ignore[call-overload]  # a function can be a key
+    elif (named := _NAMES.get(target)) is not None:  # type: ignore[call-overload]  # functions are hashable
         encoded = list(named)
     else:
         raise CannotStoreError(f"a call of {type(target).__name__}")
     if decode_target(encoded) is not target:
-        raise CannotStoreError(f"a call of another {'.'.join(encoded)}")
+        raise CannotStoreError(f"a call of a function that is not {'.'.join(encoded)}")
     return encoded
 
 
 def decode_target(encoded: Sequence[str]) -> Callable[..., object] | None:
-    """The function of a kind and a name, or ``None`` if there is none."""
+    """The function that ``encode_target`` described; ``None`` if it does not exist or is not allowed."""
     kind, *names = encoded
     if kind == "op":
         namespace, name, overload = names
         if namespace == _OPERATORS[0]:
-            importlib.import_module(_OPERATORS[1])  # it defines them; where nothing calls them it is not needed
+            importlib.import_module(_OPERATORS[1])  # defines the operators
         return operator_named(namespace, name, overload)
     [name] = names
     return _FUNCTIONS.get(kind, {}).get(name)
@@ -82,10 +81,10 @@ _BY_NAME: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memo
 
 
 def encode(value: object, positions: Mapping[fx.Node, int]) -> Any:
-    """An argument of a node; ``positions`` are those of the nodes it may name.
+    """An argument of a node as JSON, with the positions of the nodes that it may contain.
 
     Raises:
-        CannotStoreError: it is of a type that is not stored.
+        CannotStoreError: a value is of any other type than those below.
     """
     if isinstance(value, fx.Node):
         return ["node", positions[value]]
@@ -104,8 +103,8 @@ def encode(value: object, positions: Mapping[fx.Node, int]) -> Any:
         return ["slice", [encode(item, positions) for item in (value.start, value.stop, value.step)]]  # type: ignore[attr-defined]
     if kind is torch.device:
         return ["device", str(value)]
-    for name, of in _BY_NAME.items():
-        if kind is of:
+    for name, type_ in _BY_NAME.items():
+        if kind is type_:
             return [name, str(value).removeprefix("torch.")]
     raise CannotStoreError(f"an argument of type {kind.__name__}")
 
@@ -114,7 +113,7 @@ def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
     """The argument that ``encode`` described.
 
     Raises:
-        ValueError: it described nothing of that kind.
+        ValueError: the kind is unknown, or the value has another type.
     """
     if not isinstance(encoded, list):
         return encoded
@@ -130,7 +129,7 @@ def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
     if kind in _BY_NAME:
         value = getattr(torch, content)
         if not isinstance(value, _BY_NAME[kind]):
-            raise ValueError(f"{content} is no {kind}")
+            raise ValueError(f"torch.{content} is not a {kind}")
         return value
     items = [decode(item, nodes) for item in content]
     if kind == "list":
@@ -139,18 +138,16 @@ def decode(encoded: Any, nodes: Sequence[fx.Node]) -> Any:
         return tuple(items)
     if kind == "slice":
         return slice(*items)
-    raise ValueError(f"there are no arguments of the kind {kind}")
+    raise ValueError(f"unknown kind of argument: {kind}")
 
 
 def encode_graph(graph: fx.Graph, *, regions: int = 0) -> list[Any]:
-    """A graph as a list of its nodes: operation, name, target, arguments, keyword arguments.
+    """A graph as a list of nodes: opcode, name, target, arguments, keyword arguments.
 
-    Args:
-        graph: the graph.
-        regions: how many modules ``region_i`` it may call, besides the functions that have a name.
+    It may call the modules ``region_0``, ``region_1``, ... up to the number of ``regions``.
 
     Raises:
-        CannotStoreError: it has something that is not stored.
+        CannotStoreError: an opcode, function or argument is not allowed.
     """
     positions: dict[fx.Node, int] = {}
     encoded = []
@@ -170,7 +167,7 @@ def decode_graph(encoded: Sequence[Any], *, regions: int = 0) -> fx.Graph:
     """The graph that ``encode_graph`` described.
 
     Raises:
-        ValueError: a function of it does not exist, or what becomes a name in its code is none.
+        ValueError: an opcode or function is not allowed, or a name is not an identifier.
     """
     graph = fx.Graph()
     nodes: list[fx.Node] = []
@@ -178,16 +175,16 @@ def decode_graph(encoded: Sequence[Any], *, regions: int = 0) -> fx.Graph:
     for op, name, target, args, kwargs in encoded:
         names = [key for key, _ in kwargs[1]] + ([] if op == "call_function" else target.split("."))
         if not all(part.isidentifier() and not part.startswith("__") for part in names):
-            raise ValueError(f"{names} are no names")
+            raise ValueError(f"not all of {names} are identifiers")
         if op == "call_function":
             called = decode_target(target)
             if called is None:
-                raise ValueError(f"there is no {'.'.join(target)}")
+                raise ValueError(f"unknown function: {'.'.join(target)}")
             target = called
         elif op not in _OPERATIONS and (op, target) not in calls:
-            raise ValueError(f"there are no {op} nodes of {target}")
+            raise ValueError(f"not allowed: {op} of {target}")
         if args[0] != "tuple" or kwargs[0] != "dict":
-            raise ValueError(f"{name} has no arguments")
+            raise ValueError(f"the arguments of {name} are not a tuple and a dict")
         nodes.append(graph.create_node(op, target, decode(args, nodes), decode(kwargs, nodes), name=name))
     return graph
 

@@ -1,10 +1,8 @@
-"""The nodes of a graph, for FX graphs and ONNX models alike; and ONNX models as text, with a line for each node.
+"""Describes the nodes of FX graphs and ONNX models in one form, and writes ONNX models as text, a line for each node::
 
-::
-
-    input x: f32[2, 3]
-    relu: f32[2, 3] = Relu(x)  # model.py:17
-    return relu
+input x: f32[2, 3]
+relu: f32[2, 3] = Relu(x)  # model.py:17
+return relu
 """
 
 from __future__ import annotations
@@ -22,18 +20,18 @@ Kind = Literal["input", "initializer", "node", "output"]
 
 @dataclasses.dataclass(frozen=True)
 class GraphNode:
-    """A node of a graph, an input, an initializer or the list of outputs.
+    """An input, an initializer, a node, or the list of outputs. Unknown texts are empty.
 
     Attributes:
-        kind: what it is.
-        results: names of what it computes, at least one; of the outputs ``("return",)``.
-        operator: ``aten.relu.default``, ``getitem``, ``Relu``, ``com.microsoft.Gelu``; empty for all but nodes.
-        arguments: as they are written: names of values, constants, ``axis=-1``.
-        types: of each result ``f32[2, 3]``, in FX with strides: ``f32[2, 3][3, 1]``; or empty where it is not known.
-        source: the user's ``file:line``, or empty.
-        code: that line, where it is known.
-        origin: the FX node that an ONNX node was translated from, or empty.
-        user_name: what the user calls an input: ``encoder.fc.weight``, or empty.
+        kind: which of these.
+        results: the names of its results, at least one; ``("return",)`` for the outputs.
+        operator: of a node: ``aten.relu.default``, ``getitem``, ``Relu``, ``com.microsoft.Gelu``.
+        arguments: as text: names of values, constants, ``axis=-1``.
+        types: the type of each result: ``f32[2, 3]``, in FX with strides ``f32[2, 3][3, 1]``.
+        source: the user's ``file:line``.
+        code: the text of that line.
+        origin: the FX node that an ONNX node was translated from.
+        user_name: the user's name of an input: ``encoder.fc.weight``.
     """
 
     kind: Kind
@@ -53,12 +51,12 @@ class GraphNode:
 
     @property
     def call(self) -> str:
-        """``aten.relu.default(x)``."""
+        """The operator with its arguments: ``aten.relu.default(x)``."""
         return f"{self.operator}({', '.join(self.arguments)})"
 
     @property
     def text(self) -> str:
-        """It in one line, without its source."""
+        """The line of the graph's text, without the source."""
         if self.kind == "output":
             return f"return {', '.join(self.arguments)}"
         results = ", ".join(
@@ -69,31 +67,27 @@ class GraphNode:
         return f"{self.kind} {results}" + "".join(f" = {value}" for value in self.arguments)
 
 
-_FREED = re.compile(r";  (\w+ = )+None$", re.MULTILINE)
+_FREE_STATEMENTS = re.compile(r";  (\w+ = )+None$", re.MULTILINE)
 
 
 def without_freeing(code: str) -> str:
-    """The code of an FX graph without the statements that let go of a value, which move with every use."""
-    return _FREED.sub("", code)
+    """The code of an FX graph without ``;  x = None``, which would clutter a diff."""
+    return _FREE_STATEMENTS.sub("", code)
 
 
-_LONGEST_CONSTANT = 8
-"""Elements of a constant that are written out."""
+_LARGEST_CONSTANT = 8
+"""Larger constants, in elements, are not written out."""
 
 
 def onnx_nodes(model: ir.Model) -> list[GraphNode]:
-    """The nodes of an ONNX model's graph: inputs, initializers, nodes, outputs.
-
-    Args:
-        model: it, of which each value has a name.
-    """
+    """The inputs, initializers, nodes and outputs of a model, all of whose values have names."""
     return [*_onnx_nodes(model.graph, model.graph.initializers.values())]
 
 
 def _onnx_nodes(graph: ir.Graph | ir.Function, initializers: Sequence[ir.Value] = ()) -> Iterator[GraphNode]:
-    held = {id(value) for value in initializers}
+    initialized = {id(value) for value in initializers}
     for value in graph.inputs:
-        if id(value) not in held:
+        if id(value) not in initialized:
             yield GraphNode("input", (str(value.name),), types=(_type(value),))
     for value in initializers:
         yield GraphNode("initializer", (str(value.name),), arguments=_content(value), types=(_type(value),))
@@ -113,7 +107,7 @@ def _onnx_nodes(graph: ir.Graph | ir.Function, initializers: Sequence[ir.Value] 
 
 
 def model_text(model: ir.Model) -> str:
-    """An ONNX model, one line for each input, initializer and node: results, types, operator, attributes, source."""
+    """The text of a model and of its functions."""
     lines = [_line(node) for node in onnx_nodes(model)]
     for function in model.functions.values():
         lines += ["", f"function {function.domain}.{function.name}:"]
@@ -133,18 +127,18 @@ def _type(value: ir.Value) -> str:
 
 def _content(value: ir.Value) -> tuple[str, ...]:
     tensor = value.const_value
-    return () if tensor is None or tensor.size > _LONGEST_CONSTANT else (str(tensor.numpy().tolist()),)
+    return () if tensor is None or tensor.size > _LARGEST_CONSTANT else (str(tensor.numpy().tolist()),)
 
 
 def _attribute(attribute: ir.Attr) -> str:
     if attribute.is_ref():
-        return f"@{attribute.ref_attr_name}"  # what the caller of the function gives
+        return f"@{attribute.ref_attr_name}"  # the function's parameter
     kind = attribute.type.name
     if kind == "TENSOR":
         tensor = attribute.as_tensor()
-        return str(tensor.numpy().tolist()) if tensor.size <= _LONGEST_CONSTANT else f"<{tensor.size} elements>"
+        return str(tensor.numpy().tolist()) if tensor.size <= _LARGEST_CONSTANT else f"<{tensor.size} elements>"
     if kind in ("GRAPH", "GRAPHS"):
         return "<graph>"
     if kind == "FLOAT":
-        return f"{attribute.as_float():.7g}"  # its float32
+        return f"{attribute.as_float():.7g}"  # the digits of a float32
     return str(attribute.value)

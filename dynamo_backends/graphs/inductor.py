@@ -1,6 +1,6 @@
-"""The one module that touches private parts of Inductor: it compiles one of our ATen graphs.
+"""Compiles an ATen graph with Inductor, for ``fallback="inductor"`` and the autotuner.
 
-Written against ``torch/_inductor/compile_fx.py`` of the versions in ``versions.py``.
+It uses private parts of ``torch/_inductor/compile_fx.py``, checked with the versions in ``versions.py``.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from .fake_tensors import decompositions_as_kernels, fake_tensors_as_kernels
 
 logger = logging.getLogger(__name__)
 
-_graph_ids = itertools.count(1_000_000)  # Inductor's own count from 0
+_graph_ids = itertools.count(1_000_000)  # Inductor's start at 0
 
 
 def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_arguments: bool = False) -> Runner:
-    """What Inductor makes of a functional ATen graph; it takes its arguments boxed.
+    """A boxed runner of a functional ATen graph with eager's random numbers and the strides of its fake tensors.
 
-    It draws the random numbers that eager draws, and its results lie in memory as the graph's do. Inside forward-mode
-    AD, whose tensors may carry tangents, PyTorch runs the graph.
+    Inside forward-mode AD, PyTorch runs the graph, because Inductor's kernels lose tangents.
 
     Args:
-        module: the graph, with ``meta["val"]`` on its placeholders; it takes its arguments boxed from then on.
+        module: the graph, with ``meta["val"]`` on its placeholders; its code becomes boxed.
         direction: ``forward``, ``backward`` or ``inference``.
-        keeps_arguments: whether somebody keeps the arguments alive in a call, so that PyTorch can run the graph on them
-            where Inductor's code fails.
+        keeps_arguments: whether to keep arguments alive, so that PyTorch can run the graph if Inductor's code fails.
 
     Raises:
-        Exception: whatever Inductor raises, of a missing C++ compiler for instance.
+        Exception: whatever Inductor raises, for instance if there is no C++ compiler.
     """
     compiled = _compiled(module, direction)
     module.graph.set_codegen(fx.graph._BoxedCodeGen())
@@ -48,7 +46,7 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
     in_pytorch = without_graph(module)
 
     def run(args: list[object]) -> object:
-        if forward_ad._current_level >= 0:  # its kernels would lose the tangents
+        if forward_ad._current_level >= 0:
             count("calls_inside_forward_ad")
             return in_pytorch(args)
         if not keeps_arguments:
@@ -56,17 +54,16 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
         kept = list(args)
         try:
             return compiled(args)
-        except Exception as error:  # whatever Inductor's code raises; PyTorch's own error is the user's
+        except Exception as error:  # if PyTorch fails too, its error is raised
             results = in_pytorch(kept)
             count("inductor_failures")
-            tell(logger, f"Inductor's code failed, PyTorch ran the operators: {first_line(str(error))}")
+            tell(logger, f"Inductor's code failed; PyTorch ran the operators: {first_line(str(error))}")
             return results
 
     return run
 
 
 def _compiled(module: fx.GraphModule, direction: str) -> Any:
-    """Inductor's code for a graph."""
     from torch._inductor import config
     from torch._inductor.compile_fx import (
         _recursive_joint_graph_passes,

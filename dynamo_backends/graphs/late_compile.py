@@ -1,4 +1,8 @@
-"""Compiling at a call, after Dynamo has compiled and written its guards: in one thread, and without new assumptions."""
+"""Compiles graphs during a call, when Dynamo has already compiled the frame and written its guards.
+
+A backward may be compiled at its first call, as may a graph that needs the values of its weights. Such a compile takes
+Dynamo's lock, and may make no new assumptions about symbolic sizes, because no guard would check them.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +16,33 @@ from .size_assumptions import Assumptions
 
 
 @contextlib.contextmanager
-def at_a_call(name: GraphName, assumptions: Assumptions) -> Iterator[None]:
-    """What is compiled inside, at a call, is compiled in one thread at a time, since FX traces with variables of the
-    process; and nothing may be assumed on symbolic sizes, since Dynamo has its guards by now.
-
-    Args:
-        name: which graph.
-        assumptions: those that may hold.
+def compile_after_guards(name: GraphName, assumptions: Assumptions) -> Iterator[None]:
+    """A context for a late compile, with ``assumptions`` as of Dynamo's guards.
 
     Raises:
-        CandidateError: more was assumed.
+        CandidateError: the compile made a new assumption.
     """
-    with aot.as_dynamo_compiles():
+    with aot.dynamo_compile_lock():
         yield
         if growth := assumptions.growth():
-            raise CandidateError(f"{name}, compiled at a call, would hold for some sizes only: {growth}")
+            raise CandidateError(f"{name} was compiled after its guards, and needs a new one: {growth}")
 
 
-def at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
-    """A runner that is built from the arguments of its first call, in one thread.
+def compile_at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:
+    """A runner that calls ``build`` with the arguments of its first call, and then runs what that returns.
 
-    Dynamo's lock is the only one: who compiles may call what waits for its first call, and has that lock already.
-
-    Args:
-        build: compiles on real arguments, and returns what runs.
+    It takes no lock besides Dynamo's: a thread that compiles holds that one and may call a runner, so a second lock
+    could deadlock.
     """
     waiting = [build]
     built: list[Runner] = []
 
     def run(args: list[object]) -> object:
         if not built:
-            with aot.as_dynamo_compiles():
+            with aot.dynamo_compile_lock():
                 if not built:
                     built.append(waiting[0](tuple(args)))
-                    waiting.clear()  # it keeps the graph
+                    waiting.clear()  # frees the graph
         return built[0](args)
 
     return run

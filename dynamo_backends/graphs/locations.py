@@ -1,8 +1,7 @@
-"""Where an FX node comes from in the user's code: names of parameters and inputs, the ``nn.Module`` path, the lines.
+"""Finds where an FX node comes from in the user's code: source lines, ``nn.Module`` path, user's name of an input.
 
-A node's *own line* is that of the innermost frame in the user's files, not that of the library that the user's code
-calls: the file is not PyTorch's, not of the standard library, and not installed. ``where`` is how both are said
-everywhere: in tables, verdicts, errors and files.
+A node's *source line* is the innermost frame in a user's file: not PyTorch's, not of the standard library, and not
+installed. ``where`` formats it for tables, verdicts and errors, with the library's line that it leads to.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ _ROOT = re.compile(
 )
 """Dynamo's name of the outermost module."""
 
-_MOST_LOOKED_AT = 32
-"""Nodes among which the nearest with a line is looked for."""
+_MAX_NODES_SEARCHED = 32
+"""In a search for the nearest node with a stack trace."""
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """One call on the way from the user's call to an operator.
+    """A frame of a node's stack trace.
 
     Attributes:
         file, line: where.
-        function: in which function.
-        code: the line, without its indent.
+        function: the name of the function.
+        code: the text of the line, without indentation.
     """
 
     file: str
@@ -62,10 +61,10 @@ class Frame:
 
 
 def stack(node: fx.Node) -> list[Frame]:
-    """The calls that led to a node, outermost first; empty where PyTorch noted none.
+    """The frames of a node's stack trace, outermost first; empty if there are none.
 
-    Backward nodes have those of the forward operator they are the gradient of. An operator without any has those of the
-    nearest one that it is computed of, or else of the nearest that reads it.
+    A backward node has the trace of its forward operator. A node without a trace gets that of the nearest node that it
+    is computed from, or else of the nearest node that uses it.
     """
     trace = _trace(node)
     if not trace and node.op not in ("placeholder", "get_attr", "output"):
@@ -81,9 +80,9 @@ def _trace(node: fx.Node) -> str:
 
 
 def _nearest(node: fx.Node, following: Callable[[fx.Node], Sequence[fx.Node]]) -> str:
-    """The trace of the nearest of the nodes that are reached by ``following``."""
+    """The trace of the nearest node with one; breadth-first, ``following`` gives the neighbours."""
     seen, reached = {node}, collections.deque([node])
-    while reached and len(seen) < _MOST_LOOKED_AT:
+    while reached and len(seen) < _MAX_NODES_SEARCHED:
         for item in following(reached.popleft()):
             if _trace(item):
                 return _trace(item)
@@ -94,7 +93,7 @@ def _nearest(node: fx.Node, following: Callable[[fx.Node], Sequence[fx.Node]]) -
 
 
 def source_frame(node: fx.Node) -> Frame | None:
-    """The innermost frame in the user's own files; the innermost of all if none is."""
+    """The innermost frame in a user's file; the innermost of all if there is none."""
     frames = stack(node)
     return next((frame for frame in reversed(frames) if frame.user), frames[-1] if frames else None)
 
@@ -106,43 +105,38 @@ def source_line(node: fx.Node) -> str:
 
 
 def where(node: fx.Node) -> str:
-    """A node's own line, and the library's that it led to if the node is not there; see ``place``."""
+    """``location_text`` of a node."""
     frames = stack(node)
-    return place(source_line(node), str(frames[-1]) if frames else "")
+    return location_text(source_line(node), str(frames[-1]) if frames else "")
 
 
-def place(source: str, innermost: str) -> str:
-    """How a place in the code is said.
-
-    ``model.py:17`` in the user's own file, ``transformers/models/bert/modeling_bert.py:9, called from model.py:17`` in
-    a library's; ``""`` where it is not known.
+def location_text(source: str, innermost: str) -> str:
+    """A location for people: ``model.py:17`` in a user's file, else
+    ``transformers/models/bert/modeling_bert.py:9, called from model.py:17``; ``""`` if it is unknown.
 
     Args:
-        source: the own line.
-        innermost: the line of the innermost call, or ``""``.
+        source: the source line.
+        innermost: the line of the innermost frame, or ``""``.
     """
     return source if not innermost or innermost == source else f"{innermost}, called from {source}"
 
 
-def set_call(module: fx.GraphModule, frame: Frame) -> None:
-    """Notes the user's call of a model for the nodes of one of Dynamo's graphs, none of whose lines is the user's.
-
-    It is the outermost call of each then, in this graph and in what AOTAutograd makes of it.
-    """
+def prepend_call(module: fx.GraphModule, frame: Frame) -> None:
+    """Adds a frame as the outermost to the stack traces of a Dynamo graph; AOTAutograd copies them to its graphs."""
     text = f'  File "{frame.file}", line {frame.line}, in {frame.function}\n    {frame.code}\n'
     for node in module.graph.nodes:
         if node.op not in ("placeholder", "get_attr", "output"):
-            node.meta["stack_trace"] = text + (node.meta.get("stack_trace") or "")  # PyTorch notes none of its own
+            node.meta["stack_trace"] = text + (node.meta.get("stack_trace") or "")  # none for calls into PyTorch
 
 
 def short_file(file: str) -> str:
-    """A path as it is said: ``transformers/models/bert/modeling_bert.py`` of what is installed, relative to the working
-    folder what is in it, else as it is."""
+    """A path for people: ``transformers/models/bert/modeling_bert.py`` for an installed file, relative to the working
+    folder for a file in it, else unchanged."""
     return _short_file(file, working_folder())
 
 
 def working_folder() -> str:
-    """The folder that relative paths begin in; ``""`` if it was removed."""
+    """The working folder; ``""`` if it was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -165,16 +159,15 @@ def _short_file(file: str, folder: str) -> str:
 
 
 def function_name(name: str) -> str:
-    """A function's name as the user wrote it: that of the function which Dynamo goes on with after a graph break has
-    one of its own."""
+    """A function's name as the user wrote it; Dynamo renames a function that it resumes after a graph break."""
     resumed = _RESUMED.fullmatch(name)
     return resumed["function"] if resumed else name
 
 
 @functools.cache
 def is_user_file(file: str) -> bool:
-    """Whether a file is of the user's own code."""
-    if file.startswith("<"):  # code that was never in a file; only what a person typed is a user's
+    """Whether a file is the user's code."""
+    if file.startswith("<"):  # not a file; only typed code is the user's, not generated code
         return file.startswith(("<stdin>", "<string>", "<ipython"))
     path = os.path.abspath(file)
     return not _INSTALLED.match(path) and not path.startswith(_library_folders())
@@ -187,7 +180,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def module_path(node: fx.Node) -> str:
-    """``layers.0.mlp.up_proj``, the path of the module that called the operator, or ``""``."""
+    """The path of the module that called the operator, ``layers.0.mlp.up_proj``; ``""`` if there is none."""
     modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not modules:
         return ""
@@ -199,10 +192,10 @@ def module_path(node: fx.Node) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class UserName:
-    """What the user calls a value that a graph takes.
+    """The user's name of an argument of a graph.
 
     Attributes:
-        text: ``encoder.layer.0.weight``, ``input_ids``; ``""`` if it has none.
+        text: ``encoder.layer.0.weight``, ``input_ids``; ``""`` if there is none.
         is_static: whether it is a parameter, a buffer or another tensor that a module holds.
     """
 
@@ -211,11 +204,11 @@ class UserName:
 
 
 def set_user_name(node: fx.Node, name: UserName) -> None:
-    """Notes what the user calls the value of a placeholder."""
+    """Sets the user's name of a placeholder."""
     node.meta[_USER_NAME] = name
 
 
 def user_name(node: fx.Node, *, static_only: bool = False) -> str:
-    """What the user calls the value of a placeholder, or ``""``; ``static_only``: of what a module holds alone."""
+    """The user's name of a placeholder; ``""`` if there is none, or if it is not static but ``static_only`` is set."""
     name: UserName | None = node.meta.get(_USER_NAME) if node.op == "placeholder" else None
     return name.text if name is not None and (name.is_static or not static_only) else ""

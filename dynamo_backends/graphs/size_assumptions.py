@@ -1,4 +1,7 @@
-"""What is assumed on symbolic sizes: a compile that assumes what Dynamo's guards do not check holds for some only."""
+"""Detects assumptions about symbolic sizes that a compile adds, such as ``s77 != 4``.
+
+After Dynamo has written its guards, no guard checks a new assumption: the compiled graph may be wrong for other sizes.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,30 @@ from torch.utils import _pytree as pytree
 
 
 class Assumptions:
-    """What is known of the sizes of a graph when this is made. The graphs of a frame have their symbols together.
+    """A snapshot of PyTorch's ``ShapeEnv``, which all graphs of a frame share.
 
     Args:
-        module: a graph with ``meta``.
+        module: a graph with ``meta["val"]``.
 
     Attributes:
-        known: as JSON; ``None`` if the graph has no symbolic sizes.
+        known: the snapshot as JSON; ``None`` if the graph has no symbols.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._environment = _environment(module)
-        self.known = None if self._environment is None else _described(self._environment)
+        self.known = None if self._environment is None else _snapshot(self._environment)
 
     def growth(self) -> str:
-        """What is assumed by now that was not, ``guards: Ne(s77, 4)``; empty if nothing is."""
+        """One assumption added since the snapshot, ``guards: Ne(s77, 4)``; ``""`` if nothing changed."""
         if self._environment is None or self.known is None:
             return ""
-        now = _described(self._environment)
+        now = _snapshot(self._environment)
         new = (f"{kind}: {item}" for kind, items in now.items() for item in items if item not in self.known[kind])
-        return "" if now == self.known else next(new, "less than before")
+        return "" if now == self.known else next(new, "an assumption was dropped")
 
 
 def _environment(module: fx.GraphModule) -> ShapeEnv | None:
-    """Where PyTorch keeps what it knows of the symbols of a graph; ``None`` if it has none."""
+    """The ``ShapeEnv`` of a graph's symbols; ``None`` if it has none."""
     for node in module.graph.nodes:
         for number in _numbers(node.meta.get("val")):
             if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -51,8 +54,8 @@ def _numbers(value: object) -> Iterator[object]:
             yield item
 
 
-def _described(environment: ShapeEnv) -> dict[str, Any]:
-    """What is known of symbols: ranges, equalities, what is divisible, guards. A compile may look at all of these."""
+def _snapshot(environment: ShapeEnv) -> dict[str, Any]:
+    """All that a compile may read about symbols: ranges, equalities, divisibility, guards."""
     pairs: dict[str, Mapping[Any, Any]] = {
         "ranges": environment.var_to_range,
         "axioms": environment.axioms,

@@ -34,8 +34,7 @@ from ..errors import AheadOfTimeError
 from ..events import count
 from ..graphs import aot
 from ..graphs.artifacts import GraphName, Runner
-from ..graphs.fake_tensors import correct as correct_strides
-from ..graphs.fake_tensors import fake_tensors_as_kernels
+from ..graphs.fake_tensors import correct_strides, fake_tensors_as_kernels
 from ..graphs.locations import UserName
 from ..options import Options
 from ..placement.engines import placement_of

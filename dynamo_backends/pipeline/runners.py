@@ -26,7 +26,7 @@ from ..events import count, is_tried
 from ..exporter.decompositions import Decompositions, decomposition_table
 from ..graphs import aot
 from ..graphs.artifacts import GraphName, Runner
-from ..graphs.late_compile import at_a_call, at_first_call
+from ..graphs.late_compile import compile_after_guards, compile_at_first_call
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
 from ..options import Options
@@ -98,7 +98,7 @@ class Runners:
         make = functools.partial(self._on_onnx, name, module, is_joint=is_joint, weights=weights)
         if not self.options.verify_passes and all(weight.value is not None for weight in weights.values()):
             return make(None)
-        return at_first_call(lambda arguments: self.or_in_pytorch(name, module, lambda _: make(arguments)))
+        return compile_at_first_call(lambda arguments: self.or_in_pytorch(name, module, lambda _: make(arguments)))
 
     @only_new
     def _on_onnx(
@@ -112,7 +112,7 @@ class Runners:
     ) -> Runner:
         """See ``on_onnx``; ``arguments`` are those of a call, where they are known."""
         is_at_a_call = arguments is not None or not aot.is_dynamo_compiling()  # as the backward of static sizes
-        compiling = at_a_call(name, Assumptions(module)) if is_at_a_call else contextlib.nullcontext()
+        compiling = compile_after_guards(name, Assumptions(module)) if is_at_a_call else contextlib.nullcontext()
         with compiling, _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
             constants = weights_of(module, weights, arguments)
             placeholders = list(module.graph.find_nodes(op="placeholder"))

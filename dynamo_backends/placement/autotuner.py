@@ -21,7 +21,7 @@ from ..common.operator_watchers import unseen
 from ..common.safety_net import caught, net
 from ..errors import CandidateError, SessionError, TranslationError, first_line
 from ..events import count, trying
-from ..graphs.aot import as_dynamo_compiles, gradients_of_results
+from ..graphs.aot import dynamo_compile_lock, gradients_of_results
 from ..graphs.artifacts import GraphName, Runner
 from ..numerics.same_results import difference_of_results, sampled
 from ..runtime.system_memory import give_back
@@ -180,7 +180,7 @@ class TunedGraph:
         """PyTorch's runner, built at first use, in one thread at a time."""
         runner = self._runners.get(self._reference)
         if runner is None:
-            with unseen(while_compiling=True), as_dynamo_compiles():
+            with unseen(while_compiling=True), dynamo_compile_lock():
                 runner = self._runners.get(self._reference) or self._builders[self._reference]()
                 self._runners[self._reference] = runner
         return runner

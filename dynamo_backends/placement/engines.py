@@ -21,7 +21,7 @@ from ..cache.graphs import cached_graphs
 from ..errors import CandidateError
 from ..graphs.aot import NO_WEIGHTS, StaticInput
 from ..graphs.artifacts import GraphName, Runner
-from ..graphs.late_compile import at_a_call
+from ..graphs.late_compile import compile_after_guards
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
 from .autotuner import Autotuner, TunedGraph
@@ -133,7 +133,7 @@ class Placement:
             raise CandidateError(f"other graphs used up its {_MOST_SECONDS:.0f} s")
         started = time.perf_counter()
         try:
-            with at_a_call(name, now if engine == PYTORCH else self._assumptions):
+            with compile_after_guards(name, now if engine == PYTORCH else self._assumptions):
                 return make(copy_of(module))
         finally:
             if engine == INDUCTOR:

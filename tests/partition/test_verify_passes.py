@@ -25,9 +25,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends.dumps.reading import latest_run
-from dynamo_backends.graphs.aot import as_dynamo_compiles
+from dynamo_backends.graphs.aot import dynamo_compile_lock
 from dynamo_backends.graphs.example_values import synthetic
-from dynamo_backends.graphs.late_compile import at_first_call
+from dynamo_backends.graphs.late_compile import compile_at_first_call
 from dynamo_backends.partition import pass_verification
 from dynamo_backends.partition.pass_verification import Evaluation, GraphChecker, ModelChecker
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
@@ -393,7 +393,7 @@ def test_a_graph_is_built_once_at_its_first_call() -> None:
         built.append(args)
         return lambda args: sum(args)  # type: ignore[arg-type]
 
-    run = at_first_call(build)  # type: ignore[arg-type]
+    run = compile_at_first_call(build)  # type: ignore[arg-type]
     results: list[object] = []
     threads = [threading.Thread(target=lambda: results.append(run([1, 2]))) for _ in range(3)]
     for thread in threads:
@@ -409,13 +409,13 @@ def test_who_compiles_may_call_what_another_thread_is_building() -> None:
 
     def build(args: object) -> Callable[[list[object]], object]:
         builds.set()
-        with as_dynamo_compiles():  # what the compile of a first call takes
+        with dynamo_compile_lock():  # what the compile of a first call takes
             return lambda args: sum(args)  # type: ignore[arg-type]
 
-    run = at_first_call(build)  # type: ignore[arg-type]
+    run = compile_at_first_call(build)  # type: ignore[arg-type]
 
     def compile_and_call() -> None:
-        with as_dynamo_compiles():
+        with dynamo_compile_lock():
             calls.set()
             builds.wait(0.2)
             results.append(run([1, 2]))
@@ -440,7 +440,7 @@ def test_what_built_a_graph_is_let_go() -> None:
 
     build = Build()
     kept = weakref.ref(build)
-    run = at_first_call(build)
+    run = compile_at_first_call(build)
     del build
     assert kept() is not None
     assert run([1, 2]) == 2

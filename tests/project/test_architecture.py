@@ -244,7 +244,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
         ("Loaded", {"partition/program"}),
         ("partition.program.load", {"pipeline/runners"}),  # whatever a Program comes from
         (
-            "as_dynamo_compiles",
+            "dynamo_compile_lock",
             {"graphs/late_compile", "placement/autotuner"},
         ),  # one lock of what is compiled at a call
         ("growth", {"cache/graphs", "graphs/late_compile"}),  # one check of what it assumes
