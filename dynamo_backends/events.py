@@ -43,7 +43,7 @@ EVENTS = {
     "cache_stored": "compiled graphs written to disk",
     "not_cached": "graphs that cannot be stored on disk",
     "not_cached: REASON": "of these, those with this reason",
-    "strides_asked": "operators that were run once on empty data to learn the strides of their results",
+    "strides_probed": "operators that were run once on empty data to learn the strides of their results",
     "strides_not_known": "operators for which that failed; their results get the strides of PyTorch's fake tensors",
     "compared_runs": "runs that onnx_debug compared",
     "unchecked_values": "values that could not be compared, or only with eager",

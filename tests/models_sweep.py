@@ -3,7 +3,7 @@
 ::
 
     python tests/models_sweep.py --processes 4                  # all of them
-    python tests/models_sweep.py --only llama,bert --mode inference,training
+    python tests/models_sweep.py --only llama,bert --mode "inference;training"
     python tests/models_sweep.py --sample 1/10 --seed 7         # a random tenth of the cases
     python tests/models_sweep.py --out results.json --write-table   # and docs/models.md
 

@@ -123,7 +123,10 @@ def strides_of_kernel(
             _probes.clear()
         strides = None if any(item is _UNKNOWN for item in described) else _probe(target, leaves, structure)
         _probes[key] = strides
-        count("strides_asked" if strides is not None else "strides_not_known")
+        if strides is None:
+            count("strides_not_known")
+        else:
+            count("strides_probed")
     return _probes[key]
 
 

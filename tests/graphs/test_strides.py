@@ -145,11 +145,11 @@ def test_the_kernel_is_asked_once_and_draws_no_random_numbers() -> None:
     strides_of_kernel(torch.ops.aten.bernoulli.p, (x, 0.5), {})
     function = compiled(lambda x: x.roll(1, 1))
     function(x)
-    asked = counted("strides_asked")
+    asked = counted("strides_probed")
     assert torch.equal(torch.rand(3), expected)
     torch._dynamo.reset()
     function(x)
-    assert counted("strides_asked") == asked
+    assert counted("strides_probed") == asked
 
 
 def test_a_kernel_that_cannot_run_leaves_the_fake_tensor_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
