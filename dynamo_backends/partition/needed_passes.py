@@ -1,6 +1,6 @@
-"""Applies the passes without which ONNX Runtime computes a model wrongly (``Pass.is_needed``).
+"""Applies the needed passes (``Pass.is_needed``), without which ONNX Runtime computes a model wrongly.
 
-Whoever runs a model that did not go through all passes of the stage ``onnx`` applies them first.
+A model from before the end of the stage ``onnx`` must go through them before it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def with_needed_passes(model: ir.Model, *, without: str = "") -> ir.Model:
     """A copy of a model after the needed passes.
 
     Args:
-        model: an exported model, possibly after some passes.
+        model: before or after other passes.
         without: the name of a pass to leave out.
 
     Raises:

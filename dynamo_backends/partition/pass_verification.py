@@ -1,11 +1,10 @@
 """Checks the results of passes numerically: ``options={"verify_passes": True}``.
 
-A graph runs on the real inputs before and after a pass, and in float64. The pass is correct if each result has the same
-error against float64 as before, up to rounding. Otherwise it is undone, with a message that names the first node that
-differs, its source line, and both errors.
+A graph runs on the real inputs before and after a pass, and in float64. A pass that makes the error of a result larger
+than rounding explains is undone, with a message that names the first node that differs, its line, and both errors.
 
-Real inputs are known only at a call, so that with this option a forward, backward or inference graph is compiled at its
-first call. The joint graph must be partitioned earlier; the gradients of its results (tangents) are random.
+Real inputs are known only at a call: with this option, forward, backward and inference graphs are compiled at their
+first call. The joint graph is partitioned earlier, with random gradients of its results (tangents).
 """
 
 from __future__ import annotations
@@ -82,11 +81,7 @@ def can_be_verified(module: fx.GraphModule) -> bool:
 
 
 class GraphChecker:
-    """Checks the passes on one FX graph.
-
-    Args:
-        arguments: one real value for each placeholder; numbers may be symbolic.
-    """
+    """Checks the passes on one FX graph; for ``arguments`` see ``Evaluation``."""
 
     def __init__(self, arguments: Sequence[object]) -> None:
         self._arguments = arguments
@@ -132,10 +127,9 @@ class ModelChecker:
     """Checks the passes on one region's ONNX model, with ONNX Runtime's optimizations off.
 
     Args:
-        evaluation: of the graph that the region is a part of.
+        evaluation: of the whole graph.
         arguments, results: the nodes of the model's inputs and outputs.
-        inputs, outputs: of the model.
-        settings: of the region's session.
+        inputs, outputs, settings: of the region's session.
     """
 
     def __init__(
@@ -191,12 +185,7 @@ class ModelChecker:
 
 
 def _first_difference(before: object, exact: object, after: object) -> str | None:
-    """Describes the first tensor of a result that is wrong after a pass; ``None`` if none is.
-
-    Args:
-        before, after: the result before and after the pass.
-        exact: the result in float64, before the pass.
-    """
+    """Describes the first tensor of a result that is wrong after a pass; ``None`` if none is."""
     leaves = (pytree.tree_leaves(item) for item in (before, exact, after))
     for old, reference, new in zip(*leaves, strict=False):
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.dtype != new.dtype:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_CHECKED = 8
-"""How many sets of argument sizes are checked. Without a limit, sizes that grow at each call would be checked at each
-call."""
+"""Sets of argument sizes that are checked. Sizes that grow at each call would otherwise be checked at each call."""
 
 
 class CheckedSession:
@@ -119,7 +118,7 @@ class CheckedSession:
         """Runs the region, and replaces the session until its results agree with PyTorch's.
 
         Raises:
-            SessionError: no provider's results agree.
+            SessionError: none agrees.
         """
         expected = self._region(*args) if not only_cpu(self._providers) else []
         while not only_cpu(self._providers):

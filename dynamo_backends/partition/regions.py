@@ -58,12 +58,7 @@ _SHAPE_OPERATORS = {
 
 
 class Support:
-    """Decides for single nodes whether ONNX Runtime can run them.
-
-    Args:
-        opset: of the models.
-        providers: in order of preference.
-    """
+    """Decides whether ONNX Runtime can run a node, on providers in order of preference."""
 
     def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
         self.opset = opset
@@ -144,7 +139,7 @@ class InPytorch(Support):
 
 
 def _out_of_memory(error: BaseException | None) -> Reason | None:
-    """A reason of the kind ``OUT_OF_MEMORY`` if a ``MemoryError`` caused an error, else ``None``."""
+    """The reason of an error that was caused by a ``MemoryError``, else ``None``."""
     while error is not None:
         if isinstance(error, MemoryError):
             return Reason(Kind.OUT_OF_MEMORY, "its translation ran out of memory")
@@ -240,8 +235,8 @@ def _rounds(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> dict[fx
 
     A node runs as late as its readers allow: in the earliest round of a reader; or in the one before that, if the node
     runs in PyTorch and the reader does not. So the number of rounds is minimal, and a value that only one region reads
-    is computed there. This takes linear time. PyTorch's ``CapabilityBasedPartitioner`` took 38 times as long for 4
-    times the nodes (6.4 s for 2,000 nodes with 106 in PyTorch, version 2.13).
+    is computed there. The time is linear; PyTorch's ``CapabilityBasedPartitioner`` took 38 times as long for 4 times
+    the nodes (6.4 s for 2,000 with 106 in PyTorch, version 2.13).
 
     Args:
         calls: the nodes of a graph in execution order, without inputs and output.

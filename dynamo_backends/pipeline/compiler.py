@@ -52,13 +52,7 @@ class Compiler:
         return self._passes.run("pre_grad", graph, module, checker=checker)
 
     def joint(self, graph: GraphName, module: fx.GraphModule, arguments: Sequence[object] | None) -> None:
-        """Runs the stage ``joint`` on a joint graph, in place.
-
-        Args:
-            graph: its name.
-            module: the graph.
-            arguments: those of Dynamo's graph; ``None`` if they are not known.
-        """
+        """Runs the stage ``joint`` on a joint graph, in place; ``arguments`` are those of Dynamo's graph, if known."""
         checker = GraphChecker(aot.real_arguments(module, arguments)) if self._options.verify_passes else None
         self._joint(graph, module, checker)
 

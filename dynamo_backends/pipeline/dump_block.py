@@ -1,4 +1,4 @@
-"""``dump``: a context manager in which all of our backends dump and compare what they compile, as ``onnx_debug`` does.
+"""``dump``: a context manager in which our backends dump and compare graphs, as ``onnx_debug`` does.
 
 ::
 

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def compile_groups(module: fx.GraphModule, split: Split, direction: str) -> list[tuple[Region, Callable[..., object]]]:
-    """Compiles groups of consecutive operators in PyTorch; returns each as a region and the function to call for it.
+    """Compiles groups of consecutive operators in PyTorch; returns each as a region, with the function to call.
 
-    These stay in PyTorch: single operators, for which Inductor calls the same kernel; operators that draw random
-    numbers or have side effects; groups that Inductor cannot compile.
+    Single operators stay in PyTorch, which runs the same kernel; and so do random operators, side effects and groups
+    that Inductor cannot compile.
 
     Args:
         module: the graph that was split.

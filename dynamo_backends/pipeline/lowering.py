@@ -54,19 +54,17 @@ from .stage_passes import StagePasses
 logger = logging.getLogger(__name__)
 
 _MAXIMUM_SPLITS = 8
-"""How often a graph is split again without the nodes that ONNX Runtime rejected; then rejected regions run in PyTorch
-as a whole."""
+"""How often a graph is split without the rejected nodes. After that, rejected regions run in PyTorch as a whole."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PostGradGraph:
-    """The input of a lowering: a graph after the passes of ``post_grad``.
+    """A graph after the passes of ``post_grad``.
 
     Attributes:
-        name: of the graph.
-        module: the graph.
-        passes: the results of the passes of ``post_grad``.
-        evaluation: its values on real arguments, if the passes of ``onnx`` must be checked.
+        name, module: of the graph.
+        passes: the results of these passes.
+        evaluation: its values on real arguments, if the passes of ``onnx`` are checked.
         weights: the arguments that may be constants, by placeholder.
         is_undone: whether a pass so far was undone.
         seconds: of each following stage; filled by ``timed``.
@@ -91,7 +89,7 @@ class PostGradGraph:
 
 
 class Lowering:
-    """Compiles graphs to Programs that run in PyTorch as a whole; subclasses may record the graphs."""
+    """Compiles graphs to Programs that run in PyTorch as a whole."""
 
     def compile(self, graph: PostGradGraph) -> CompiledGraph:
         """Runs the stages from ``regions`` to ``session``."""
@@ -183,13 +181,7 @@ class OnnxLowering(Lowering):
         return rejected_alone or dict.fromkeys(region.nodes, reason_of_region)
 
     def _compile_region(self, graph: PostGradGraph, region: Region, *, is_only: bool) -> CompiledRegion:
-        """Creates the models and the session of a region.
-
-        Args:
-            graph: the graph.
-            region: one of its regions.
-            is_only: whether it is the graph's only region.
-        """
+        """Creates the models and the session of a region; ``is_only`` if it is the graph's only region."""
         model_name = f"{graph.name.direction}_region_{region.index}"  # without the graph's number, for the cache
         nodes = region.nodes if graph.name.direction == "inference" else depth_first(region)
         with graph.timed("export"):
@@ -226,20 +218,11 @@ class OnnxLowering(Lowering):
         executable: Executable,
         constants: Mapping[int, Weight],
     ) -> tuple[RegionProgram, BoundSession | FrozenSession]:
-        """The session of a region on the first providers that support it, and its Program.
-
-        If the providers reject a single node of the region, this raises: then the graph is split again without that
-        node, and the rest of the region stays on these providers.
-
-        Args:
-            name: of the graph.
-            region: one of its regions.
-            model: of the region, after all passes.
-            executable: the model on the user's providers.
-            constants: the weights that are constants, by position.
+        """The Program and the session of a region on the first providers that support it.
 
         Raises:
-            SessionError: all providers reject the region, or some reject a single node of it.
+            SessionError: the rejected node is known, or no provider supports the region. In the first case the graph
+                is split again without the node, and the rest of the region stays on these providers.
         """
         remaining = fallbacks(executable.settings.providers)
         for providers in remaining:
@@ -262,14 +245,7 @@ class OnnxLowering(Lowering):
     def _program(
         self, region: Region, model: ir.Model, executable: Executable, remaining: Iterator[tuple[Provider, ...]]
     ) -> RegionProgram:
-        """The Program of a region.
-
-        Args:
-            region: the region.
-            model: of the region, after all passes.
-            executable: the model on the providers that support it.
-            remaining: the providers to try after these.
-        """
+        """The Program of a region; ``remaining`` are the providers to try if results are wrong."""
         check = None
         providers = executable.settings.providers
         if self.options.check_providers and not self.observer.watches and not only_cpu(providers):
@@ -319,7 +295,7 @@ def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
 
 
 def output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
-    """The dtypes, shapes and strides with which the outputs of a region's model are returned."""
+    """The dtypes, shapes and strides of a region's results."""
     specs = []
     for item, layout, value in zip(region.outputs, region.layouts, model.graph.outputs, strict=True):
         meta = item.node.meta["val"]

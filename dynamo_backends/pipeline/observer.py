@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..common.safety_net import caught
+from ..common.safety_net import caught, net
 from ..errors import SessionError, first_line
 from ..graphs.artifacts import CompiledGraph, GraphName, Runner
 from .stage_logging import stage_reached
@@ -98,46 +98,44 @@ class GuardedObserver(Observer):
         self.explains = observer.explains
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
-        self._guarded(f"the stage {name}", graph, lambda: self._observer.stage(name, graph, artifact), None)
+        self.guarded(f"the stage {name}", graph, lambda: self._observer.stage(name, graph, artifact), None)
 
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
-        self._guarded("a rejected region", graph, lambda: self._observer.refused(graph, region, model, error), None)
+        self.guarded("a rejected region", graph, lambda: self._observer.refused(graph, region, model, error), None)
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
-        self._guarded("the passes", graph, lambda: self._observer.passes(graph, results), None)
+        self.guarded("the passes", graph, lambda: self._observer.passes(graph, results), None)
 
     def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
-        listener = self._guarded("the passes", graph, lambda: self._observer.pass_listener(graph, region), None)
+        listener = self.guarded("the passes", graph, lambda: self._observer.pass_listener(graph, region), None)
         return None if listener is None else _GuardedListener(listener, self, graph)
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
-        return self._guarded("the comparison", graph, lambda: self._observer.entry(graph, compiled), compiled)
+        return self.guarded("the comparison", graph, lambda: self._observer.entry(graph, compiled), compiled)
 
     def gave_up(self, graph: GraphName, why: str) -> None:
-        self._guarded("the manifest", graph, lambda: self._observer.gave_up(graph, why), None)
+        self.guarded("the manifest", graph, lambda: self._observer.gave_up(graph, why), None)
 
     def not_compiled(self, graph: GraphName, why: str) -> None:
-        self._guarded("the manifest", graph, lambda: self._observer.not_compiled(graph, why), None)
+        self.guarded("the manifest", graph, lambda: self._observer.not_compiled(graph, why), None)
 
     def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
-        return self._guarded("the comparison", graph.name, lambda: self._observer.runner(graph, loaded), loaded.run)
+        return self.guarded("the comparison", graph.name, lambda: self._observer.runner(graph, loaded), loaded.run)
 
     def close(self) -> None:
-        self._guarded("the end of the dump", GraphName(0), self._observer.close, None)
+        self.guarded("the end of the dump", GraphName(0), self._observer.close, None)
 
-    def handle(self, what: str, graph: GraphName, error: Exception) -> None:
-        """Logs an exception of the observer, and puts it in the verdict of the graph."""
-        caught(f"{what} of {graph}, for the debug backend,", error, "The graph runs")
-        try:
-            self._observer.failed(graph, f"{what} failed: {type(error).__name__}: {first_line(str(error))}")
-        except Exception as second:
-            caught(f"the verdict of {graph}", second, "The graph runs")
+    def guarded(self, what: str, graph: GraphName, call: Callable[[], T], otherwise: T) -> T:
+        """The result of ``call``, which messages name ``what``.
 
-    def _guarded(self, what: str, graph: GraphName, call: Callable[[], T], otherwise: T) -> T:
+        If it raises, this logs the exception, adds it to the verdict of the graph, and returns ``otherwise``.
+        """
         try:
             return call()
         except Exception as error:
-            self.handle(what, graph, error)
+            caught(f"{what} of {graph}, for the debug backend,", error, "The graph runs")
+            with net(f"the verdict of {graph}", "The graph runs"):
+                self._observer.failed(graph, f"{what} failed: {type(error).__name__}: {first_line(str(error))}")
             return otherwise
 
 
@@ -150,13 +148,7 @@ class _GuardedListener:
         self._graph = graph
 
     def start(self, stage: str, graph: object) -> None:
-        try:
-            self._listener.start(stage, graph)
-        except Exception as error:
-            self._observer.handle("the passes", self._graph, error)
+        self._observer.guarded("the passes", self._graph, lambda: self._listener.start(stage, graph), None)
 
     def fired(self, result: PassResult, graph: object) -> None:
-        try:
-            self._listener.fired(result, graph)
-        except Exception as error:
-            self._observer.handle("the passes", self._graph, error)
+        self._observer.guarded("the passes", self._graph, lambda: self._listener.fired(result, graph), None)

@@ -50,7 +50,7 @@ _graph_numbers_lock = Lock()
 
 
 class _FrameGraphs:
-    """The graphs that AOTAutograd compiles for one of Dynamo's frames: their numbers, and the names of arguments."""
+    """The numbers of the graphs that AOTAutograd compiles for one frame, and their argument names."""
 
     def __init__(self) -> None:
         self._number_by_aot_id: dict[str, int] = {}
@@ -150,12 +150,7 @@ class Pipeline:
     ) -> Callable[..., Callable[..., object]]:
         """AOTAutograd with our compilers for one of Dynamo's graphs.
 
-        Args:
-            graph: its name.
-            module: the graph.
-            arguments: its parameters, buffers and inputs.
-            names: the user's names of its inputs.
-            weights: see ``aot.weights``.
+        ``arguments`` are its parameters, buffers and inputs; ``names`` the user's names of its inputs.
         """
         placement = placement_of(self.runners, module, arguments) if self._may_be_placed else None
         compile_training = self.runners.on_onnx if placement is None else placement.runner
@@ -194,7 +189,7 @@ class Pipeline:
     def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
         """Runs the stages from ``aten`` on, for ``aot_autograd(fw_compiler=...)``.
 
-        AOTAutograd does not partition an inference graph: the stage ``joint`` of such a graph runs here too.
+        AOTAutograd does not partition inference graphs: for these, the stage ``joint`` runs here too.
 
         Raises:
             UnsupportedOperatorError, AheadOfTimeError: see ``compile_dynamo_graph``.
@@ -247,9 +242,9 @@ class Pipeline:
         """AOTAutograd's ``partition_fn``: runs the joint passes, then the min-cut partitioner.
 
         Args:
-            graph: the name of Dynamo's graph.
-            example_inputs: the arguments of AOTAutograd's graph; ``None`` if they are not known.
-            names: the user's names of the arguments of Dynamo's graph.
+            graph: its name.
+            example_inputs: the arguments of Dynamo's graph and its parameters; ``None`` if they are not known.
+            names: the user's names of the arguments.
         """
         # AOTAutograd keeps the partitioner, which must not keep the first batch alive.
         arguments = example_inputs if self.options.verify_passes else ()
@@ -266,11 +261,9 @@ class Pipeline:
         kwargs: Mapping[str, object],
         facts: Callable[[], tuple[GraphName, Sequence[object] | None, Sequence[UserName]]],
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Runs the joint passes and the partitioner; if that fails, PyTorch's partitioner without our passes.
+        """Runs the joint passes and the partitioner; if that fails, PyTorch's partitioner alone.
 
-        Args:
-            joint, inputs, kwargs: the arguments of ``partition_fn``.
-            facts: returns the arguments of ``partitioner``.
+        ``facts`` returns the arguments of ``partitioner``.
         """
 
         def partition() -> tuple[fx.GraphModule, fx.GraphModule]:

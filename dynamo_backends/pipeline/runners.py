@@ -153,10 +153,7 @@ class Runners:
         return found
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
-        """A runner that runs all of the graph in PyTorch, after the passes; ``module`` is changed in place.
-
-        It is used only if users registered passes: ours are for ONNX.
-        """
+        """A runner of the graph in PyTorch, after all passes; for users' passes, as ours are for ONNX."""
         from .compiler import Compiler  # imported lazily, see there
 
         def build(graph: fx.GraphModule) -> Runner:
@@ -170,13 +167,7 @@ class Runners:
     def or_in_pytorch(
         self, name: GraphName | None, module: fx.GraphModule, compile_it: Callable[[fx.GraphModule], Runner]
     ) -> Runner:
-        """The result of ``compile_it``; if that fails, a runner of the original graph in PyTorch.
-
-        Args:
-            name: of the graph, if it is known.
-            module: one of AOTAutograd's graphs; changed in place.
-            compile_it: compiles the graph.
-        """
+        """The result of ``compile_it(module)``, which may change the graph; if it fails, PyTorch runs the original."""
         with _disable_current_modes():
             random_state = torch.get_rng_state()
 

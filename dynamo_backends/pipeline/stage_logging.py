@@ -52,9 +52,9 @@ def trace(graph: GraphName, what: str, text: Callable[[], str], context: Compile
     """Adds a text to PyTorch's structured trace, if it is on.
 
     Args:
-        graph, what: the title, such as ``onnx, region 0``.
+        graph, what: of the title; ``what`` is for example ``onnx, region 0``.
         text: returns the text.
-        context: the compile of Dynamo that it belongs to; by default the current one.
+        context: Dynamo's compile that it belongs to; by default the current one.
     """
     name = f"dynamo_backends {graph} {what}".replace(",", "").replace(" ", "_")  # tlparse uses it as a file name
     with compile_context(context) if context is not None else contextlib.nullcontext():

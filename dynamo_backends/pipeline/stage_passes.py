@@ -23,13 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class StagePasses:
-    """The passes of one pipeline.
-
-    Args:
-        options: of the backend.
-        observer: its ``pass_listener`` receives the graph around each pass that fires.
-        support: which nodes ONNX Runtime can run.
-    """
+    """The passes of one pipeline."""
 
     def __init__(self, options: Options, observer: Observer, support: Support) -> None:
         self._observer = observer
@@ -76,7 +70,7 @@ class StagePasses:
 
 
 def _operators_with_registered_converter(artifact: object) -> set[object]:
-    """The operators of a graph's nodes, or that a model's nodes were translated from, that have a user's converter."""
+    """The operators with a user's converter that are in a graph, or from which a model was translated."""
     if isinstance(artifact, fx.GraphModule):
         return {node.target for node in artifact.graph.nodes} & registered_targets()
     assert isinstance(artifact, ir.Model)
