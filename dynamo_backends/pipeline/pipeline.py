@@ -243,7 +243,7 @@ class Pipeline:
 
         Args:
             graph: its name.
-            example_inputs: the arguments of Dynamo's graph and its parameters; ``None`` if they are not known.
+            example_inputs: the parameters, buffers and inputs of Dynamo's graph; ``None`` if they are not known.
             names: the user's names of the arguments.
         """
         # AOTAutograd keeps the partitioner, which must not keep the first batch alive.
