@@ -158,7 +158,7 @@ class _SplitLowering(Lowering):
         self._support = support
         self.graphs: dict[int, list[AtenGraph]] = {}
 
-    def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
+    def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
         split = split_graph(module, self._support, {})
         self.graphs.setdefault(name.index, []).append(_aten_graph(name, split))
 

@@ -157,7 +157,7 @@ class _ModelLowering(Lowering):
         self.models: list[ir.Model] = []
         self.missing: list[str] = []
 
-    def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
+    def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
         split = split_graph(module, self._support, {})
         if split.coverage.in_pytorch or len(split.regions) != 1:
             texts = [

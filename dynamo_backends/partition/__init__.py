@@ -1,6 +1,6 @@
-"""Which nodes run on ONNX Runtime, and what a compiled graph is.
+"""Splits graphs into regions for ONNX Runtime, and defines the compiled graph, ``Program``.
 
-It takes a functional ATen graph, and gives its regions, with a reason for each node that stays in PyTorch
-(``regions``), and the ``Program`` that runs them (``program``). It also checks results: those of passes
-(``pass_verification``) and those of execution providers (``provider_check``). ``pipeline`` and ``cache`` call it.
+``regions`` takes a functional ATen graph, and returns its regions and the reason for each node that stays in PyTorch.
+``program`` loads a Program. Two modules check results: ``pass_verification`` those of passes, ``provider_check`` those
+of execution providers. ``pipeline`` and ``cache`` call it.
 """

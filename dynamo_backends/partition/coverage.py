@@ -1,4 +1,4 @@
-"""How much of a graph runs on ONNX Runtime, counted and said in the log: of a graph that was compiled, or is cached."""
+"""Counts and logs how much of a compiled or cached graph runs on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What runs where, without the graph.
+    """How many operators of a graph run on ONNX Runtime and in PyTorch. It is stored in the cache.
 
     Attributes:
-        regions: how many there are.
-        on_onnx: operators that run on ONNX Runtime.
-        fallbacks: for operators that run in PyTorch what they are (``aten.sort.default``), why, and how many.
+        regions: number of regions.
+        on_onnx: number of operators that run on ONNX Runtime.
+        fallbacks: the operators that run in PyTorch: name (``aten.sort.default``), reason, number.
     """
 
     regions: int
@@ -29,13 +29,13 @@ class Report:
 
     @classmethod
     def of(cls, split: Split) -> Report:
-        """The report on a graph that was split."""
+        """The report of a split graph."""
         coverage = split.coverage
         fallbacks = tuple((target, reason, number) for (target, reason), number in coverage.fallbacks.items())
         return cls(len(split.regions), coverage.on_onnx, fallbacks)
 
     def tell(self, name: GraphName) -> None:
-        """Counts how much of a graph runs on ONNX Runtime, and says in the log what does not and should."""
+        """Adds to the counters, and logs a warning if operators run in PyTorch that should run on ONNX Runtime."""
         in_pytorch = sum(number for _, _, number in self.fallbacks)
         if not self.on_onnx + in_pytorch:
             return
@@ -44,13 +44,9 @@ class Report:
         count("nodes_in_pytorch", in_pytorch)
         for target, _, number in self.fallbacks:
             count(f"fallback {target}", number)
-        telling = [
-            f"{target} x{number} ({reason})" for target, reason, number in self.fallbacks if not reason.by_design
-        ]
-        if telling:
-            plural = "" if self.regions == 1 else "s"
-            rest = (
-                f"the rest on ONNX Runtime in {self.regions} region{plural}" if self.regions else "none on ONNX Runtime"
-            )
+        unintended = [f"{target} x{number} ({why})" for target, why, number in self.fallbacks if not why.by_design]
+        if unintended:
+            regions = f"{self.regions} region{'' if self.regions == 1 else 's'}"
+            rest = f"the rest on ONNX Runtime in {regions}" if self.regions else "none on ONNX Runtime"
             operators = f"{in_pytorch} of {self.on_onnx + in_pytorch} operators"
-            tell(logger, f"{name}: {operators} run in PyTorch, {rest}: {'; '.join(telling)}")
+            tell(logger, f"{name}: {operators} run in PyTorch, {rest}: {'; '.join(unintended)}")

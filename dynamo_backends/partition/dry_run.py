@@ -1,6 +1,6 @@
-"""A run of one node's model on made-up arguments, where ONNX's inference does not know the shape of its results.
+"""Checks the translation of one node by running it on example arguments, if ONNX cannot infer its result shapes.
 
-It is the translation that is tried, so it runs on the CPU provider, whichever one will run the node.
+It tests the translation, not a kernel: it always runs on the CPU provider.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ..runtime.providers import CPU
 from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
 
-_LARGEST = 2**20
-"""Elements of the largest tensor that is made up."""
+_MAX_ELEMENTS = 2**20
+"""Elements of the largest example tensor."""
 
 
 def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
-    """How a result of a node's model differs from eager's in shape or dtype, ``None`` if it does not or cannot be told.
+    """How a result of a node's model differs from eager's in shape or dtype; ``None`` if it does not, or is not known.
 
     Args:
-        node: the node, with ``meta["val"]`` on itself and its arguments. Symbolic sizes are taken to be those they had
-            when the graph was captured.
-        model: it takes ``node.all_input_nodes`` and returns the node's results, those that are not ``None``.
+        node: the node, with ``meta["val"]`` on itself and its arguments. Symbolic sizes have the values from the
+            capture of the graph.
+        model: takes ``node.all_input_nodes``, and returns the node's results that are not ``None``.
     """
     results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
     results = [item for item in results if item is not None]
     arguments = [arg.meta["val"] for arg in node.all_input_nodes]
-    if not all(map(_can_be_made_up, (*arguments, *results))) or not all(isinstance(r, torch.Tensor) for r in results):
+    if not all(map(_has_example, (*arguments, *results))) or not all(isinstance(r, torch.Tensor) for r in results):
         return None
     inputs = [
         InputSpec(str(value.name), item.dtype if isinstance(item, torch.Tensor) else None)
@@ -46,31 +46,30 @@ def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
     try:
         session = BoundSession(Session(model, SessionSettings((CPU,), threads=1, optimize=False)), inputs, outputs)
         with _disable_current_modes(), torch.no_grad():
-            session([_made_up(item) for item in arguments])
+            session([_example(item) for item in arguments])
     except WrongResultError as error:
-        text = f"on made-up arguments its translation's result {error.what}"
-        return Reason(Kind.NO_TRANSLATION, text)
-    except SessionError:  # an index that is out of range, for instance: the arguments are to blame
+        return Reason(Kind.NO_TRANSLATION, f"on example arguments, its translation's result {error.what}")
+    except SessionError:  # the arguments may be invalid, for instance an index out of range
         return None
     return None
 
 
-def made_up_sizes(node: fx.Node, model: ir.Model) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of a node's arguments by the names of its model's inputs, ``()`` for numbers; ``None`` where they are
-    not known, or too large."""
+def example_sizes(node: fx.Node, model: ir.Model) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of a node's arguments by input name of its model, ``()`` for numbers; ``None`` if a size is not known,
+    or too large."""
     arguments = [arg.meta["val"] for arg in node.all_input_nodes]
-    if not all(map(_can_be_made_up, arguments)):
+    if not all(map(_has_example, arguments)):
         return None
     sizes = [_sizes(item) if isinstance(item, torch.Tensor) else () for item in arguments]
     return {str(value.name): given for value, given in zip(model.graph.inputs, sizes, strict=True)}
 
 
-def _can_be_made_up(value: object) -> bool:
+def _has_example(value: object) -> bool:
     if not isinstance(value, torch.Tensor):
         return isinstance(value, (int, torch.SymInt)) and _hint(value) is not None
     if value.device.type != "cpu" or any(_hint(size) is None for size in value.shape):
         return False
-    return math.prod(_sizes(value)) <= _LARGEST
+    return math.prod(_sizes(value)) <= _MAX_ELEMENTS
 
 
 def _hint(size: int | torch.SymInt) -> int | None:
@@ -81,8 +80,8 @@ def _sizes(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(size for size in map(_hint, value.shape) if size is not None)
 
 
-def _made_up(value: object) -> torch.Tensor | int | bool:
-    """Numbers between 0 and 1, and ones for integers: an integer division by zero would end the process."""
+def _example(value: object) -> torch.Tensor | int | bool:
+    """Floating-point numbers between 0 and 1, or ones: an integer division by zero would end the process."""
     if not isinstance(value, torch.Tensor):
         assert isinstance(value, (int, torch.SymInt))
         number = _hint(value)

@@ -1,4 +1,7 @@
-"""Models as ONNX Runtime runs them right, for who runs one that is not from the end of the stage ``onnx``."""
+"""Applies the needed passes (``Pass.is_needed``), without which ONNX Runtime computes a model wrongly.
+
+A model from before the end of the stage ``onnx`` must go through them before it runs.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from passes.engine.manager import PassManager, all_passes
 
 
 def with_needed_passes(model: ir.Model, *, without: str = "") -> ir.Model:
-    """A copy of a model after the passes without which ONNX Runtime's kernels compute something else.
+    """A copy of a model after the needed passes.
 
     Args:
-        model: as exported, or after some of our passes.
-        without: the name of one that is left out.
+        model: before or after other passes.
+        without: the name of a pass to leave out.
 
     Raises:
-        PassError: one of them failed.
+        PassError: a pass failed.
     """
     model = model.clone()
     PassManager(passes=[item for item in all_passes() if item.is_needed and item.name != without]).run("onnx", model)

@@ -1,7 +1,7 @@
-"""What compiling makes of a graph, a ``Program``, and the one way from there to what runs, ``load``.
+"""``Program``, the result of compiling a graph, and ``load``, which makes a Program callable.
 
-A Program is data: code in which each region is one call, the regions' models, what PyTorch runs where a session fails.
-A graph that was just compiled, one from the cache, and a candidate of the autotuner are loaded alike.
+A Program is data: code in which each region is one call, the model of each region, and the code that PyTorch runs if a
+session fails. Compiled graphs, graphs from the cache and the autotuner's candidates are all loaded by ``load``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class RegionCode:
-    """A region's nodes as PyTorch runs them, for calls on which its session fails; made when they are first needed.
+    """Runs a region in PyTorch, for calls on which its session fails. The code is generated at first use.
 
     Args:
-        text: the graph as JSON, see ``graph_code.encode_graph``, from the region's inputs to the list of its outputs.
+        text: the graph as JSON, see ``graph_json.encode_graph``. It returns the list of the region's outputs.
     """
 
     def __init__(self, text: str) -> None:
@@ -38,7 +38,7 @@ class RegionCode:
 
     @classmethod
     def of(cls, graph: fx.Graph) -> RegionCode | Callable[..., Sequence[object]]:
-        """The code of a graph; made at once where the graph cannot be described."""
+        """The code of a graph; generated at once if the graph cannot be encoded as JSON."""
         try:
             return cls(json.dumps(encode_graph(graph), separators=(",", ":")))
         except CannotStoreError:
@@ -57,9 +57,9 @@ class RegionProgram:
     """One region of a Program.
 
     Attributes:
-        executable: the model, and how it is run.
-        in_pytorch: what runs where its session fails.
-        check: how its results are compared with PyTorch's on other execution providers than the CPU's, if they are.
+        executable: the model, its bindings and the settings of its session.
+        in_pytorch: runs the region if its session fails.
+        check: of its results, if it runs on another provider than the CPU's and ``check_providers`` is on.
     """
 
     executable: Executable
@@ -69,12 +69,11 @@ class RegionProgram:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProviderCheck:
-    """How a region's results are compared with PyTorch's.
+    """The data for comparing a region's results with PyTorch's, see ``provider_check``.
 
     Attributes:
-        module: the region's nodes as PyTorch runs them one by one.
-        others: the same executable on other execution providers, in the order in which they are tried where the results
-            are not PyTorch's.
+        module: the region as a graph module.
+        others: the executable on the providers to try if results differ, in order.
     """
 
     module: fx.GraphModule
@@ -86,11 +85,11 @@ class Program:
     """A compiled forward, backward or inference graph, as data.
 
     Attributes:
-        code: what PyTorch runs; it takes its arguments boxed, and calls the region ``i`` as the module ``region_i``.
-        attributes: what the code reads besides its arguments, by name: constants, subgraphs, what Inductor compiled.
-        regions: what runs on ONNX Runtime. Which arguments of the code are its weights, the code says.
+        code: runs in PyTorch. It takes its arguments boxed, and calls region ``i`` as the module ``region_i``.
+        attributes: the attributes that the code reads, by name: constants, subgraphs, functions compiled by Inductor.
+        regions: the parts that run on ONNX Runtime.
         report: how much of the graph runs where.
-        varies: why another compile of the graph may come out otherwise; empty if it does not.
+        varies: why another compile of the graph may give another Program, which is then not cached; else empty.
     """
 
     code: fx.Graph
@@ -101,33 +100,34 @@ class Program:
 
     @functools.cached_property
     def arguments(self) -> dict[object, int]:
-        """The arguments of the code, with their positions."""
+        """The positions of the code's arguments, by placeholder."""
         return {node: i for i, node in enumerate(self.code.find_nodes(op="placeholder"))}
 
     def weights_of(self, index: int) -> dict[int, int]:
-        """The weights of a region: for each position among its arguments that among the arguments of the code.
+        """The weights of a region: position among the region's arguments -> position among the code's arguments.
 
         Raises:
-            ValueError: one is no argument of the code, or the code does not call the region once as it is to be called.
+            ValueError: a weight is not an argument of the code, or the code does not call the region exactly once with
+                the right number of arguments.
         """
         [call] = self.code.find_nodes(op="call_module", target=region_name(index))
         executable = self.regions[index].executable
         if len(call.args) != len(executable.inputs) or call.kwargs:
-            raise ValueError(f"a call with {len(call.args)} arguments of a region with {len(executable.inputs)}")
+            raise ValueError(f"a region with {len(executable.inputs)} inputs is called with {len(call.args)} arguments")
         given = {position: call.args[position] for position in executable.weights}
         if not all(node in self.arguments for node in given.values()):
-            raise ValueError("a weight that is no argument")
+            raise ValueError("a weight of the region is not an argument of the code")
         return {position: self.arguments[node] for position, node in given.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loaded:
-    """What runs of a Program.
+    """A Program that can be called.
 
     Attributes:
         run: takes the arguments boxed, and keeps no graph alive.
-        module: the same with its graph, for who runs it node by node.
-        regions: what it calls.
+        module: the same as a graph module, for running it node by node.
+        regions: the modules that it calls.
     """
 
     run: Runner
@@ -142,31 +142,31 @@ def load(
     options: Options,
     sessions: Sequence[BoundSession | FrozenSession] | None = None,
 ) -> Loaded:
-    """Makes a Program run.
+    """Makes a Program callable.
 
     Args:
         program: the Program.
-        name: which graph, for people.
+        name: of the graph, for messages.
         weights: the arguments that may be constants, by position.
         options: of the backend.
-        sessions: those of the regions, where the compile had to make them to know that ONNX Runtime takes the models.
+        sessions: one for each region, if the compile created them already.
 
     Raises:
-        SessionError: ONNX Runtime refused a model.
+        SessionError: ONNX Runtime rejected a model.
     """
     complete = options.weights == "checked"
     regions = []
     for i, region in enumerate(program.regions):
-        held = {position: weights[argument] for position, argument in program.weights_of(i).items()}
-        build = functools.partial(load_session, constants=held, complete=complete)
+        constants = {position: weights[argument] for position, argument in program.weights_of(i).items()}
+        build = functools.partial(load_session, constants=constants, complete=complete)
         session = build(region.executable) if sessions is None else sessions[i]
         checked: BoundSession | FrozenSession | CheckedSession = session
         if region.check is not None:
-            from .provider_check import CheckedSession  # it leads to the libraries that make models
+            from .provider_check import CheckedSession  # imported lazily: it imports the libraries that create models
 
-            called, check = f"{name} region {i}", region.check
-            checked = CheckedSession(called, session, region.executable, check.others, build, check.module)
+            title, check = f"{name} region {i}", region.check
+            checked = CheckedSession(title, session, region.executable, check.others, build, check.module)
         regions.append(RunnableRegion(name, i, checked, region.in_pytorch, options.fallback == "error"))
-    called_by_code = {region_name(region.index): region for region in regions}
-    module = fx.GraphModule({**program.attributes, **called_by_code}, program.code, "SplitGraph")
+    modules = {region_name(region.index): region for region in regions}
+    module = fx.GraphModule({**program.attributes, **modules}, program.code, "SplitGraph")
     return Loaded(without_graph(module), module, tuple(regions))

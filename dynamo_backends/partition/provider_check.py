@@ -1,12 +1,11 @@
-"""Runs a region on the first execution provider that computes what PyTorch does.
+"""Runs a region on the first execution provider whose results agree with PyTorch's.
 
 Wrong kernels of the CPU provider are listed in tables (``runtime/kernel_faults.py``, ``exporter/upstream_faults.py``).
-There are no such tables for other providers, and their errors depend on the processor. So the first results of a region
-on such a provider, for the first few sets of sizes, are compared with PyTorch's on the same arguments, with float64 as
-the reference. A provider that fails or is wrong no longer runs the region: the next one is tried, and after the last
-one PyTorch runs it.
+Other providers have no such tables, and their errors depend on the processor. So a region's results on such a provider
+are compared with PyTorch's once for each of the first few sets of sizes, with float64 as the reference. If the provider
+fails or is wrong, the next one runs the region, and after the last one PyTorch.
 
-``onnx_debug`` leaves the check out: it compares every node, and says which of them the provider computes wrongly.
+``onnx_debug`` turns the check off: it compares every node, and reports which ones the provider computes wrongly.
 """
 
 from __future__ import annotations
@@ -36,20 +35,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_CHECKED = 8
-"""Sets of sizes of a region's arguments that are checked: where sizes grow from call to call, PyTorch would run for
-ever beside it."""
+"""Sets of argument sizes that are checked. Sizes that grow at each call would otherwise be checked at each call."""
 
 
 class CheckedSession:
-    """A region's session, and its next one where it is wrong; safe to call from several threads.
+    """A region's session, which is replaced if its results are wrong. It is thread-safe.
 
     Args:
         name: of the region, for messages.
         session: of the executable.
-        executable: the model, and the providers that it runs on.
-        others: the same on the providers to try after them, in order; the CPU provider is not checked.
-        build: makes a session of an executable. It may raise SessionError.
-        region: what PyTorch runs, from the region's arguments to the list of its results.
+        executable: the model and its providers.
+        others: the executable on the providers to try next, in order. The CPU provider is not checked.
+        build: creates a session of an executable; may raise SessionError.
+        region: the region in PyTorch; returns the list of its results.
     """
 
     def __init__(
@@ -76,86 +74,86 @@ class CheckedSession:
     @property
     def bound(self) -> BoundSession:
         """See ``FrozenSession.bound``."""
-        return self._current.bound
+        return self._current_session.bound
 
     def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
         """See ``FrozenSession.chosen``."""
-        return self._current.chosen(args, complete=complete)
+        return self._current_session.chosen(args, complete=complete)
 
     def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
         """See ``FrozenSession.stale``."""
-        return self._current.stale(args)
+        return self._current_session.stale(args)
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
         """Runs the region, see ``BoundSession.__call__``.
 
         Raises:
-            SessionError: no provider computes what PyTorch does, or ONNX Runtime failed in a call that is not checked.
+            SessionError: no provider's results are correct, or ONNX Runtime failed in a call that is not checked.
         """
         if self._is_trusted:
-            return self._current(args)
+            return self._current_session(args)
         sizes = tuple(tuple(arg.shape) if isinstance(arg, torch.Tensor) else arg for arg in args)
         if sizes in self._checked:
-            return self._current(args)
+            return self._current_session(args)
         with self._lock:
             if self._is_trusted or sizes in self._checked:
-                return self._current(args)
-            results = self._first_right(args)
+                return self._current_session(args)
+            results = self._run_checked(args)
             self._checked.add(sizes)
             self._is_trusted = only_cpu(self._providers) or len(self._checked) >= MOST_CHECKED
             return results
 
     @property
-    def _current(self) -> Session:
-        """The session of now.
+    def _current_session(self) -> Session:
+        """The session that runs the region.
 
         Raises:
-            SessionError: there is none.
+            SessionError: all providers failed.
         """
         if self._session is None:
             raise SessionError(self._failure)
         return self._session
 
-    def _first_right(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
-        """The results of the first providers that compute what PyTorch does, which stay.
+    def _run_checked(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
+        """Runs the region, and replaces the session until its results agree with PyTorch's.
 
         Raises:
-            SessionError: none does.
+            SessionError: none agrees.
         """
         expected = self._region(*args) if not only_cpu(self._providers) else []
         while not only_cpu(self._providers):
             try:
-                results = self._current(args)
+                results = self._current_session(args)
             except SessionError as error:
                 if error.reason.kind is Kind.OUT_OF_MEMORY:
                     raise
-                wrong = f"failed: {first_line(str(error))}"
+                failure = f"failed: {first_line(str(error))}"
             else:
-                wrong = self._difference(expected, results, args)
-                if not wrong:
+                difference = self._difference(expected, results, args)
+                if not difference:
                     return results
-                wrong = f"computes something else than PyTorch: {wrong}"
-            self._leave(wrong)
-        return self._current(args)
+                failure = f"differs from PyTorch: {difference}"
+            self._use_next_provider(failure)
+        return self._current_session(args)
 
-    def _leave(self, why: str) -> None:
-        """Goes on to the next providers that take the region.
+    def _use_next_provider(self, failure: str) -> None:
+        """Replaces the session by one on the next providers that support the region.
 
         Raises:
-            SessionError: there are none.
+            SessionError: no more providers support it.
         """
-        left = provider_name(self._providers[0])
-        count(f"wrong_on_provider {left}")
-        self._session, self._failure = None, f"{self._name}: {left} {why}"
+        failed = provider_name(self._providers[0])
+        count(f"wrong_on_provider {failed}")
+        self._session, self._failure = None, f"{self._name}: {failed} {failure}"
         for executable in self._others:
             providers = executable.settings.providers
             try:
                 self._session = self._build(executable)
             except SessionError as error:
-                self._failure += f"; {provider_name(providers[0])} does not take it: {first_line(str(error))}"
+                self._failure += f"; {provider_name(providers[0])} rejects it: {first_line(str(error))}"
                 continue
             self._providers = providers
-            tell(logger, f"{self._failure}; from now on it runs on {provider_name(providers[0])}")
+            tell(logger, f"{self._failure}; {provider_name(providers[0])} runs it from now on")
             return
         raise SessionError(self._failure)
 

@@ -1,9 +1,9 @@
-"""Which nodes go to ONNX, and the split of a graph into regions for ONNX Runtime and the rest for PyTorch.
+"""Splits a graph into regions for ONNX Runtime and nodes for PyTorch.
 
-A node goes to ONNX if it has a translation, the runtime has kernels for it (asked by a session of that one node, the
-only reliable answer; the answer is kept for all nodes alike), and it is not known to be computed wrongly; or if it
-depends on no argument: then its value goes there. Such nodes make as few regions as their order allows. Nodes whose
-order matters (random numbers, side effects) keep their order.
+A node goes to ONNX if it has a translation, ONNX Runtime has kernels for it, and no fault of either is known. A session
+of the node alone tests for kernels, which is the only reliable test; equal nodes share the answer. Other nodes run in
+PyTorch, or become constants if they depend on no argument. The regions are as few as the order of nodes allows; random
+operators and side effects keep their order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..numerics.exact import attribute
 from ..runtime.kernel_faults import refusal
 from ..runtime.node_support import ORACLE
 from ..runtime.providers import Provider, provider_name
-from .dry_run import made_up_sizes, wrong_result
+from .dry_run import example_sizes, wrong_result
 from .needed_passes import with_needed_passes
 
 _VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less in PyTorch than the call of a session")
@@ -42,7 +42,7 @@ _CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTens
 _SYMBOLIC_STRIDES = Reason(Kind.UNKNOWN_SHAPE, "its result's strides are not known before the call")
 
 ORIGINAL = "original_node"
-"""Key in the ``meta`` of a split graph's nodes: the node before the split whose value they hold."""
+"""Key in the ``meta`` of an assembled graph's nodes: the node of the original graph with the same value."""
 
 _SHAPE_OPERATORS = {
     torch.ops.aten.sym_size.int,
@@ -58,7 +58,7 @@ _SHAPE_OPERATORS = {
 
 
 class Support:
-    """Answers for one node at a time why it cannot run on ONNX Runtime; the oracle is asked of alike nodes once."""
+    """Decides whether ONNX Runtime can run a node, on providers in order of preference."""
 
     def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
         self.opset = opset
@@ -67,9 +67,9 @@ class Support:
         self._device_types = {"cpu", "cuda"} if set(self._names) & _CUDA_PROVIDERS else {"cpu"}
 
     def reason_against(self, node: fx.Node) -> Reason | None:
-        """Why ``node`` must run in PyTorch, or ``None`` if ONNX Runtime can run it."""
+        """Why a node must run in PyTorch; ``None`` if ONNX Runtime can run it."""
         if node.op != "call_function":
-            return Reason(Kind.NOT_IN_ONNX, f"a {node.op} node has no place in ONNX")
+            return Reason(Kind.NOT_IN_ONNX, f"ONNX has no {node.op} nodes")
         if IN_PYTORCH in node.meta:
             reason: Reason = node.meta[IN_PYTORCH]
             return reason
@@ -94,41 +94,41 @@ class Support:
             return Reason(Kind.DEVICE, f"no execution provider in {self._names} for {elsewhere.pop()}")
         if len(_devices(node)) > 1:
             return Reason(Kind.DEVICE, "it copies between devices")
-        if faults and self._ask_oracle(node, only_first=True) is not None:
-            return faults[0].reason  # the CPU provider, which has the fault, would take what the first leaves
-        return self._ask_oracle(node, only_first=False)
+        if faults and self._cached_probe(node, only_first=True) is not None:
+            return faults[0].reason  # the CPU provider, which has the fault, would run what the first provider does not
+        return self._cached_probe(node, only_first=False)
 
-    def _ask_oracle(self, node: fx.Node, *, only_first: bool) -> Reason | None:
+    def _cached_probe(self, node: fx.Node, *, only_first: bool) -> Reason | None:
         translation = find_translation(node.target, self.opset)
         is_deterministic = torch.are_deterministic_algorithms_enabled()
-        # The function itself: while it is a part of a question that is kept, no other can have its place in memory.
+        # The function, not its id, which may be reused after the function is freed.
         question = (translation, self.opset, repr(self.providers), only_first, is_deterministic, signature(node))
-        return ORACLE.ask(question, lambda: self.ask(node, only_first=only_first))
+        return ORACLE.ask(question, lambda: self.probe(node, only_first=only_first))
 
-    def ask(self, node: fx.Node, *, only_first: bool = False) -> Reason | None:
-        """Why the translation or the runtime refuses a node, asked anew.
+    def probe(self, node: fx.Node, *, only_first: bool = False) -> Reason | None:
+        """Translates a node and creates a session of it alone; returns why that fails, or ``None``.
 
         Args:
             node: a node with ``meta["val"]`` that has a translation.
-            only_first: whether the provider that comes first must take all of it.
+            only_first: whether the first provider must run all of it.
         """
         inputs = [Input(arg) for arg in node.all_input_nodes]
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
             model = with_needed_passes(model)
-            sizes = made_up_sizes(node, model)
-            refused = refusal(model, self.providers, only_first=only_first, sizes=sizes)
-            if refused is not None and refused.reason.kind is not Kind.OUT_OF_MEMORY:
-                refused = refusal(fold_constants(model), self.providers, only_first=only_first, sizes=sizes)
-            if refused is None and not is_inferred(node, find_translation(node.target, self.opset), self.opset):
+            sizes = example_sizes(node, model)
+            error = refusal(model, self.providers, only_first=only_first, sizes=sizes)
+            if error is not None and error.reason.kind is not Kind.OUT_OF_MEMORY:
+                error = refusal(fold_constants(model), self.providers, only_first=only_first, sizes=sizes)
+            if error is None and not is_inferred(node, find_translation(node.target, self.opset), self.opset):
                 return wrong_result(node, model)
-        except TranslationError as error:
-            return _out_of_memory(error) or error.reason
-        return None if refused is None else refused.reason
+        except TranslationError as failure:
+            return _out_of_memory(failure) or failure.reason
+        return None if error is None else error.reason
 
 
 class InPytorch(Support):
-    """Refuses all nodes: the graph is faster in PyTorch."""
+    """Keeps all nodes in PyTorch, for a graph that is faster there."""
 
     def __init__(self, opset: int, providers: Sequence[Provider], why: str) -> None:
         super().__init__(opset, providers)
@@ -139,16 +139,16 @@ class InPytorch(Support):
 
 
 def _out_of_memory(error: BaseException | None) -> Reason | None:
-    """A reason of that kind, if that is where an error comes from."""
+    """The reason of an error that was caused by a ``MemoryError``, else ``None``."""
     while error is not None:
         if isinstance(error, MemoryError):
-            return Reason(Kind.OUT_OF_MEMORY, "there was no memory to translate it")
+            return Reason(Kind.OUT_OF_MEMORY, "its translation ran out of memory")
         error = error.__cause__
     return None
 
 
 def _devices(node: fx.Node) -> set[torch.device]:
-    """The devices of the tensors a node takes and returns."""
+    """The devices of a node's arguments and results."""
     devices = set()
     for value in [node.meta["val"], *(arg.meta["val"] for arg in node.all_input_nodes)]:
         for item in value if isinstance(value, (tuple, list)) else [value]:
@@ -158,23 +158,24 @@ def _devices(node: fx.Node) -> set[torch.device]:
 
 
 def results_of(node: fx.Node) -> list[Output]:
+    """The results of a node that are not ``None``."""
     value = node.meta["val"]
     if isinstance(value, (tuple, list)):
         return [Output(node, index=i) for i, item in enumerate(value) if item is not None]
     return [Output(node)]
 
 
-def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, Reason]) -> Split:
+def split_graph(graph: fx.GraphModule, support: Support, rejected: dict[fx.Node, Reason]) -> Split:
     """Splits a graph into regions for ONNX Runtime and nodes for PyTorch.
 
     Args:
         graph: an ATen graph with ``meta["val"]`` on every node.
         support: which nodes ONNX Runtime can run.
-        refused: nodes found not to run although ``support`` said so, with the reason.
+        rejected: nodes that must run in PyTorch whatever ``support`` says, with the reason.
     """
     calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     while True:
-        in_pytorch = _in_pytorch(calls, support, refused)
+        in_pytorch = _in_pytorch(calls, support, rejected)
         regions: list[Region] = []
         for nodes in _partition(calls, in_pytorch):
             if all(_is_shape_operator(node) for node in nodes):
@@ -189,16 +190,17 @@ def split_graph(graph: fx.GraphModule, support: Support, refused: dict[fx.Node, 
         ]
         if not symbolic:
             return Split(regions, in_pytorch)
-        refused = refused | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
+        rejected = rejected | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
 
 
-def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Node, Reason]) -> dict[fx.Node, Reason]:
+def _in_pytorch(calls: Sequence[fx.Node], support: Support, rejected: dict[fx.Node, Reason]) -> dict[fx.Node, Reason]:
+    """The nodes that run in PyTorch, with reasons; sets ``meta[KNOWN_VALUE]`` of all nodes."""
     result = {}
     known = nodes_of_known_values(
-        node for node in calls if producer_of(node) not in refused and IN_PYTORCH not in node.meta
+        node for node in calls if producer_of(node) not in rejected and IN_PYTORCH not in node.meta
     )
     for node in calls:
-        reason = refused.get(producer_of(node)) or support.reason_against(node)
+        reason = rejected.get(producer_of(node)) or support.reason_against(node)
         node.meta[KNOWN_VALUE] = reason is not None and not reason.by_design and node in known
         if reason is not None and not node.meta[KNOWN_VALUE]:
             result[node] = reason
@@ -206,7 +208,7 @@ def _in_pytorch(calls: Sequence[fx.Node], support: Support, refused: dict[fx.Nod
 
 
 def producer_of(node: fx.Node) -> fx.Node:
-    """The node that computes a result: a getitem's source, else the node itself."""
+    """The node that computes a result: the source of a ``getitem``, else the node itself."""
     while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
@@ -219,26 +221,25 @@ def _is_shape_operator(node: fx.Node) -> bool:
 
 
 def _partition(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> list[list[fx.Node]]:
-    """The nodes of each region in execution order; the regions by their first nodes."""
-    supported = [node for node in calls if node not in in_pytorch]
+    """The nodes of each region in execution order; the regions in the order of their first nodes."""
     by_round: dict[int, list[fx.Node]] = {}
     rounds = _rounds(calls, in_pytorch)
-    for node in supported:
-        by_round.setdefault(rounds[node], []).append(node)
+    for node in calls:
+        if node not in in_pytorch:
+            by_round.setdefault(rounds[node], []).append(node)
     return list(by_round.values())
 
 
 def _rounds(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> dict[fx.Node, int]:
-    """In which round each node runs, counted from the end: round 0 is the last; each begins on ONNX Runtime.
+    """The round in which each node runs, counted from the end: 0 is the last. A round is one region, then PyTorch.
 
-    A node runs as late as what reads it allows: in its readers' earliest round, in the one before if it runs in PyTorch
-    and they do not. So there are as few rounds as there can be, and what a region alone reads is computed there. That
-    is linear in the number of nodes; PyTorch's ``CapabilityBasedPartitioner``, which merges one node after the other
-    with each region that it can be merged with, took 38 times as long for 4 times the nodes (6.4 s for 2,000 with 106
-    in PyTorch, version 2.13).
+    A node runs as late as its readers allow: in the earliest round of a reader; or in the one before that, if the node
+    runs in PyTorch and the reader does not. So the number of rounds is minimal, and a value that only one region reads
+    is computed there. The time is linear; PyTorch's ``CapabilityBasedPartitioner`` took 38 times as long for 4 times
+    the nodes (6.4 s for 2,000 with 106 in PyTorch, version 2.13).
 
     Args:
-        calls: the nodes of a graph in execution order, inputs and the output left out.
+        calls: the nodes of a graph in execution order, without inputs and output.
         in_pytorch: those that run in PyTorch.
     """
     rounds: dict[fx.Node, int] = {}
@@ -250,7 +251,7 @@ def _rounds(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> dict[fx
             following = node
         here = node in in_pytorch
         rounds[node] = max((rounds[user] + (here and user not in in_pytorch) for user in readers), default=0)
-    for node in calls:  # one of several results is no value of its own in an ONNX graph
+    for node in calls:  # a ``getitem`` is not a node in ONNX: it runs with its source
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source in rounds and (node in in_pytorch) == (source in in_pytorch):
             rounds[node] = rounds[source]
@@ -258,7 +259,7 @@ def _rounds(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> dict[fx
 
 
 def is_ordered(node: fx.Node) -> bool:
-    """Whether a node must keep its place among its kind: a collective, random numbers, side effects."""
+    """Whether a node must keep its order among such nodes: collectives, random numbers, side effects."""
     if node.op not in ("call_function", "call_module", "call_method"):
         return False
     if isinstance(node.target, torch._ops.OpOverload):
@@ -273,7 +274,7 @@ def _is_pure_function(target: object) -> bool:
 
 
 def make_region(index: int, nodes: list[fx.Node]) -> Region:
-    """Nodes that run as one, with what they read and what of them is read."""
+    """A region of some nodes, in execution order, with its inputs and outputs."""
     inside = set(nodes)
     inputs: dict[fx.Node, None] = {}
     for node in nodes:
@@ -290,11 +291,11 @@ def make_region(index: int, nodes: list[fx.Node]) -> Region:
 
 
 def depth_first(region: Region) -> list[fx.Node]:
-    """The nodes of a region in an order that needs little memory: each result's before those of the result before it.
+    """The nodes of a region in an order that needs little memory: depth first, from the last output to the first.
 
-    ONNX Runtime derives the order in which it runs from that of the model. In a backward graph as PyTorch writes it,
-    what is computed again from the forward's values comes first, and lies in memory until a gradient needs it: of a
-    BERT of 4 layers 705 MB on the way to the gradients, 395 MB in this order (ONNX Runtime 1.32).
+    ONNX Runtime derives its execution order from the model's. In PyTorch's backward graphs, recomputed forward values
+    come first, and stay in memory until a gradient needs them. For a BERT of 4 layers, intermediate values take 705 MB
+    in PyTorch's order and 395 MB in this one (ONNX Runtime 1.32).
     """
     position = {node: i for i, node in enumerate(region.nodes)}
     ordered: dict[fx.Node, None] = {}
@@ -315,11 +316,12 @@ def _layout(node: fx.Node) -> Layout:
 
 
 def assemble(graph: fx.GraphModule, regions: Sequence[Region]) -> fx.Graph:
-    """A graph in which each region is one call of a module ``region_i``, which returns the list of its outputs; it
-    takes its arguments boxed (one list, emptied by the call).
+    """A graph in which each region is one call of a module ``region_i``, which returns the list of its outputs.
+
+    The graph takes its arguments boxed (one list, emptied by the call).
 
     Args:
-        graph: the graph that was split; it is left as it is.
+        graph: the graph that was split; not changed.
         regions: of the graph; their indices count from 0.
     """
     result = fx.Graph()
@@ -339,7 +341,7 @@ def assemble(graph: fx.GraphModule, regions: Sequence[Region]) -> fx.Graph:
 
 
 def attributes_of(graph: fx.GraphModule) -> dict[str, object]:
-    """What a graph reads besides its arguments, by name."""
+    """The attributes and submodules that a graph reads, by name."""
     return {
         str(node.target): attribute(graph, str(node.target))
         for op in ("get_attr", "call_module")
@@ -348,10 +350,10 @@ def attributes_of(graph: fx.GraphModule) -> dict[str, object]:
 
 
 def execution_order(graph: fx.GraphModule, regions: Sequence[Region]) -> list[fx.Node | Region]:
-    """Nodes and regions in an order in which all they read is there, as close to the graph's as that allows.
+    """Nodes and regions in topological order, as close to the graph's order as possible.
 
-    What is ready and came first runs first. So the writes to inputs (``copy_``), which AOTAutograd puts last, come
-    after all reads of the old values, and the output after all: nothing else waits for them.
+    Of those that are ready, the first in the graph runs first. So the writes to inputs (``copy_``), which AOTAutograd
+    puts last, run after all reads of the old values, and the output comes last.
     """
     region_of = {node: region for region in regions for node in region.nodes}
     units: dict[int, fx.Node | Region] = {}
@@ -374,7 +376,7 @@ def execution_order(graph: fx.GraphModule, regions: Sequence[Region]) -> list[fx
         needed.discard(key)
         for other in needed:
             users[other].append(key)
-    ready = [key for key, needed in waiting.items() if not needed]  # in ascending order, so a heap
+    ready = [key for key, needed in waiting.items() if not needed]  # ascending, so it is a heap
     order = []
     while ready:
         key = heapq.heappop(ready)
@@ -388,7 +390,7 @@ def execution_order(graph: fx.GraphModule, regions: Sequence[Region]) -> list[fx
 
 
 def region_module(graph: fx.GraphModule, region: Region) -> fx.GraphModule:
-    """A region as a graph module for PyTorch, from the region's inputs to the list of its outputs."""
+    """A region as a graph module, which returns the list of the region's outputs."""
     return fx.GraphModule(graph, region_graph(region), "Region")
 
 

@@ -1,7 +1,7 @@
-"""The stages in order, from Dynamo's graph to what runs.
+"""Runs the stages in order, from Dynamo's graph to a runner.
 
-It takes a graph and the options, and gives a runner: a function that runs the graph on ONNX Runtime, or in PyTorch if
-something of ours fails. ``pipeline`` starts it, ``runners`` finds a Program in the cache or has it compiled,
-``compiler`` runs the passes on FX graphs, ``lowering`` makes the ONNX models. ``backends`` calls it; an ``Observer``
-is told of each stage.
+It takes a graph and the options, and returns a runner: a function that runs the graph on ONNX Runtime, or in PyTorch if
+our own code fails. ``pipeline`` runs the stages, ``runners`` loads a Program from the cache or compiles one,
+``compiler`` runs the passes on FX graphs, ``lowering`` creates the ONNX models. ``backends`` calls it; an ``Observer``
+is notified of each stage.
 """

@@ -1,7 +1,7 @@
-"""The stages of the pipeline that make something: our passes on FX graphs, and what makes a Program of a graph.
+"""Runs our passes on FX graphs, and lowers the graphs to Programs.
 
-``pipeline/runners.py`` imports this module only when a graph is to be compiled: it leads to all that makes ONNX models,
-and takes half a second to import. What is found in the cache runs without it.
+``pipeline/runners.py`` imports this module only to compile a graph: it imports all of the exporter, which takes half a
+second. A graph from the cache runs without it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ class Compiler:
     """Compiles graphs.
 
     Args:
-        options: of the backend.
-        observer: is told of each stage.
-        lowering: makes Programs of the graphs of the stage ``post_grad``; by default for ONNX Runtime.
-        in_pytorch: why all of a graph is to run in PyTorch; empty if it is not.
+        options, observer, lowering: see ``Runners``.
+        in_pytorch: why graphs run in PyTorch as a whole; empty if they do not.
     """
 
     def __init__(
@@ -49,25 +47,19 @@ class Compiler:
         self._lowering = lowering or OnnxLowering(options, observer, support, self._passes)
 
     def pre_grad(self, graph: GraphName, module: fx.GraphModule, example_inputs: Sequence[object]) -> list[PassResult]:
-        """The stage ``pre_grad`` on one of Dynamo's graphs, which is changed in place."""
+        """Runs the stage ``pre_grad`` on one of Dynamo's graphs, in place."""
         checker = GraphChecker(example_inputs) if self._options.verify_passes else None
         return self._passes.run("pre_grad", graph, module, checker=checker)
 
     def joint(self, graph: GraphName, module: fx.GraphModule, arguments: Sequence[object] | None) -> None:
-        """The stage ``joint`` on the joint graph of a forward and a backward, which is changed in place.
-
-        Args:
-            graph: which graph.
-            module: the graph.
-            arguments: what Dynamo's graph is called with; ``None`` if that is not known.
-        """
+        """Runs the stage ``joint`` on a joint graph, in place; ``arguments`` are those of Dynamo's graph, if known."""
         checker = GraphChecker(aot.real_arguments(module, arguments)) if self._options.verify_passes else None
         self._joint(graph, module, checker)
 
     def _joint(self, graph: GraphName, module: fx.GraphModule, checker: Checker | None) -> list[PassResult]:
         results = self._passes.run("joint", graph, module, checker=checker)
         self._observer.passes(GraphName(graph.index), results)
-        read_memory_of_owners(module)  # not only later: the partitioner may save a view, and its memory would be lost
+        read_memory_of_owners(module)  # before the partitioner, which may save a view without its base
         self._observer.stage("joint", GraphName(graph.index), module)
         return results
 
@@ -80,12 +72,12 @@ class Compiler:
         *,
         is_joint: bool,
     ) -> CompiledGraph:
-        """The stages from ``aten`` to ``session``.
+        """Runs the stages from ``aten`` to ``session``.
 
         Args:
-            name: which graph.
+            name: of the graph.
             module: the graph; changed in place.
-            arguments: real ones for its placeholders; ``None`` if they are not known.
+            arguments: real values of its placeholders; ``None`` if they are not known.
             weights: the arguments that may be constants, by placeholder.
             is_joint: whether the joint passes run too.
         """
@@ -106,7 +98,7 @@ class Compiler:
 
 
 def _complete_meta(module: fx.GraphModule) -> None:
-    """Gives ``meta["val"]`` to constants that tracing lifted into attributes."""
+    """Sets ``meta["val"]`` of constants that tracing lifted into attributes."""
     for node in module.graph.find_nodes(op="get_attr"):
         if "val" not in node.meta:
             value = attribute(module, str(node.target))

@@ -1,11 +1,11 @@
-"""``dump``: a block of code in which everything that our backends compile writes its dump, as under ``onnx_debug``.
+"""``dump``: a context manager in which our backends dump and compare graphs, as ``onnx_debug`` does.
 
 ::
 
     with dynamo_backends.dump("folder"):
         compiled(x).sum().backward()       # torch.compile(model, backend="onnxrt")
 
-The backends ask ``current_block`` when they compile a graph.
+The backends call ``current_block`` when they compile a graph.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Protocol
 
 
 class Closable(Protocol):
-    """What watches graphs that are compiled in a block."""
+    """An observer of the graphs that are compiled in a block."""
 
     def close(self) -> None:
-        """Stops watching, and writes what is not written yet."""
+        """See ``Observer.close``."""
 
 
 class Block:
     """One ``with dump(...)``.
 
     Attributes:
-        folder: the dump folder, an absolute path.
-        observers: what is to be closed at its end.
+        folder: the absolute path of the dump folder.
+        observers: closed at the end of the block.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -42,27 +42,27 @@ _current: contextvars.ContextVar[Block | None] = contextvars.ContextVar("dynamo_
 
 
 def current_block() -> Block | None:
-    """The innermost block that this thread is in."""
+    """The innermost block of this thread, if any."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def dump(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Everything that our backends compile in the block writes its dump, and is compared, as under ``onnx_debug``.
+    """Dumps and compares graphs that our backends compile in the block, as ``onnx_debug`` does.
 
-    It is for graphs that are compiled in the block: call the model there first, or after ``torch._dynamo.reset()``. The
-    options of the backend hold, but ``dump_dir``; inside another block, the inner folder. After the block, what was
-    compiled in it runs on, neither dumped nor compared; what is compiled then is as without the block. A block is for
-    the thread that enters it.
+    A graph must be compiled inside the block: call the model there for the first time, or after
+    ``torch._dynamo.reset()``. After the block, the compiled graphs still run, without dump and comparison. A block
+    applies to the thread that enters it, and the innermost block wins.
 
     Args:
-        folder: the dump folder, as the option ``dump_dir``: the run is a folder in it, to which ``latest`` points.
+        folder: the dump folder, which replaces the option ``dump_dir``. Each run is a subfolder; ``latest`` points to
+            the last.
 
     Yields:
-        The dump folder. Where it cannot be written, that is one warning, and the model runs on.
+        The dump folder. If it cannot be written, a warning is logged and the model runs.
 
     Raises:
-        TypeError: ``folder`` is no path.
+        TypeError: ``folder`` is not a path.
     """
     block = Block(folder)
     token = _current.set(block)
@@ -70,7 +70,7 @@ def dump(folder: str | os.PathLike[str]) -> Iterator[Path]:
         yield Path(block.folder)
     finally:
         _current.reset(token)
-        with contextlib.ExitStack() as closing:  # all are closed, also where one cannot write
+        with contextlib.ExitStack() as closing:  # closes all, even if one fails
             for observer in reversed(block.observers):
                 closing.callback(observer.close)
         block.observers.clear()

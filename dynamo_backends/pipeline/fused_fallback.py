@@ -1,4 +1,4 @@
-"""What PyTorch runs between the regions of a graph, compiled by Inductor instead of run node by node."""
+"""Compiles the operators between the regions of a graph with Inductor: the option ``fallback="inductor"``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def compile_groups(module: fx.GraphModule, split: Split, direction: str) -> list[tuple[Region, Callable[..., object]]]:
-    """What Inductor makes of operators that follow each other in PyTorch: more regions, and what to call for them.
+    """Compiles groups of consecutive operators in PyTorch; returns each as a region, with the function to call.
 
-    One operator alone runs the same kernel in PyTorch. Operators that draw random numbers or have side effects stay; so
-    does a group that Inductor cannot compile.
+    Single operators stay in PyTorch, which runs the same kernel; and so do random operators, side effects and groups
+    that Inductor cannot compile.
 
     Args:
         module: the graph that was split.
@@ -45,7 +45,7 @@ def compile_groups(module: fx.GraphModule, split: Split, direction: str) -> list
         try:
             region = make_region(len(split.regions) + len(compiled), group)
             runner = compile_with_inductor(region_module(module, region), direction, keeps_arguments=True)
-        except Exception as error:  # whatever Inductor raises, without a C++ compiler for instance: PyTorch runs them
+        except Exception as error:  # of any type, for instance if there is no C++ compiler
             logger.warning(
                 "Inductor cannot compile %d operators, which run in PyTorch: %s", len(group), first_line(str(error))
             )

@@ -1,7 +1,7 @@
-"""The stages from ``regions`` to ``session``: a graph becomes regions, a region a model, and all of it a Program.
+"""Runs the stages from ``regions`` to ``session``: splits a graph into regions, and compiles each to an ONNX model.
 
-``OnnxLowering`` is that of ``onnxrt`` and ``onnx_debug``; ``Lowering`` itself, with which PyTorch runs all, that of
-``fx_debug``.
+The result is a Program. ``onnxrt`` and ``onnx_debug`` use ``OnnxLowering``. ``fx_debug`` uses ``Lowering`` itself, with
+which PyTorch runs all of the graph.
 """
 
 from __future__ import annotations
@@ -54,21 +54,20 @@ from .stage_passes import StagePasses
 logger = logging.getLogger(__name__)
 
 _MAXIMUM_SPLITS = 8
-"""How often a graph is split anew after the runtime refused a region, node by node, before whole regions go."""
+"""How often a graph is split without the rejected nodes. After that, rejected regions run in PyTorch as a whole."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PostGradGraph:
-    """A graph after the passes of ``post_grad``, and what is known of it.
+    """A graph after the passes of ``post_grad``.
 
     Attributes:
-        name: which graph.
-        module: the graph.
-        passes: what the passes did.
-        evaluation: its values on real arguments, if the passes of ``onnx`` are to be checked.
+        name, module: of the graph.
+        passes: the results of these passes.
+        evaluation: its values on real arguments, if the passes of ``onnx`` are checked.
         weights: the arguments that may be constants, by placeholder.
         is_undone: whether a pass so far was undone.
-        seconds: the time that its stages take from here on.
+        seconds: of each following stage; filled by ``timed``.
     """
 
     name: GraphName
@@ -81,7 +80,7 @@ class PostGradGraph:
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Adds the time that the block takes to that of a stage."""
+        """Adds the time of the block to ``seconds``."""
         start = time.perf_counter()
         try:
             yield
@@ -90,28 +89,28 @@ class PostGradGraph:
 
 
 class Lowering:
-    """Makes Programs of graphs, all of which PyTorch runs."""
+    """Compiles graphs to Programs that run in PyTorch as a whole."""
 
     def compile(self, graph: PostGradGraph) -> CompiledGraph:
-        """The stages from ``regions`` to ``session``."""
-        self.look(graph.name, graph.module, graph.weights)
+        """Runs the stages from ``regions`` to ``session``."""
+        self.record(graph.name, graph.module, graph.weights)
         split = Split([], {})
         program = Program(assemble(graph.module, []), attributes_of(graph.module), (), Report.of(split))
         return CompiledGraph(graph.name, graph.module, split, [], program, graph.passes)
 
-    def look(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
-        """Sees each graph that is to run in PyTorch."""
+    def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
+        """Called with each graph, for subclasses."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OnnxLowering(Lowering):
-    """Runs what ONNX can express on ONNX Runtime, and the rest in PyTorch.
+    """Compiles graphs to Programs that run on ONNX Runtime where possible, else in PyTorch.
 
     Args:
         options: of the backend.
-        observer: is told of each stage, and may wrap what is called.
+        observer: is notified of each stage.
         support: which nodes ONNX Runtime can run.
-        passes: those of the stage ``onnx``.
+        passes: runs those of the stage ``onnx``.
     """
 
     options: Options
@@ -127,10 +126,10 @@ class OnnxLowering(Lowering):
         """
         split, compiled = self._compile_regions(graph)
         report = Report.of(split)
-        _tell_of_converters(split)
+        _warn_of_unused_converters(split)
         attributes, regions = attributes_of(graph.module), list(split.regions)
         if self.options.fallback == "inductor" and not self.observer.watches:
-            from .fused_fallback import compile_groups  # it leads to Inductor
+            from .fused_fallback import compile_groups  # imports Inductor
 
             for group, runner in compile_groups(graph.module, split, graph.name.direction):
                 regions.append(group)
@@ -145,24 +144,24 @@ class OnnxLowering(Lowering):
         return CompiledGraph(graph.name, graph.module, split, compiled, program, graph.passes, graph.seconds)
 
     def _compile_regions(self, graph: PostGradGraph) -> tuple[Split, list[CompiledRegion]]:
-        """Splits the graph and compiles its regions; what the runtime refuses is split off, in bounded rounds."""
-        refused: dict[fx.Node, Reason] = {}
-        for attempt in itertools.count():  # each round takes nodes from ONNX, so it ends
+        """Splits the graph and compiles its regions, until ONNX Runtime rejects none."""
+        rejected: dict[fx.Node, Reason] = {}
+        for attempt in itertools.count():  # terminates: each attempt but the last moves nodes to PyTorch
             with graph.timed("split"):
-                split = split_graph(graph.module, self.support, refused)
+                split = split_graph(graph.module, self.support, rejected)
             self._check_fallback(split)
             compiled: list[CompiledRegion] = []
-            before = len(refused)
+            before = len(rejected)
             for region in split.regions:
                 try:
                     compiled.append(self._compile_region(graph, region, is_only=len(split.regions) == 1))
                 except (SessionError, TranslationError) as error:
                     count("refused_regions")
-                    culprits = self._find_refused(region, error)
+                    nodes = self._rejected_nodes(region, error)
                     if attempt >= _MAXIMUM_SPLITS:
-                        culprits = dict.fromkeys(region.nodes, next(iter(culprits.values())))
-                    refused.update(culprits)
-            if len(refused) == before:
+                        nodes = dict.fromkeys(region.nodes, next(iter(nodes.values())))
+                    rejected.update(nodes)
+            if len(rejected) == before:
                 self.observer.stage("regions", graph.name, split)
                 for compiled_region in compiled:
                     for stage in ("onnx", "onnx_optimized", "session"):
@@ -170,29 +169,20 @@ class OnnxLowering(Lowering):
                 return split, compiled
         raise AssertionError("unreachable")
 
-    def _find_refused(self, region: Region, error: SessionError | TranslationError) -> dict[fx.Node, Reason]:
-        """The nodes that keep a region from ONNX Runtime, with the reason: the one its error names, else those that it
-        refuses by themselves, else the whole region."""
+    def _rejected_nodes(self, region: Region, error: SessionError | TranslationError) -> dict[fx.Node, Reason]:
+        """The nodes because of which a region was rejected, with reasons: the one that the error names, else those that
+        are rejected alone, else all."""
         named = [node for node in region.nodes if node.name == error.node]
         if named or isinstance(error, KernelFaultError):
             return {producer_of(node): error.reason for node in named or region.nodes}
-        by_themselves = {}
-        for node in region.operators:  # what takes one of several results has no translation of its own
-            against = self.support.ask(node)
-            if against is not None:
-                by_themselves[node] = against
-        refused = Reason(error.reason.kind, f"as a part of its region: {error.reason}")
-        return by_themselves or dict.fromkeys(region.nodes, refused)
+        reasons = {node: self.support.probe(node) for node in region.operators}
+        rejected_alone = {node: reason for node, reason in reasons.items() if reason is not None}
+        reason_of_region = Reason(error.reason.kind, f"rejected with its region: {error.reason}")
+        return rejected_alone or dict.fromkeys(region.nodes, reason_of_region)
 
     def _compile_region(self, graph: PostGradGraph, region: Region, *, is_only: bool) -> CompiledRegion:
-        """Makes the models and the session of a region.
-
-        Args:
-            graph: the graph.
-            region: a region of it.
-            is_only: whether it is the only region of the graph.
-        """
-        model_name = f"{graph.name.direction}_region_{region.index}"  # the same in every process: no number
+        """Creates the models and the session of a region; ``is_only`` if it is the graph's only region."""
+        model_name = f"{graph.name.direction}_region_{region.index}"  # without the graph's number, for the cache
         nodes = region.nodes if graph.name.direction == "inference" else depth_first(region)
         with graph.timed("export"):
             model = translate(nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
@@ -201,7 +191,7 @@ class OnnxLowering(Lowering):
         settings = SessionSettings(
             self.options.providers,
             self.options.threads,
-            shares_graph=not is_only or graph.name.direction != "inference",  # PyTorch goes on at once in training
+            shares_graph=not is_only or graph.name.direction != "inference",  # in training, PyTorch continues at once
             spin=self.options.spin,
             disabled_optimizers=optimizers_to_disable(model),
         )
@@ -209,7 +199,7 @@ class OnnxLowering(Lowering):
         if graph.evaluation is not None:
             arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
             checker = ModelChecker(graph.evaluation, arguments, results, inputs, outputs, settings)
-        _mark(region, model, graph.weights)
+        _mark_weights(region, model, graph.weights)
         optimized = model.clone()
         with graph.timed("onnx_passes"):
             passes = self.passes.run("onnx", graph.name, optimized, region.index, checker)
@@ -217,10 +207,10 @@ class OnnxLowering(Lowering):
         content = serialized(optimized, without=[inputs[i].name for i in constants])
         executable = Executable(content, inputs, outputs, settings, tuple(constants))
         with graph.timed("session"):
-            program, session = self._with_session(graph.name, region, optimized, executable, constants)
+            program, session = self._create_session(graph.name, region, optimized, executable, constants)
         return CompiledRegion(graph.name, region, model, optimized, passes, program, session)
 
-    def _with_session(
+    def _create_session(
         self,
         name: GraphName,
         region: Region,
@@ -228,54 +218,39 @@ class OnnxLowering(Lowering):
         executable: Executable,
         constants: Mapping[int, Weight],
     ) -> tuple[RegionProgram, BoundSession | FrozenSession]:
-        """A region on the first providers that take it whole, and its session.
-
-        A node that they refuse by itself is taken out of the region instead, so that the rest stays theirs.
-
-        Args:
-            name: of the graph.
-            region: a region of it.
-            model: of the region, after all passes.
-            executable: the same, on the providers that the user named.
-            constants: the weights that are constants, by position.
+        """The Program and the session of a region on the first providers that support it.
 
         Raises:
-            SessionError: none takes it, or they refuse a node of it by itself.
+            SessionError: the rejected node is known, or no provider supports the region. In the first case the graph
+                is split again without the node, and the rest of the region stays on these providers.
         """
-        left = fallbacks(executable.settings.providers)
-        for providers in left:
+        remaining = fallbacks(executable.settings.providers)
+        for providers in remaining:
             chosen = executable.on(as_precise_as_pytorch(providers))
             try:
                 check(model, providers)
                 session = load_session(chosen, constants, complete=self.options.weights == "checked")
             except SessionError as error:
                 is_last = only_cpu(providers) or isinstance(error, KernelFaultError)
-                if is_last or error.node is not None or any(map(self.support.ask, region.operators)):
+                if is_last or error.node is not None or any(map(self.support.probe, region.operators)):
                     self.observer.refused(name, region.index, model, error)
                     raise
                 count("refused_by_provider")
-                refused = f"{provider_name(providers[0])} refuses it: {first_line(str(error))}"
-                tell(logger, f"{name} region {region.index}: {refused}")
+                rejection = f"{provider_name(providers[0])} rejects it: {first_line(str(error))}"
+                tell(logger, f"{name} region {region.index}: {rejection}")
                 continue
-            return self._program(region, model, chosen, left), session
-        raise AssertionError("unreachable")  # the CPU provider comes last
+            return self._program(region, model, chosen, remaining), session
+        raise AssertionError("unreachable")  # the CPU provider, which comes last, returns or raises
 
     def _program(
-        self, region: Region, model: ir.Model, executable: Executable, left: Iterator[tuple[Provider, ...]]
+        self, region: Region, model: ir.Model, executable: Executable, remaining: Iterator[tuple[Provider, ...]]
     ) -> RegionProgram:
-        """The Program of a region that its first providers took.
-
-        Args:
-            region: the region.
-            model: of it, after all passes.
-            executable: the same, on the providers that took it.
-            left: what can be tried after these.
-        """
+        """The Program of a region; ``remaining`` are the providers to try if results are wrong."""
         check = None
         providers = executable.settings.providers
         if self.options.check_providers and not self.observer.watches and not only_cpu(providers):
-            right = [item for item in left if fault_in(model, item) is None]
-            others = tuple(executable.on(as_precise_as_pytorch(item)) for item in right)
+            correct = [item for item in remaining if fault_in(model, item) is None]
+            others = tuple(executable.on(as_precise_as_pytorch(item)) for item in correct)
             check = ProviderCheck(fx.GraphModule({}, region_graph(region), "Region"), others)
         return RegionProgram(executable, RegionCode.of(region_graph(region)), check)
 
@@ -287,20 +262,20 @@ class OnnxLowering(Lowering):
                 raise UnsupportedOperatorError(node.name, str(node.target), where(node), reason)
 
 
-def _tell_of_converters(split: Split) -> None:
-    """Warns of each operator whose registered converter is not used, with the user's line and what is wrong."""
-    told = set()
+def _warn_of_unused_converters(split: Split) -> None:
+    """Logs each operator whose registered converter is not used, with the user's line and the reason."""
+    logged = set()
     for node, reason in split.coverage.in_pytorch.items():
         converter = registered_converter(node.target)
-        if converter is None or reason.by_design or (node.target, reason) in told:
+        if converter is None or reason.by_design or (node.target, reason) in logged:
             continue
-        told.add((node.target, reason))
+        logged.add((node.target, reason))
         line = where(node) or "an unknown line"
         tell(logger, f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}")
 
 
-def _mark(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:
-    """Tells the passes which inputs of a region's model are weights."""
+def _mark_weights(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:
+    """Marks the inputs of a region's model that are weights, for the passes."""
     for item, value in zip(region.inputs, model.graph.inputs, strict=True):
         if item.node in weights:
             mark_weight(value)
@@ -320,7 +295,7 @@ def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
 
 
 def output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
-    """How the results of a region's model become tensors."""
+    """The dtypes, shapes and strides of a region's results."""
     specs = []
     for item, layout, value in zip(region.outputs, region.layouts, model.graph.outputs, strict=True):
         meta = item.node.meta["val"]

@@ -1,6 +1,6 @@
-"""What a pipeline tells of itself: each stage, as it is reached, and each compiled graph before its first run.
+"""Observers: a pipeline notifies its observer of each stage, and lets it wrap what is called.
 
-The production backend's observer is ``Observer`` itself, which looks at nothing. The debug backend's writes all down.
+``onnxrt`` uses ``Observer`` itself, which only logs. ``onnx_debug`` uses a subclass that writes the dump.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..common.safety_net import caught
+from ..common.safety_net import caught, net
 from ..errors import SessionError, first_line
 from ..graphs.artifacts import CompiledGraph, GraphName, Runner
 from .stage_logging import stage_reached
@@ -28,72 +28,69 @@ STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad", "regions", "onnx",
 
 
 class Observer:
-    """Is told of each stage of the pipeline; this one tells PyTorch's logs, where these are on."""
+    """Is notified of each stage of the pipeline. This one writes PyTorch's logs, if they are on."""
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         """A stage is reached.
 
         Args:
             name: one of ``STAGES``.
-            graph: which graph.
-            artifact: ``dynamo`` to ``post_grad``: the ``fx.GraphModule``; ``regions``: the ``Split``;
-                ``onnx`` and ``onnx_optimized``: a ``CompiledRegion`` with its model; ``session``: with its session too.
+            graph: its name.
+            artifact: ``dynamo`` to ``post_grad``: the ``fx.GraphModule``; ``regions``: the ``Split``; ``onnx``,
+                ``onnx_optimized`` and ``session``: a ``CompiledRegion``.
         """
         stage_reached(name, graph, artifact)
 
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
-        """ONNX Runtime refused the model of a region; the graph is split anew.
+        """ONNX Runtime rejected the model of a region; the graph will be split again.
 
         Args:
-            graph: which graph.
+            graph: its name.
             region: index of the region in this split.
             model: the model after the passes of ``onnx``.
-            error: what the runtime said.
+            error: of ONNX Runtime.
         """
 
     @property
     def watches(self) -> bool:
-        """Whether it is another than this one, which looks at nothing."""
+        """Whether this is a subclass: then graphs are compiled, not loaded from the cache, and not autotuned."""
         return type(self) is not Observer
 
     explains = False
-    """Whether passes are asked to keep their near misses."""
+    """Whether passes record their near misses."""
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
-        """The passes of ``pre_grad`` or ``joint`` have run; those of later stages are in the ``CompiledGraph``."""
+        """The passes of ``pre_grad`` or ``joint`` ran; the results of later stages are in the ``CompiledGraph``."""
 
     def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
-        """Who is shown the graph around each pass that fires, or ``None``."""
+        """A listener that receives the graph before and after the passes that fire, or ``None``."""
         return None
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
-        """What Dynamo calls instead of its graph, with the graph's arguments; an observer that watches wraps it."""
+        """The callable for Dynamo, which takes the graph's arguments: ``compiled``, or a wrapper of it."""
         return compiled
 
     def gave_up(self, graph: GraphName, why: str) -> None:
-        """One of Dynamo's graphs is not used after all; Dynamo may trace the function again, as another graph."""
+        """One of Dynamo's graphs was discarded; Dynamo may trace the function again, as another graph."""
 
     def not_compiled(self, graph: GraphName, why: str) -> None:
         """A forward, backward or inference graph runs in PyTorch, because its compile failed."""
 
     def failed(self, graph: GraphName, why: str) -> None:
-        """What this observer was to do for a graph failed; nothing may call the graph right from now on."""
+        """A method of this observer failed for a graph, whose verdict must not be ``ok`` from now on."""
 
     def close(self) -> None:
-        """Stops watching, and writes what is not written yet."""
+        """Stops observing, and writes what is left to write."""
 
     def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
-        """What is called for a compiled graph; an observer that watches the runs wraps ``loaded.run``."""
+        """The runner of a compiled graph: ``loaded.run``, or a wrapper of it."""
         return loaded.run
 
 
 class GuardedObserver(Observer):
-    """Another observer whose failures do not end the user's call.
+    """A wrapper of an observer: exceptions of the observer's methods do not reach the user.
 
-    What it returns to be called, of ``entry``, ``runner`` and ``pass_listener``, takes care of its own failures.
-
-    Args:
-        observer: the observer.
+    The callables that ``entry`` and ``runner`` return must handle their own exceptions.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -101,51 +98,49 @@ class GuardedObserver(Observer):
         self.explains = observer.explains
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
-        self._guarded(f"the stage {name}", graph, lambda: self._observer.stage(name, graph, artifact), None)
+        self.guarded(f"the stage {name}", graph, lambda: self._observer.stage(name, graph, artifact), None)
 
     def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
-        self._guarded("a refused region", graph, lambda: self._observer.refused(graph, region, model, error), None)
+        self.guarded("a rejected region", graph, lambda: self._observer.refused(graph, region, model, error), None)
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
-        self._guarded("the passes", graph, lambda: self._observer.passes(graph, results), None)
+        self.guarded("the passes", graph, lambda: self._observer.passes(graph, results), None)
 
     def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
-        listener = self._guarded("the passes", graph, lambda: self._observer.pass_listener(graph, region), None)
+        listener = self.guarded("the passes", graph, lambda: self._observer.pass_listener(graph, region), None)
         return None if listener is None else _GuardedListener(listener, self, graph)
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
-        return self._guarded("the comparison", graph, lambda: self._observer.entry(graph, compiled), compiled)
+        return self.guarded("the comparison", graph, lambda: self._observer.entry(graph, compiled), compiled)
 
     def gave_up(self, graph: GraphName, why: str) -> None:
-        self._guarded("the manifest", graph, lambda: self._observer.gave_up(graph, why), None)
+        self.guarded("the manifest", graph, lambda: self._observer.gave_up(graph, why), None)
 
     def not_compiled(self, graph: GraphName, why: str) -> None:
-        self._guarded("the manifest", graph, lambda: self._observer.not_compiled(graph, why), None)
+        self.guarded("the manifest", graph, lambda: self._observer.not_compiled(graph, why), None)
 
     def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
-        return self._guarded("the comparison", graph.name, lambda: self._observer.runner(graph, loaded), loaded.run)
+        return self.guarded("the comparison", graph.name, lambda: self._observer.runner(graph, loaded), loaded.run)
 
     def close(self) -> None:
-        self._guarded("the end of the dump", GraphName(0), self._observer.close, None)
+        self.guarded("the end of the dump", GraphName(0), self._observer.close, None)
 
-    def told(self, what: str, graph: GraphName, error: Exception) -> None:
-        """An exception of the observer: it is told of, and the graph's verdict says it."""
-        caught(f"{what} of {graph}, for the debug backend,", error, "The graph runs")
-        try:
-            self._observer.failed(graph, f"{what} failed: {type(error).__name__}: {first_line(str(error))}")
-        except Exception as second:
-            caught(f"the verdict of {graph}", second, "The graph runs")
+    def guarded(self, what: str, graph: GraphName, call: Callable[[], T], otherwise: T) -> T:
+        """The result of ``call``, which messages name ``what``.
 
-    def _guarded(self, what: str, graph: GraphName, call: Callable[[], T], otherwise: T) -> T:
+        If it raises, this logs the exception, adds it to the verdict of the graph, and returns ``otherwise``.
+        """
         try:
             return call()
         except Exception as error:
-            self.told(what, graph, error)
+            caught(f"{what} of {graph}, for the debug backend,", error, "The graph runs")
+            with net(f"the verdict of {graph}", "The graph runs"):
+                self._observer.failed(graph, f"{what} failed: {type(error).__name__}: {first_line(str(error))}")
             return otherwise
 
 
 class _GuardedListener:
-    """A listener of the pass manager whose failures do not end the compile."""
+    """A wrapper of a listener whose exceptions do not end the compile."""
 
     def __init__(self, listener: Listener, observer: GuardedObserver, graph: GraphName) -> None:
         self._listener = listener
@@ -153,13 +148,7 @@ class _GuardedListener:
         self._graph = graph
 
     def start(self, stage: str, graph: object) -> None:
-        try:
-            self._listener.start(stage, graph)
-        except Exception as error:
-            self._observer.told("the passes", self._graph, error)
+        self._observer.guarded("the passes", self._graph, lambda: self._listener.start(stage, graph), None)
 
     def fired(self, result: PassResult, graph: object) -> None:
-        try:
-            self._listener.fired(result, graph)
-        except Exception as error:
-            self._observer.told("the passes", self._graph, error)
+        self._observer.guarded("the passes", self._graph, lambda: self._listener.fired(result, graph), None)

@@ -1,4 +1,4 @@
-"""What passes may ask of the place their graphs will run in: the bridge from ``passes.Target`` to the runtime."""
+"""Implements ``passes.Target``, by which passes ask what ONNX Runtime supports, with the exporter and the runtime."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..runtime.kernel_faults import check, refusal_of_node, result_types
 from ..runtime.providers import Provider, only_cpu, provider_name
 
 BACKEND = "onnxrt"
-"""The name PyTorch's bisector knows our backends by."""
+"""The name of our backends in PyTorch's bisector (``CompilerBisector``)."""
 
 register_backend(BACKEND)
 
 
 def pass_target(options: Options, support: Support) -> Target:
-    """The target of a pipeline's passes."""
+    """The target of the passes of one pipeline."""
     return Target(
         backend=BACKEND,
         providers=tuple(provider_name(provider) for provider in options.providers),
@@ -41,9 +41,11 @@ def pass_target(options: Options, support: Support) -> Target:
 
 
 def has_units_for_bfloat16() -> bool:
-    """Whether this processor has matrix units for bfloat16 (AMX), with which PyTorch is 1.6 to 2.5 times as fast as
-    ONNX Runtime in float32; with AVX-512's instructions for bfloat16 ONNX Runtime is 1.2 to 1.35 times as fast, with
-    neither 3 to 25 times."""
+    """Whether this processor has matrix units for bfloat16 (AMX).
+
+    With them, PyTorch in bfloat16 is 1.6 to 2.5 times as fast as ONNX Runtime in float32. With AVX-512's bfloat16
+    instructions, ONNX Runtime is 1.2 to 1.35 times as fast as PyTorch; with neither, 3 to 25 times.
+    """
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 

@@ -1,16 +1,16 @@
-"""The stages in order, from Dynamo's graph to a callable on ONNX Runtime.
+"""Compiles one of Dynamo's graphs to a callable that runs it on ONNX Runtime.
 
-``onnxrt`` and ``onnx_debug`` are this one pipeline; they differ in the observer. ``fx_debug`` differs in the lowering.
-The stages and where they are::
+``onnxrt`` and ``onnx_debug`` use this pipeline with different observers, ``fx_debug`` with another lowering. The
+stages, and where they run::
 
     dynamo, pre_grad       Pipeline.compile_dynamo_graph   torch IR
     joint                  Pipeline.partitioner            forward and backward together
     aten, post_grad        compiler.Compiler.aten          one direction
-    regions ... session    lowering.OnnxLowering           what goes to ONNX, one model for each region: a Program
-    run                    program.load                    what is called for each batch
+    regions ... session    lowering.OnnxLowering           one model for each region, together a Program
+    run                    program.load                    the callable
 
-A Program that is in the cache takes the place of the stages from ``aten`` to ``session``, in an inference graph of
-``joint`` too (``runners.Runners``).
+If the Program of a graph is in the cache, the stages from ``aten`` to ``session`` are skipped, and for an inference
+graph ``joint`` too (``runners.Runners``).
 """
 
 from __future__ import annotations
@@ -48,28 +48,29 @@ graph_numbers = itertools.count()
 _graph_numbers_lock = Lock()
 
 
-class _Numbers:
-    """The numbers of the graphs that AOTAutograd compiles for one of Dynamo's frames."""
+class _FrameGraphs:
+    """The numbers of the graphs that AOTAutograd compiles for one frame, and their argument names."""
 
     def __init__(self) -> None:
-        self._by_aot_id: dict[str, int] = {}
-        self._of_joint: int | None = None
+        self._number_by_aot_id: dict[str, int] = {}
+        self._joint_number: int | None = None
         self.argument_names: list[UserName] = []
 
-    def number_of(self, told: aot.GraphBeingCompiled) -> int:
-        """The number of a graph; a forward has that of the joint graph before it, a backward that of its forward."""
-        number = self._by_aot_id.get(told.aot_id) if told.aot_id is not None else None
-        if told.direction == "forward" and self._of_joint is not None:
-            number, self._of_joint = self._of_joint, None
-        if number is None and told.direction == "backward" and len(set(self._by_aot_id.values())) == 1:
-            [number] = set(self._by_aot_id.values())  # the name is another thread's
+    def number_of(self, graph: aot.GraphBeingCompiled) -> int:
+        """The number of a graph; a joint graph, its forward and its backward have the same."""
+        number = self._number_by_aot_id.get(graph.aot_id) if graph.aot_id is not None else None
+        if graph.direction == "forward" and self._joint_number is not None:
+            number, self._joint_number = self._joint_number, None
+        numbers = set(self._number_by_aot_id.values())
+        if number is None and graph.direction == "backward" and len(numbers) == 1:
+            [number] = numbers  # ``aot_id`` is that of another thread's graph
         if number is None:
             number = _next_graph_number()
             count("graphs")
-        if told.direction == "joint":
-            self._of_joint = number
-        elif told.aot_id is not None:
-            self._by_aot_id[told.aot_id] = number
+        if graph.direction == "joint":
+            self._joint_number = number
+        elif graph.aot_id is not None:
+            self._number_by_aot_id[graph.aot_id] = number
         return number
 
 
@@ -77,37 +78,35 @@ class Pipeline:
     """Compiles the graphs of one ``torch.compile`` call.
 
     Args:
-        options: of the backend.
-        observer: is told of each stage.
-        lowering: makes Programs of the graphs of the stage ``post_grad``; by default for ONNX Runtime.
+        options, observer, lowering: see ``Runners``. ``placement`` chooses engines only with the default lowering.
     """
 
     def __init__(self, options: Options, observer: Observer, lowering: Lowering | None = None) -> None:
         self.options = options
         self.observer = observer
         self.runners = Runners(options, observer, lowering)
-        self._is_placed = lowering is None
+        self._may_be_placed = lowering is None
         self._lock = Lock()
-        self._without_context = _Numbers()
-        self._by_context: weakref.WeakKeyDictionary[object, _Numbers] = weakref.WeakKeyDictionary()
+        self._graphs_without_context = _FrameGraphs()
+        self._graphs_by_context: weakref.WeakKeyDictionary[object, _FrameGraphs] = weakref.WeakKeyDictionary()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Pipeline:
-        """Itself: a copy of a model that ``aot_autograd`` compiles by it is dumped and recorded where the model is."""
+        """Returns itself: a copy of a compiled model uses the dump and the records of the original."""
         return self
 
     def compile_dynamo_graph(self, module: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
-        """The whole pipeline on one of Dynamo's graphs.
+        """Runs the whole pipeline on one of Dynamo's graphs.
 
         Args:
             module: the graph, in torch IR.
-            example_inputs: what it will be called with, tensors and symbolic integers.
+            example_inputs: example arguments: tensors and symbolic integers.
 
         Returns:
-            What Dynamo calls instead of the graph, with the graph's arguments.
+            The callable for Dynamo; it takes the graph's arguments.
 
         Raises:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
-            AheadOfTimeError: ``torch.compile(...).aot_compile(...)`` was asked for.
+            AheadOfTimeError: Dynamo compiles for ``torch.compile(...).aot_compile(...)``.
         """
         if aot.is_ahead_of_time():
             raise AheadOfTimeError
@@ -125,17 +124,17 @@ class Pipeline:
         names = aot.argument_names(module)
         aot.name_call(module)
         self.observer.stage("dynamo", graph, module)
-        has_passes = self.observer.explains or _may_change(module)
+        has_passes = self.observer.explains or _may_match(module)
         self.observer.passes(graph, self.runners.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])
         self.observer.stage("pre_grad", graph, module)
 
         arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
-        weights = aot.weights(module, arguments) if self._freezes else {}
+        weights = aot.weights(module, arguments) if self._has_constant_weights else {}
         backend = self._aot_backend(graph, module, arguments, names, weights)
         with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
             result: Callable[..., object] = backend(module, example_inputs)
-        weights.clear()  # AOTAutograd keeps the compilers
-        count("graphs")  # not before: Dynamo may give up an attempt and trace again, with a float made a constant
+        weights.clear()  # AOTAutograd keeps the compilers, which must not keep the weights alive
+        count("graphs")  # only now: in AOTAutograd, Dynamo may restart the trace with a float as a constant
         if aot.is_recompile():
             count("recompiles")
         return self.observer.entry(graph, result)
@@ -148,24 +147,19 @@ class Pipeline:
         names: Sequence[UserName],
         weights: Mapping[int, aot.StaticInput],
     ) -> Callable[..., Callable[..., object]]:
-        """AOTAutograd with our compilers of the graphs that it makes of a graph of Dynamo's.
+        """AOTAutograd with our compilers for one of Dynamo's graphs.
 
-        Args:
-            graph: which graph.
-            module: Dynamo's graph.
-            arguments: its parameters, buffers and inputs.
-            names: what the user calls its inputs.
-            weights: see ``aot.weights``.
+        ``arguments`` are its parameters, buffers and inputs; ``names`` the user's names of its inputs.
         """
-        placement = placement_of(self.runners, module, arguments) if self._is_placed else None
-        compile_trained = self.runners.on_onnx if placement is None else placement.runner
+        placement = placement_of(self.runners, module, arguments) if self._may_be_placed else None
+        compile_training = self.runners.on_onnx if placement is None else placement.runner
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
             name = GraphName(graph.index, direction)
 
             def compile_it(aten: fx.GraphModule) -> Runner:
                 aot.name_values(aten, names)
-                return compile_trained(name, aten)
+                return compile_training(name, aten)
 
             return lambda aten, inputs: self.runners.or_in_pytorch(name, aten, compile_it)
 
@@ -174,9 +168,9 @@ class Pipeline:
             known = aot.at_placeholders(aten, weights)
             name = GraphName(graph.index, "inference")
             if placement is not None and self.options.placement == "fastest":
-                known = {i: aot.StaticInput(item.name) for i, item in known.items()}  # their values come with the call
+                known = {i: aot.StaticInput(item.name) for i, item in known.items()}  # values: at the call
                 return placement.runner(name, aten, known)
-            if placement is not None:  # it was traced to be trained, and has nothing to be trained
+            if placement is not None:  # traced for training, without decompositions, but no result needs a gradient
                 placement.decompose(aten)
             return self.runners.on_onnx(name, aten, is_joint=True, weights=known)
 
@@ -192,12 +186,12 @@ class Pipeline:
         )
 
     def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
-        """The pipeline from the stage ``aten`` on, for ``aot_autograd(fw_compiler=...)``; an inference graph, which
-        AOTAutograd does not partition, goes through the stage ``joint`` too.
+        """Runs the stages from ``aten`` on, for ``aot_autograd(fw_compiler=...)``.
+
+        AOTAutograd does not partition inference graphs: for these, the stage ``joint`` runs here too.
 
         Raises:
-            UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
-            AheadOfTimeError: ``torch.compile(...).aot_compile(...)`` was asked for.
+            UnsupportedOperatorError, AheadOfTimeError: see ``compile_dynamo_graph``.
         """
         return self.runners.or_in_pytorch(None, module, self._compile_for_aot_autograd)
 
@@ -210,82 +204,76 @@ class Pipeline:
         name = GraphName(graph.index, direction)
         if direction != "inference":
             return self.runners.on_onnx(name, module)
-        weights = aot.static_arguments(module) if self._freezes else {}
+        weights = aot.static_arguments(module) if self._has_constant_weights else {}
         return self.runners.on_onnx(name, module, is_joint=True, weights=weights)
 
     def partition_for_aot_autograd(
         self, joint: fx.GraphModule, inputs: object, **kwargs: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """The stage ``joint`` for ``aot_autograd(partition_fn=...)``, see ``partitioner``.
+        """Runs the stage ``joint``, for ``aot_autograd(partition_fn=...)``; see ``partitioner``.
 
-        The numeric check of passes runs it on made-up arguments: AOTAutograd does not tell the real ones.
+        ``verify_passes`` runs the graph on synthetic arguments, because AOTAutograd does not pass the real ones.
         """
 
-        def partition(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+        def facts() -> tuple[GraphName, None, Sequence[UserName]]:
             graph, _, names = self._graph_of_aot_autograd(joint, is_joint=True)
-            return self._partition(graph, None, names, joint, inputs, kwargs)
+            return graph, None, names
 
-        return self._partitioned(joint, inputs, kwargs, partition)
+        return self._partitioned(joint, inputs, kwargs, facts)
 
     def _graph_of_aot_autograd(
         self, module: fx.GraphModule, *, is_joint: bool = False
     ) -> tuple[GraphName, str, list[UserName]]:
-        """The graph that AOTAutograd is compiling, which part of it, and what the user calls its arguments."""
-        told = aot.graph_being_compiled(module, is_joint=is_joint)
+        """Name, direction and the user's argument names of a graph that AOTAutograd compiles."""
+        compiling = aot.graph_being_compiled(module, is_joint=is_joint)
         with self._lock:
-            known = self._without_context
-            if told.context is not None:
-                known = self._by_context.setdefault(told.context, _Numbers())
-            number = known.number_of(told)
-            if told.direction != "backward":  # that is compiled after Dynamo forgot its frame
-                known.argument_names = aot.argument_names_of_frame()
-        return GraphName(number), told.direction, known.argument_names
+            graphs = self._graphs_without_context
+            if compiling.context is not None:
+                graphs = self._graphs_by_context.setdefault(compiling.context, _FrameGraphs())
+            number = graphs.number_of(compiling)
+            if compiling.direction != "backward":  # a backward may be compiled after Dynamo has left the frame
+                graphs.argument_names = aot.argument_names_of_frame()
+        return GraphName(number), compiling.direction, graphs.argument_names
 
     def partitioner(
         self, graph: GraphName, example_inputs: Sequence[object] | None, names: Sequence[UserName]
     ) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
-        """AOTAutograd's ``partition_fn``: the joint passes, then the min-cut partitioner.
+        """AOTAutograd's ``partition_fn``: runs the joint passes, then the min-cut partitioner.
 
         Args:
-            graph: which graph.
-            example_inputs: what AOTAutograd's graph is called with; ``None`` if that is not known.
-            names: what the user calls the arguments of Dynamo's graph.
+            graph: its name.
+            example_inputs: the parameters, buffers and inputs of Dynamo's graph; ``None`` if they are not known.
+            names: the user's names of the arguments.
         """
-        verify = self.options.verify_passes
-        arguments = example_inputs if verify else ()  # AOTAutograd keeps what is made here, and the first batch with it
+        # AOTAutograd keeps the partitioner, which must not keep the first batch alive.
+        arguments = example_inputs if self.options.verify_passes else ()
 
         def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
-            def with_passes(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
-                return self._partition(graph, arguments, names, joint, inputs, kwargs)
-
-            return self._partitioned(joint, inputs, kwargs, with_passes)
+            return self._partitioned(joint, inputs, kwargs, lambda: (graph, arguments, names))
 
         return partition
-
-    def _partition(
-        self,
-        graph: GraphName,
-        arguments: Sequence[object] | None,
-        names: Sequence[UserName],
-        joint: fx.GraphModule,
-        inputs: object,
-        kwargs: Mapping[str, object],
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        aot.name_values(joint, names)
-        self.runners.compiler.joint(graph, joint, arguments)
-        return aot.min_cut_partition(joint, inputs, **kwargs)
 
     def _partitioned(
         self,
         joint: fx.GraphModule,
         inputs: object,
         kwargs: Mapping[str, object],
-        partition: Callable[[fx.GraphModule], tuple[fx.GraphModule, fx.GraphModule]],
+        facts: Callable[[], tuple[GraphName, Sequence[object] | None, Sequence[UserName]]],
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """What ``partition`` makes of the joint graph; if it fails, PyTorch's partitioner, without our passes."""
+        """Runs the joint passes and the partitioner; if that fails, PyTorch's partitioner alone.
+
+        ``facts`` returns the arguments of ``partitioner``.
+        """
+
+        def partition() -> tuple[fx.GraphModule, fx.GraphModule]:
+            graph, arguments, names = facts()
+            aot.name_values(joint, names)
+            self.runners.compiler.joint(graph, joint, arguments)
+            return aot.min_cut_partition(joint, inputs, **kwargs)
+
         return or_as_it_was(
             joint,
-            lambda: partition(joint),
+            partition,
             lambda graph: aot.plain_partition(graph, inputs, **kwargs),
             what="the stage joint",
             instead="PyTorch partitions the graph",
@@ -293,21 +281,21 @@ class Pipeline:
         )
 
     @property
-    def _freezes(self) -> bool:
+    def _has_constant_weights(self) -> bool:
         return self.options.weights != "inputs"
 
 
-def _may_change(module: fx.GraphModule) -> bool:
-    """Whether a pass of the stage ``pre_grad`` may find what it looks for; asked without importing the passes."""
+def _may_match(module: fx.GraphModule) -> bool:
+    """Whether a pass of the stage ``pre_grad`` may match; decided without importing the passes."""
     looked_for = {name: readers for functions in LOOKED_FOR.values() for name, readers in functions.items()}
     for node in module.graph.nodes:
-        readers = looked_for.get(_called(node))
-        if readers is not None and (not readers or any(_called(user) in readers for user in node.users)):
+        readers = looked_for.get(_name_of_callee(node))
+        if readers is not None and (not readers or any(_name_of_callee(user) in readers for user in node.users)):
             return True
     return not are_only_built_in()
 
 
-def _called(node: fx.Node) -> str:
+def _name_of_callee(node: fx.Node) -> str:
     """The name of the function or method that a node calls."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 

@@ -1,9 +1,9 @@
-"""From one of AOTAutograd's graphs to what runs: a Program, from the cache or compiled, is loaded.
+"""Builds a runner of one of AOTAutograd's graphs: loads its Program from the cache, or compiles it.
 
-The one place for what holds whoever asks, ``Pipeline``, a first call or the autotuner:
+``Pipeline`` and ``placement`` call this module. It provides for both:
 
-- the net: whatever fails in our own part, PyTorch runs the graph (``Runners.or_in_pytorch``);
-- the lock and the guards of what is compiled at a call, after Dynamo compiled (``late_compile``).
+- the safety net: if our own code fails, PyTorch runs the graph (``Runners.or_in_pytorch``);
+- the lock, and the check of guards, for a graph that is compiled at a call, after Dynamo (``late_compile``).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ logger = logging.getLogger(__name__)
 
 
 class Runners:
-    """Makes runners of AOTAutograd's graphs.
+    """Builds runners of AOTAutograd's graphs.
 
     Args:
         options: of the backend.
-        observer: is told of each stage.
-        lowering: makes Programs of the graphs of the stage ``post_grad``; by default for ONNX Runtime.
+        observer: is notified of each stage.
+        lowering: compiles the graphs of the stage ``post_grad``; by default ``OnnxLowering``.
     """
 
     def __init__(self, options: Options, observer: Observer, lowering: Lowering | None = None) -> None:
@@ -59,22 +59,21 @@ class Runners:
 
     @functools.cached_property
     def compiler(self) -> Compiler:
-        """What compiles."""
-        from .compiler import Compiler  # not before a graph is to be compiled, see there
+        """The compiler, created at first use."""
+        from .compiler import Compiler  # imported lazily, see there
 
         return Compiler(self.options, self.observer, self._lowering)
 
     @functools.cached_property
     def _cached(self) -> CachedGraphs | None:
-        """The graphs on disk; ``None`` where each is to be compiled: to be watched, to be checked, or to be run
-        elsewhere."""
-        is_compiled_anew = self.observer.watches or self._lowering is not None or self.options.verify_passes
-        if is_compiled_anew or self.options.fallback == "inductor":  # Inductor has a cache of its own
+        """The cache on disk; ``None`` if it is off, or if each graph must be compiled."""
+        must_compile = self.observer.watches or self._lowering is not None or self.options.verify_passes
+        if must_compile or self.options.fallback == "inductor":  # Inductor has its own cache
             return None
         return cached_graphs(self.options) if self.options.cache else None
 
     def decompositions(self) -> Decompositions:
-        """Of the operators that have no translation."""
+        """The decompositions of operators that have no translation."""
         known = self._cached.translated_operators(self.options.opset) if self._cached is not None else None
         return decomposition_table(self.options.opset, known)
 
@@ -86,22 +85,23 @@ class Runners:
         is_joint: bool = False,
         weights: Mapping[int, aot.StaticInput] = aot.NO_WEIGHTS,
     ) -> Runner:
-        """The stages from ``aten`` to ``session`` on one functional ATen graph; what runs takes its arguments boxed.
+        """Runs the stages from ``aten`` to ``session`` on one functional ATen graph.
+
+        With ``verify_passes``, or if the values of weights are not known, the graph is compiled at its first call.
 
         Args:
-            name: which graph.
+            name: of the graph.
             module: the graph; changed in place.
             is_joint: whether the joint passes run too: AOTAutograd calls no partitioner for an inference graph.
-            weights: the arguments that are parameters or buffers, by position. Where their values are not known, the
-                graph is compiled at its first call.
+            weights: the arguments that are parameters or buffers, by position.
         """
-        make = functools.partial(self._on_onnx, name, module, is_joint=is_joint, weights=weights)
+        build = functools.partial(self._load_or_compile, name, module, is_joint=is_joint, weights=weights)
         if not self.options.verify_passes and all(weight.value is not None for weight in weights.values()):
-            return make(None)
-        return compile_at_first_call(lambda arguments: self.or_in_pytorch(name, module, lambda _: make(arguments)))
+            return build(None)
+        return compile_at_first_call(lambda arguments: self.or_in_pytorch(name, module, lambda _: build(arguments)))
 
     @only_new
-    def _on_onnx(
+    def _load_or_compile(
         self,
         name: GraphName,
         module: fx.GraphModule,
@@ -110,35 +110,36 @@ class Runners:
         is_joint: bool,
         weights: Mapping[int, aot.StaticInput],
     ) -> Runner:
-        """See ``on_onnx``; ``arguments`` are those of a call, where they are known."""
-        is_at_a_call = arguments is not None or not aot.is_dynamo_compiling()  # as the backward of static sizes
+        """See ``on_onnx``; ``arguments`` are those of a call, if they are known."""
+        is_at_a_call = arguments is not None or not aot.is_dynamo_compiling()  # a backward with static sizes, too
         compiling = compile_after_guards(name, Assumptions(module)) if is_at_a_call else contextlib.nullcontext()
-        with compiling, _disable_current_modes():  # AOTAutograd's fake mode, in which no real tensor can be made
+        with compiling, _disable_current_modes():  # no real tensor can be created in AOTAutograd's fake mode
             constants = weights_of(module, weights, arguments)
             placeholders = list(module.graph.find_nodes(op="placeholder"))
-            held = {i: constants[node] for i, node in enumerate(placeholders) if node in constants}
-            entry = self._cached.entry(name, module, held, is_joint=is_joint) if self._cached is not None else None
-            found = self._found(entry, held) if entry is not None else None
-            if found is None:
+            by_position = {i: constants[node] for i, node in enumerate(placeholders) if node in constants}
+            cache = self._cached
+            entry = cache.entry(name, module, by_position, is_joint=is_joint) if cache is not None else None
+            result = self._load_from_cache(entry, by_position) if entry is not None else None
+            if result is None:
                 compiled = self.compiler.aten(name, module, arguments, constants, is_joint=is_joint)
                 sessions = [region.session for region in compiled.regions]
-                loaded = load(compiled.program, name, held, self.options, sessions)
-                if self._cached is not None and entry is not None:
-                    self._cached.keep(entry, compiled.program)
-                found = compiled.program, self.observer.runner(compiled, loaded)
-        program, run = found
+                loaded = load(compiled.program, name, by_position, self.options, sessions)
+                if cache is not None and entry is not None:
+                    cache.keep(entry, compiled.program)
+                result = compiled.program, self.observer.runner(compiled, loaded)
+        program, run = result
         program.report.tell(name)
         return run
 
-    def _found(self, entry: Entry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
-        """A graph that is in the cache, ready to run."""
+    def _load_from_cache(self, entry: Entry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
+        """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it."""
         assert self._cached is not None
 
         def loaded(program: Program) -> tuple[Program, Runner] | None:
             try:
                 return program, load(program, entry.name, weights, self.options).run
-            except SessionError as error:  # there may be no memory just now
-                logger.warning("%s is in the cache, and is compiled anew: %s", entry.name, error)
+            except SessionError as error:  # for instance, too little memory at the moment
+                logger.warning("%s cannot be loaded from the cache, and is compiled: %s", entry.name, error)
                 return None
 
         found = self._cached.found(entry, loaded)
@@ -146,33 +147,27 @@ class Runners:
             count("cache_misses")
             return None
         count("cache_hits")
-        logger.info("%s is taken from the cache: %s", entry.name, entry.key)
+        logger.info("%s is loaded from the cache: %s", entry.name, entry.key)
         for i, region in enumerate(found[0].regions):
             cached_model(entry.name, i, region.executable.model)
         return found
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
-        """The same with all of the graph in PyTorch, for passes of others; ``module`` is changed in place."""
-        from .compiler import Compiler  # not before a graph is to be compiled, see there
+        """A runner of the graph in PyTorch, after all passes; for users' passes, as ours are for ONNX."""
+        from .compiler import Compiler  # imported lazily, see there
 
-        def make(graph: fx.GraphModule) -> Runner:
+        def build(graph: fx.GraphModule) -> Runner:
             compiler = Compiler(self.options, self.observer, None, in_pytorch="its engine is PyTorch")
             with _disable_current_modes():
                 compiled = compiler.aten(name, graph, None, {}, is_joint=False)
                 return load(compiled.program, name, {}, self.options).run
 
-        return self.or_in_pytorch(name, module, make)
+        return self.or_in_pytorch(name, module, build)
 
     def or_in_pytorch(
         self, name: GraphName | None, module: fx.GraphModule, compile_it: Callable[[fx.GraphModule], Runner]
     ) -> Runner:
-        """What ``compile_it`` makes of one of AOTAutograd's graphs; if it fails, PyTorch on the graph as it was.
-
-        Args:
-            name: which graph, if that is known.
-            module: the graph; changed in place.
-            compile_it: compiles it.
-        """
+        """The result of ``compile_it(module)``, which may change the graph; if it fails, PyTorch runs the original."""
         with _disable_current_modes():
             random_state = torch.get_rng_state()
 

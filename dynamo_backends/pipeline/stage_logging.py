@@ -1,14 +1,14 @@
-"""The stages in PyTorch's own logs.
+"""Writes the stages to PyTorch's logs and structured trace.
 
-``TORCH_LOGS="dynamo_backends"`` has a line for each stage, ``TORCH_LOGS="+dynamo_backends"`` its graph, too::
+``TORCH_LOGS="dynamo_backends"`` logs a line for each stage, ``TORCH_LOGS="+dynamo_backends"`` also its graph::
 
     graph 0 inference, stage onnx, region 0: 3 nodes
     input x: f32[3, 4]
     relu: f32[3, 4] = Relu(x)  # model.py:4
     ...
 
-``TORCH_TRACE=folder`` has, beside PyTorch's own graphs, our last FX graph, what runs where, the ONNX models as text and
-the comparison of ``onnx_debug``; ``tlparse`` shows them. Without these a stage costs the question whether they are on.
+``TORCH_TRACE=folder`` adds to PyTorch's graphs our last FX graph, the split, the ONNX models as text and the comparison
+of ``onnx_debug``; ``tlparse`` shows them. If both are off, no text is made.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from torch._guards import CompileContext, compile_context
 from torch._logging import trace_structured
 
 from ..graphs.artifacts import CompiledRegion, GraphName, Split
+from ..graphs.graph_text import model_text
 
 logger = logging.getLogger(__name__)
 
 _TRACED = ("post_grad", "regions", "onnx", "onnx_optimized")
-"""The stages before are in PyTorch's trace; of ``session`` ONNX Runtime would have to make another one."""
+"""PyTorch traces the earlier stages itself; the text of ``session`` would need a second session."""
 
 
 def stage_reached(stage: str, graph: GraphName, artifact: object) -> None:
@@ -41,21 +42,21 @@ def stage_reached(stage: str, graph: GraphName, artifact: object) -> None:
 
 
 def cached_model(graph: GraphName, region: int, model: bytes) -> None:
-    """Logs and traces the serialized model of a region that is taken from the cache: its graph skips the stages."""
+    """Logs and traces the serialized model of a region from the cache, whose graph skipped the stages."""
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s, from the cache, region %d:\n%s", graph, region, _text_of_bytes(model))
     trace(graph, f"onnx_optimized, region {region}", lambda: _text_of_bytes(model))
 
 
 def trace(graph: GraphName, what: str, text: Callable[[], str], context: CompileContext | None = None) -> None:
-    """Adds a text to PyTorch's structured trace, if there is one.
+    """Adds a text to PyTorch's structured trace, if it is on.
 
     Args:
-        graph, what: what it is, ``onnx, region 0``.
-        text: makes it.
-        context: which of Dynamo's compiles it belongs to, if that is not the present one.
+        graph, what: of the title; ``what`` is for example ``onnx, region 0``.
+        text: returns the text.
+        context: Dynamo's compile that it belongs to; by default the current one.
     """
-    name = f"dynamo_backends {graph} {what}".replace(",", "").replace(" ", "_")  # a file name in what tlparse writes
+    name = f"dynamo_backends {graph} {what}".replace(",", "").replace(" ", "_")  # tlparse uses it as a file name
     with compile_context(context) if context is not None else contextlib.nullcontext():
         trace_structured(
             "artifact",
@@ -67,34 +68,28 @@ def trace(graph: GraphName, what: str, text: Callable[[], str], context: Compile
 
 def _size(stage: str, artifact: object) -> str:
     if isinstance(artifact, fx.GraphModule):
-        number = sum(node.op in ("call_function", "call_method", "call_module") for node in artifact.graph.nodes)
+        nodes = sum(node.op in ("call_function", "call_method", "call_module") for node in artifact.graph.nodes)
     elif isinstance(artifact, Split):
-        coverage = artifact.coverage
-        number = len(artifact.regions)
-        return f"{number} region{'s' * (number != 1)}, {coverage.on_onnx} of {coverage.total} operators on ONNX Runtime"
+        operators = f"{artifact.coverage.on_onnx} of {artifact.coverage.total} operators on ONNX Runtime"
+        return f"{len(artifact.regions)} region{'s' * (len(artifact.regions) != 1)}, {operators}"
     elif isinstance(artifact, CompiledRegion):
         if stage == "session":
-            return "made"
-        number = len((artifact.model if stage == "onnx" else artifact.optimized_model).graph)
+            return "created"
+        nodes = len((artifact.model if stage == "onnx" else artifact.optimized_model).graph)
     else:
         return ""
-    return f"{number} node{'s' * (number != 1)}"
+    return f"{nodes} node{'s' * (nodes != 1)}"
 
 
 def _text(stage: str, artifact: object) -> str:
     if isinstance(artifact, fx.GraphModule):
         return artifact.print_readable(print_output=False, include_stride=True, expanded_def=True)
     if isinstance(artifact, Split):
-        lines = [
-            f"region {region.index}: {', '.join(node.name for node in region.nodes)}" for region in artifact.regions
-        ]
+        lines = [f"region {item.index}: {', '.join(node.name for node in item.nodes)}" for item in artifact.regions]
         in_pytorch = artifact.coverage.in_pytorch.items()
-        return "\n".join(
-            [*lines, *(f"in PyTorch: {node.name} = {node.target}: {reason}" for node, reason in in_pytorch)]
-        )
+        lines += [f"in PyTorch: {node.name} = {node.target}: {reason}" for node, reason in in_pytorch]
+        return "\n".join(lines)
     if isinstance(artifact, CompiledRegion):
-        from ..graphs.graph_text import model_text  # not before a model is to be shown
-
         return model_text(artifact.model if stage == "onnx" else artifact.optimized_model)
     return ""
 
@@ -102,7 +97,5 @@ def _text(stage: str, artifact: object) -> str:
 def _text_of_bytes(model: bytes) -> str:
     import onnx
     import onnx_ir as ir
-
-    from ..graphs.graph_text import model_text
 
     return model_text(ir.from_proto(onnx.load_model_from_string(model)))

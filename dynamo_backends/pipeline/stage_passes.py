@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class StagePasses:
-    """The passes of one pipeline; ``observer`` sees the graph around each pass that fires."""
+    """The passes of one pipeline."""
 
     def __init__(self, options: Options, observer: Observer, support: Support) -> None:
         self._observer = observer
@@ -42,25 +42,25 @@ class StagePasses:
         region: int | None = None,
         checker: Checker | None = None,
     ) -> list[PassResult]:
-        """Runs the passes of a stage on a graph or a region's model; counts what they did.
+        """Runs the passes of a stage, and counts how often each fired.
 
         Args:
             stage: ``pre_grad``, ``joint``, ``post_grad`` or ``onnx``.
-            graph: its name.
-            artifact: the ``fx.GraphModule``, or the ``onnx_ir.Model`` of a region; changed in place.
-            region: which region, for a model.
-            checker: the numeric check of each pass that fires.
+            graph: the name of the graph.
+            artifact: an ``fx.GraphModule``, or the ``onnx_ir.Model`` of a region; changed in place.
+            region: index of the region, for a model.
+            checker: checks the results of each pass that fires.
         """
         label = str(graph) if region is None else f"{graph} region {region}"
         listener = self._observer.pass_listener(GraphName(graph.index) if stage == "joint" else graph, region)
-        before = _registered(artifact)
+        before = _operators_with_registered_converter(artifact)
         results = self._manager.run(stage, artifact, name=label, checker=checker, listener=listener)
         for result in results:
             if result.undone:
                 count(f"undone pass {result.name}")
             elif result.fired:
                 count(f"pass {result.name}", result.fired)
-        for target in before - _registered(artifact):
+        for target in before - _operators_with_registered_converter(artifact):
             fired = ", ".join(result.name for result in results if result.fired and not result.undone)
             count(f"unused_converter {target}")
             function = registered_converter(target)
@@ -69,8 +69,8 @@ class StagePasses:
         return results
 
 
-def _registered(artifact: object) -> set[object]:
-    """The operators with nodes in a graph, or nodes made of them in a model, whose translation somebody registered."""
+def _operators_with_registered_converter(artifact: object) -> set[object]:
+    """The operators with a user's converter that are in a graph, or from which a model was translated."""
     if isinstance(artifact, fx.GraphModule):
         return {node.target for node in artifact.graph.nodes} & registered_targets()
     assert isinstance(artifact, ir.Model)

@@ -187,7 +187,7 @@ def test_a_region_that_is_refused_loses_the_nodes_that_are_refused_alone(monkeyp
     coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))  # so the nodes are asked about no more
     torch._dynamo.reset()
     refuse_once(SessionError("made up"), monkeypatch)
-    monkeypatch.setattr(Support, "ask", lambda self, node: alone if node.target is aten.sin.default else None)
+    monkeypatch.setattr(Support, "probe", lambda self, node: alone if node.target is aten.sin.default else None)
     coverage = coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))
     assert [(node.name, reason) for node, reason in coverage.in_pytorch.items()] == [("sin", alone)]
     assert counted("refused_regions") == 1
