@@ -46,42 +46,41 @@ TABLE = Path(__file__).parent.parent / "docs" / "models.md"
 PAGE = """\
 # Models
 
-Whether whole models give eager's results, and how much of them runs on ONNX Runtime. This page is written by
+For users who ask whether a model works: whether whole models give eager's results, and how much of them runs on ONNX
+Runtime. This page is written by
 
 ```sh
 python tests/models_sweep.py --out results.json --write-table
 ```
 
-It builds {architectures} architectures (those of `transformers`, and two UNets), tiny and with random weights, and
-uses each in these ways: inference; a training step with its loss, all gradients and buffers, without dropout; two
-batches and lengths with `dynamic=True`; inference under autocast to bfloat16; for decoders `generate` with a
-growing cache, with a static one, and with two beams. That makes {cases} cases. **{run} of them were run**
-for this page ({versions}, CPU, one thread); of the others, *not run* in the
-table, it says nothing. The command goes on where it stopped: what is in the file `results.json` is not run again.
+which skips cases that are already in `results.json`. It builds {architectures} architectures (those of `transformers`,
+and two UNets), tiny and with random weights, and uses each in these modes: inference; a training step with its loss,
+all gradients and buffers, without dropout; two batches and lengths with `dynamic=True`; inference under autocast to
+bfloat16; for decoders `generate` with a growing cache, with a static one, and with two beams. **{run} of the {cases}
+cases were run** for this page ({versions}, CPU, one thread); the others are *not run* in the table.
 
-- *right*: each tensor of the result is as near to the float64 result as eager is: its largest error is at most 8
-  times that of eager, plus 64 roundings of the largest value (4 in bfloat16, and of what autocasting computes), or
-  a rounding of the largest number among all gradients. Integers, such as generated tokens, are equal.
-  {by_eager} cases were compared with eager itself, because the model does not run in float64, or generates other
-  tokens there.
-- *breaks*: more graph breaks or more graphs than under PyTorch's own backend `aot_eager`.
-- *PyTorch's own*: eager or `aot_eager` fails as well, or differs as much.
-- *on ONNX*: of all nodes in the modes that were run, the share that runs on ONNX Runtime (with
-  `placement="onnx"`). Views, random numbers and sums at repeated indices run in PyTorch by design.
-- *breaks* in the last column: the most graph breaks of a mode.
+- *right*: each tensor is as near to float64 as eager's: its largest error is at most 8 times eager's, plus 64 roundings
+  of the largest value (4 in bfloat16, and for what autocast computes), or a rounding of the largest number among all
+  gradients. Integers, such as generated tokens, are equal. {by_eager} cases were compared with eager itself, because
+  the model does not run in float64, or generates other tokens there.
+- *breaks*: more graph breaks or more graphs than under `aot_eager`; in the last column, the most graph breaks of a
+  mode.
+- *PyTorch's own*: eager or `aot_eager` fails too, or differs as much.
+- *on ONNX*: the share of all nodes that run on ONNX Runtime (with `placement="onnx"`). Views, random numbers and sums at
+  repeated indices run in PyTorch by design.
 
 {summary}
 ## What is not right
 
 {faults}
 
-## What PyTorch itself does not do
+## What fails in PyTorch too
 
 {theirs}
 
 ## What runs in PyTorch
 
-The operators that run in PyTorch in most architectures, views included.
+The operators that run in PyTorch in the most architectures, with views.
 
 | operator | architectures |
 | --- | --- |

@@ -231,10 +231,10 @@ def document(rows: Sequence[Row]) -> str:
     versions = f"PyTorch {torch.__version__.split('+')[0]}, ONNX Runtime {onnxruntime.__version__}"
     return f"""# Where each operator runs
 
-Each entry of PyTorch's operator database (`op_db`), as inference with `placement="onnx"`: {versions}. `ONNX` is
-whole on ONNX Runtime, `in part` is with nodes in PyTorch, which the last column names. What models hardly use, as
-special functions, cumulative maxima and medians, runs in PyTorch on purpose, which is faster at them. Written by
-`python tests/operator_coverage.py`, which also says what the classes are.
+For users who ask where an operator runs: each entry of PyTorch's operator database (`op_db`), as inference with
+`placement="onnx"`, with {versions}. `in part` means that some nodes run in PyTorch; the last column
+names them. Operators that models hardly use, such as special functions, cumulative maxima and medians, run in PyTorch
+because it is faster. `python tests/operator_coverage.py` writes this page, and defines the classes.
 
 {summary(rows)}
 {chr(10).join(lines)}
