@@ -173,7 +173,7 @@ STAGES = (
     ("dynamo_backends.pipeline.compiler", "read_memory_of_owners", "shared memory"),
     ("dynamo_backends.pipeline.compiler", "separate_returned_views", "shared memory"),
     ("dynamo_backends.pipeline.lowering", "split_graph", "split"),
-    ("dynamo_backends.partition.regions", "Support.probe", "oracle"),
+    ("dynamo_backends.partition.regions", "Support.probe", "probe"),
     ("dynamo_backends.pipeline.lowering", "translate", "translate"),
     ("dynamo_backends.pipeline.lowering", "fold_constants", "fold constants"),
     ("dynamo_backends.pipeline.lowering", "optimizers_to_disable", "serialize"),

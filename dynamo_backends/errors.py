@@ -18,7 +18,7 @@ class Kind(enum.Enum):
     """ONNX or ONNX Runtime cannot represent it: complex or sparse tensors, side effects."""
     UPSTREAM_FAULT = "upstream fault"
     """A translation of torchlib or a kernel of ONNX Runtime is known to be wrong."""
-    REFUSED = "refused"
+    REJECTED = "rejected"
     """ONNX Runtime has no kernel for it, or rejected its model."""
     OUT_OF_MEMORY = "out of memory"
     """The probe ran out of memory; the answer may differ next time."""
@@ -128,7 +128,7 @@ class SessionError(RuntimeError):
 
     def __init__(self, message: str, reason: Reason | None = None, node: str | None = None) -> None:
         super().__init__(message)
-        self.reason = reason or Reason(Kind.REFUSED, first_line(message))
+        self.reason = reason or Reason(Kind.REJECTED, first_line(message))
         self.node = node
 
 

@@ -43,42 +43,42 @@ EVENTS = {
     "cache_stored": "compiled graphs written to disk",
     "not_cached": "graphs that cannot be stored on disk",
     "not_cached: REASON": "of these, those with this reason",
-    "strides_probed": "operators that were run once on empty data to learn the strides of their results",
+    "strides_probed": "operators that were run once on dummy data to learn the strides of their results",
     "strides_not_known": "operators for which that failed; their results get the strides of PyTorch's fake tensors",
     "compared_runs": "runs that onnx_debug compared",
     "unchecked_values": "values that could not be compared, or only with eager",
 }
 """Every event and what it counts; a word in capitals stands for a name."""
 
-_tried: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("tried", default=None)
+_collected: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("collected", default=None)
 
 
 @contextlib.contextmanager
-def trying(told: list[str]) -> Iterator[None]:
-    """Marks what is compiled or run inside as a trial whose result may be discarded.
+def candidate_run(warnings: list[str]) -> Iterator[None]:
+    """Marks what is compiled or run inside as a candidate of the autotuner, which may still be rejected.
 
     Args:
-        told: collects the warnings of ``tell`` instead of the log.
+        warnings: collects the warnings of ``warn``, which are not logged.
     """
-    token = _tried.set(told)
+    token = _collected.set(warnings)
     try:
         yield
     finally:
-        _tried.reset(token)
+        _collected.reset(token)
 
 
-def is_tried() -> bool:
-    """Whether this is a trial: failures are raised instead of falling back to PyTorch."""
-    return _tried.get() is not None
+def is_candidate_run() -> bool:
+    """Whether a candidate is compiled or run: failures are raised instead of falling back to PyTorch."""
+    return _collected.get() is not None
 
 
-def tell(logger: logging.Logger, text: str) -> None:
-    """Logs a warning; inside ``trying``, collects it instead."""
-    told = _tried.get()
-    if told is None:
+def warn(logger: logging.Logger, text: str) -> None:
+    """Logs a warning; inside ``candidate_run``, collects it instead."""
+    warnings = _collected.get()
+    if warnings is None:
         logger.warning("%s", text, stacklevel=2)
     else:
-        told.append(text)
+        warnings.append(text)
 
 
 def count(event: str, number: int = 1) -> None:

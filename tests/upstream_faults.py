@@ -53,7 +53,7 @@ def unknown(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (upstream_faults, kernel_faults):
             patch.setattr(module, "FAULTS", tuple(fault for fault in module.FAULTS if fault.shown_by != name))
-        patch.setattr(node_support.ORACLE, "known", {})
+        patch.setattr(node_support.ANSWERS, "known", {})
         yield
 
 

@@ -16,7 +16,7 @@ from ..common.strides import ExactStrides
 from ..errors import Kind, Reason
 from ..graphs.graph_json import CannotStoreError, decode, decode_graph, encode, encode_graph
 from ..options import Options
-from ..partition.coverage import Report
+from ..partition.coverage import CoverageCounts
 from ..partition.program import Program, RegionCode, RegionProgram
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
@@ -45,17 +45,17 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Record
             raise CannotStoreError("a constant that is not row-major")
         stored[name] = value
     executables = [region.executable for region in program.regions]
-    report = program.report
+    coverage = program.coverage
     header = {
         "code": encode_graph(program.code, regions=len(program.regions)),
         "regions": [_encode_executable(item) for item in executables],
         "in_pytorch": [_code_text(region) for region in program.regions],
         "originals": references,
         "constants": [[name, encode((item.dtype, tuple(item.shape)), {})] for name, item in stored.items()],
-        "report": [
-            report.regions,
-            report.on_onnx,
-            [[target, reason.kind.name, reason.text, number] for target, reason, number in report.fallbacks],
+        "coverage": [
+            coverage.regions,
+            coverage.on_onnx,
+            [[target, reason.kind.name, reason.text, number] for target, reason, number in coverage.fallbacks],
         ],
     }
     return Record(header, [*(item.model for item in executables), *map(bytes_of, stored.values())])
@@ -85,9 +85,9 @@ def from_record(record: Record, module: fx.GraphModule, options: Options) -> Pro
         RegionProgram(_decode_executable(encoded, model).on(tuple(options.providers)), RegionCode(str(text)))
         for encoded, model, text in zip(header["regions"], models, header["in_pytorch"], strict=True)
     )
-    count, on_onnx, fallbacks = header["report"]
+    count, on_onnx, fallbacks = header["coverage"]
     reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in fallbacks]
-    program = Program(code, attributes, regions, Report(count, on_onnx, reasons))
+    program = Program(code, attributes, regions, CoverageCounts(count, on_onnx, reasons))
     if len(placeholders := list(module.graph.find_nodes(op="placeholder"))) != len(program.arguments):
         raise ValueError(f"expected {len(placeholders)} arguments, got {len(program.arguments)}")
     for i in range(number):

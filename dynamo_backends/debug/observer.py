@@ -178,7 +178,7 @@ class DebugObserver(Observer):
             failed=functools.partial(self.comparison_failed, graph),
         )
 
-    def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
+    def rejected(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
         if not self.is_open:
             return
         self._rejected[graph] += 1

@@ -96,7 +96,7 @@ _REMEDIES = {
     Kind.NO_TRANSLATION: "write a converter: dynamo_backends.register_converter(torch.ops.{})",
     Kind.NOT_IN_ONNX: "in the model, use real instead of complex, dense instead of sparse tensors, and no side effects",
     Kind.UPSTREAM_FAULT: "use a version of the library without the fault, or write a converter",
-    Kind.REFUSED: "use another dtype, or an execution provider that has a kernel for it",
+    Kind.REJECTED: "use another dtype, or an execution provider that has a kernel for it",
     Kind.OUT_OF_MEMORY: "provide more memory",
     Kind.DEVICE: "use one device, and an execution provider for it: options={'providers': [...]}",
     Kind.UNKNOWN_SHAPE: "use sizes that do not depend on data; dynamic=False, if sizes do not change",

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from ..common import operator_watchers
 from ..common.safety_net import caught
 from ..errors import Reason, SessionError, WrongResultError, first_line
-from ..events import count, is_tried
+from ..events import count, is_candidate_run
 from .layout import Layout
 
 if TYPE_CHECKING:  # the exporter imports this module, and must not import the runtime
@@ -234,7 +234,7 @@ class RunnableRegion:
 
     def _after_internal_error(self, args: Sequence[object], error: Exception) -> Sequence[object]:
         """Runs the region in PyTorch after an unexpected exception; if PyTorch fails too, its error is raised."""
-        if is_tried():
+        if is_candidate_run():
             raise error
         results = self.in_pytorch(*args)
         self.failures += 1
@@ -251,7 +251,7 @@ class RunnableRegion:
 
     def _after_session_error(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
         """Runs the region in PyTorch after ONNX Runtime failed; if PyTorch fails too, its error is raised."""
-        if is_tried():
+        if is_candidate_run():
             raise error
         results = self.in_pytorch(*args)
         is_wrong = isinstance(error, WrongResultError)

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import first_line
-from ..events import count, tell
+from ..events import count, warn
 from .artifacts import Runner, without_graph
 from .fake_tensors import decompositions_as_kernels, fake_tensors_as_kernels
 
@@ -57,7 +57,7 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
         except Exception as error:  # if PyTorch fails too, its error is raised
             results = in_pytorch(kept)
             count("inductor_failures")
-            tell(logger, f"Inductor's code failed; PyTorch ran the operators: {first_line(str(error))}")
+            warn(logger, f"Inductor's code failed; PyTorch ran the operators: {first_line(str(error))}")
             return results
 
     return run

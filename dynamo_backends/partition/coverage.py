@@ -7,15 +7,15 @@ import logging
 from collections.abc import Sequence
 
 from ..errors import Reason
-from ..events import count, tell
+from ..events import count, warn
 from ..graphs.artifacts import GraphName, Split
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
-    """How many operators of a graph run on ONNX Runtime and in PyTorch. It is stored in the cache.
+class CoverageCounts:
+    """A ``Coverage`` without its nodes: how many operators run on ONNX Runtime and in PyTorch. Stored in the cache.
 
     Attributes:
         regions: number of regions.
@@ -28,13 +28,13 @@ class Report:
     fallbacks: Sequence[tuple[str, Reason, int]]
 
     @classmethod
-    def of(cls, split: Split) -> Report:
-        """The report of a split graph."""
+    def of(cls, split: Split) -> CoverageCounts:
+        """The counts of a split graph."""
         coverage = split.coverage
         fallbacks = tuple((target, reason, number) for (target, reason), number in coverage.fallbacks.items())
         return cls(len(split.regions), coverage.on_onnx, fallbacks)
 
-    def tell(self, name: GraphName) -> None:
+    def log(self, name: GraphName) -> None:
         """Adds to the counters, and logs a warning if operators run in PyTorch that should run on ONNX Runtime."""
         in_pytorch = sum(number for _, _, number in self.fallbacks)
         if not self.on_onnx + in_pytorch:
@@ -49,4 +49,4 @@ class Report:
             regions = f"{self.regions} region{'' if self.regions == 1 else 's'}"
             rest = f"the rest on ONNX Runtime in {regions}" if self.regions else "none on ONNX Runtime"
             operators = f"{in_pytorch} of {self.on_onnx + in_pytorch} operators"
-            tell(logger, f"{name}: {operators} run in PyTorch, {rest}: {'; '.join(unintended)}")
+            warn(logger, f"{name}: {operators} run in PyTorch, {rest}: {'; '.join(unintended)}")

@@ -20,7 +20,7 @@ from ..options import Options
 from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
 from ..weights.frozen_session import FrozenSession, Weight, load_session
-from .coverage import Report
+from .coverage import CoverageCounts
 
 if TYPE_CHECKING:
     from .provider_check import CheckedSession
@@ -88,14 +88,14 @@ class Program:
         code: runs in PyTorch. It takes its arguments boxed, and calls region ``i`` as the module ``region_i``.
         attributes: the attributes that the code reads, by name: constants, subgraphs, functions compiled by Inductor.
         regions: the parts that run on ONNX Runtime.
-        report: how much of the graph runs where.
+        coverage: how much of the graph runs where.
         varies: why another compile of the graph may give another Program, which is then not cached; else empty.
     """
 
     code: fx.Graph
     attributes: Mapping[str, object]
     regions: tuple[RegionProgram, ...]
-    report: Report
+    coverage: CoverageCounts
     varies: str = ""
 
     @functools.cached_property

@@ -20,7 +20,7 @@ from torch import fx
 from passes.engine.locks import Lock
 
 from ..errors import Kind, SessionError, first_line
-from ..events import count, tell
+from ..events import count, warn
 from ..numerics.same_results import difference_of_results
 from ..runtime.providers import float32_precision, only_cpu, provider_name
 from .pass_verification import Evaluation
@@ -153,7 +153,7 @@ class CheckedSession:
                 self._failure += f"; {provider_name(providers[0])} rejects it: {first_line(str(error))}"
                 continue
             self._providers = providers
-            tell(logger, f"{self._failure}; {provider_name(providers[0])} runs it from now on")
+            warn(logger, f"{self._failure}; {provider_name(providers[0])} runs it from now on")
             return
         raise SessionError(self._failure)
 

@@ -29,8 +29,8 @@ from ..graphs.artifacts import Input, Output, Region, Split, region_name
 from ..graphs.layout import ROW_MAJOR, Layout, layout_of
 from ..graphs.operators import is_collective
 from ..numerics.exact import attribute
-from ..runtime.kernel_faults import refusal
-from ..runtime.node_support import ORACLE
+from ..runtime.kernel_faults import reason_against_model
+from ..runtime.node_support import ANSWERS
 from ..runtime.providers import Provider, provider_name
 from .dry_run import example_sizes, wrong_result
 from .needed_passes import with_needed_passes
@@ -103,7 +103,7 @@ class Support:
         is_deterministic = torch.are_deterministic_algorithms_enabled()
         # The function, not its id, which may be reused after the function is freed.
         question = (translation, self.opset, repr(self.providers), only_first, is_deterministic, signature(node))
-        return ORACLE.ask(question, lambda: self.probe(node, only_first=only_first))
+        return ANSWERS.get(question, lambda: self.probe(node, only_first=only_first))
 
     def probe(self, node: fx.Node, *, only_first: bool = False) -> Reason | None:
         """Translates a node and creates a session of it alone; returns why that fails, or ``None``.
@@ -117,9 +117,9 @@ class Support:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
             model = with_needed_passes(model)
             sizes = example_sizes(node, model)
-            error = refusal(model, self.providers, only_first=only_first, sizes=sizes)
+            error = reason_against_model(model, self.providers, only_first=only_first, sizes=sizes)
             if error is not None and error.reason.kind is not Kind.OUT_OF_MEMORY:
-                error = refusal(fold_constants(model), self.providers, only_first=only_first, sizes=sizes)
+                error = reason_against_model(fold_constants(model), self.providers, only_first=only_first, sizes=sizes)
             if error is None and not is_inferred(node, find_translation(node.target, self.opset), self.opset):
                 return wrong_result(node, model)
         except TranslationError as failure:

@@ -29,14 +29,14 @@ from ..errors import (
     UnsupportedOperatorError,
     first_line,
 )
-from ..events import count, tell
+from ..events import count, warn
 from ..exporter.registration import described, registered_converter
 from ..exporter.results import sizes_of
 from ..exporter.translate import fold_constants, translate
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, region_name
 from ..graphs.locations import where
 from ..options import Options
-from ..partition.coverage import Report
+from ..partition.coverage import CoverageCounts
 from ..partition.pass_verification import Evaluation, ModelChecker
 from ..partition.program import Program, ProviderCheck, RegionCode, RegionProgram
 from ..partition.regions import Support, assemble, attributes_of, depth_first, producer_of, region_graph, split_graph
@@ -95,7 +95,7 @@ class Lowering:
         """Runs the stages from ``regions`` to ``session``."""
         self.record(graph.name, graph.module, graph.weights)
         split = Split([], {})
-        program = Program(assemble(graph.module, []), attributes_of(graph.module), (), Report.of(split))
+        program = Program(assemble(graph.module, []), attributes_of(graph.module), (), CoverageCounts.of(split))
         return CompiledGraph(graph.name, graph.module, split, [], program, graph.passes)
 
     def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
@@ -125,7 +125,7 @@ class OnnxLowering(Lowering):
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
         """
         split, compiled = self._compile_regions(graph)
-        report = Report.of(split)
+        coverage = CoverageCounts.of(split)
         _warn_of_unused_converters(split)
         attributes, regions = attributes_of(graph.module), list(split.regions)
         if self.options.fallback == "inductor" and not self.observer.watches:
@@ -139,7 +139,7 @@ class OnnxLowering(Lowering):
         varies = "a pass that was undone" if is_undone else ""
         if any(reason.kind is Kind.OUT_OF_MEMORY for reason in split.in_pytorch.values()):
             varies = "memory ran out"
-        program = Program(code, attributes, tuple(item.program for item in compiled), report, varies)
+        program = Program(code, attributes, tuple(item.program for item in compiled), coverage, varies)
         give_back()
         return CompiledGraph(graph.name, graph.module, split, compiled, program, graph.passes, graph.seconds)
 
@@ -233,11 +233,11 @@ class OnnxLowering(Lowering):
             except SessionError as error:
                 is_last = only_cpu(providers) or isinstance(error, KernelFaultError)
                 if is_last or error.node is not None or any(map(self.support.probe, region.operators)):
-                    self.observer.refused(name, region.index, model, error)
+                    self.observer.rejected(name, region.index, model, error)
                     raise
                 count("refused_by_provider")
                 rejection = f"{provider_name(providers[0])} rejects it: {first_line(str(error))}"
-                tell(logger, f"{name} region {region.index}: {rejection}")
+                warn(logger, f"{name} region {region.index}: {rejection}")
                 continue
             return self._program(region, model, chosen, remaining), session
         raise AssertionError("unreachable")  # the CPU provider, which comes last, returns or raises
@@ -271,7 +271,7 @@ def _warn_of_unused_converters(split: Split) -> None:
             continue
         logged.add((node.target, reason))
         line = where(node) or "an unknown line"
-        tell(logger, f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}")
+        warn(logger, f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}")
 
 
 def _mark_weights(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:

@@ -41,7 +41,7 @@ class Observer:
         """
         stage_reached(name, graph, artifact)
 
-    def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
+    def rejected(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
         """ONNX Runtime rejected the model of a region; the graph will be split again.
 
         Args:
@@ -100,8 +100,8 @@ class GuardedObserver(Observer):
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         self.guarded(f"the stage {name}", graph, lambda: self._observer.stage(name, graph, artifact), None)
 
-    def refused(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
-        self.guarded("a rejected region", graph, lambda: self._observer.refused(graph, region, model, error), None)
+    def rejected(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
+        self.guarded("a rejected region", graph, lambda: self._observer.rejected(graph, region, model, error), None)
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         self.guarded("the passes", graph, lambda: self._observer.passes(graph, results), None)

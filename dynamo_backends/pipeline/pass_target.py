@@ -15,7 +15,7 @@ from ..errors import KernelFaultError, Reason
 from ..exporter.decompositions import decomposition_table
 from ..options import Options
 from ..partition.regions import Support
-from ..runtime.kernel_faults import check, refusal_of_node, result_types
+from ..runtime.kernel_faults import check, reason_against_node, result_types
 from ..runtime.providers import Provider, only_cpu, provider_name
 
 BACKEND = "onnxrt"
@@ -62,7 +62,7 @@ def _refuses_operator(support: Support, node: fx.Node) -> str | None:
 
 
 def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | None:
-    return _text(refusal_of_node(node, providers, opset))
+    return _text(reason_against_node(node, providers, opset))
 
 
 def _text(reason: Reason | None) -> str | None:

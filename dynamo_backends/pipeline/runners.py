@@ -22,7 +22,7 @@ from ..cache.graphs import CachedGraphs, Entry, cached_graphs
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_as_it_was
 from ..errors import SessionError, first_line
-from ..events import count, is_tried
+from ..events import count, is_candidate_run
 from ..exporter.decompositions import Decompositions, decomposition_table
 from ..graphs import aot
 from ..graphs.artifacts import GraphName, Runner
@@ -128,7 +128,7 @@ class Runners:
                     cache.keep(entry, compiled.program)
                 result = compiled.program, self.observer.runner(compiled, loaded)
         program, run = result
-        program.report.tell(name)
+        program.coverage.log(name)
         return run
 
     def _load_from_cache(self, entry: Entry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
@@ -184,6 +184,6 @@ class Runners:
             lambda graph: aot.boxed(boxed_code(graph)),
             what=f"the compile of {name or 'a graph'}",
             instead="PyTorch runs the graph",
-            must_compile=lambda: self.options.fallback == "error" or is_tried(),
+            must_compile=lambda: self.options.fallback == "error" or is_candidate_run(),
             failed=failed,
         )

@@ -11,7 +11,7 @@ from torch import fx
 from passes.engine.manager import Checker, PassManager
 from passes.engine.results import PassResult
 
-from ..events import count, tell
+from ..events import count, warn
 from ..exporter.registration import described, registered_converter, registered_targets
 from ..graphs.artifacts import GraphName
 from ..options import Options
@@ -65,7 +65,7 @@ class StagePasses:
             count(f"unused_converter {target}")
             function = registered_converter(target)
             name = described(function) if function is not None else ""
-            tell(logger, f"{label}: the converter {name} has no {target} to translate: {fired} rewrote it")
+            warn(logger, f"{label}: the converter {name} has no {target} to translate: {fired} rewrote it")
         return results
 
 

@@ -20,14 +20,14 @@ from passes.engine.locks import Lock
 from ..common.operator_watchers import unseen
 from ..common.safety_net import caught, net
 from ..errors import CandidateError, SessionError, TranslationError, first_line
-from ..events import count, trying
+from ..events import candidate_run, count
 from ..graphs.aot import dynamo_compile_lock, gradients_of_results
 from ..graphs.artifacts import GraphName, Runner
 from ..numerics.same_results import difference_of_results, sampled
 from ..runtime.system_memory import give_back
 from .graph_facts import draws, least_precise, symbolic_arguments, written_arguments
-from .outcomes import Outcomes
-from .search import Outcome, Search
+from .outcomes import StoredOutcomes
+from .search import EngineSearch, SearchOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +65,14 @@ class Autotuner:
         directions: Sequence[str],
         *,
         margin: float,
-        outcomes: Outcomes | None = None,
+        outcomes: StoredOutcomes | None = None,
         foreign: Sequence[str] = (),
     ) -> None:
         self.engines = tuple(engines)
         self.directions = tuple(directions)
         self.foreign = frozenset(foreign)
         self.lock = Lock()
-        self.search = Search(engines, len(directions), margin)
+        self.search = EngineSearch(engines, len(directions), margin)
         self._outcomes = outcomes
         self.graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
         known = outcomes.known() if outcomes is not None else None
@@ -82,7 +82,7 @@ class Autotuner:
         _autotuners.add(self)
 
     def engine(self, position: int) -> str:
-        """The engine of a graph in this call, see ``Search.engine``; keeps the outcome once the search ends."""
+        """The engine of a graph in this call, see ``EngineSearch.engine``; keeps the outcome once the search ends."""
         before = self.search.configuration
         engine = self.search.engine(position)
         if self.search.configuration != before:
@@ -114,7 +114,7 @@ class Autotuner:
 
     def give_up(self) -> None:
         """Makes the reference run all graphs in this process, and the next process search again."""
-        self.outcome = self.search.outcome = Outcome((self.engines[0],) * len(self.directions), {}, {})
+        self.outcome = self.search.outcome = SearchOutcome((self.engines[0],) * len(self.directions), {}, {})
         if self._outcomes is not None:
             self._outcomes.forget()
 
@@ -189,7 +189,7 @@ class TunedGraph:
         """Makes the next calls ask the autotuner again."""
         self._settled = None
 
-    def _build_known_winner(self, outcome: Outcome) -> None:
+    def _build_known_winner(self, outcome: SearchOutcome) -> None:
         """Builds the winner of an earlier process; if that fails, the reference."""
         engine = outcome.winner[self._position]
         logger.info("%s runs by %s, the winner in an earlier process: %s", self._name, engine, outcome)
@@ -232,7 +232,7 @@ class TunedGraph:
         with unseen(while_compiling=True):
             logger.info("%s: %s compiles it", self._name, engine)
             try:
-                with trying(self._warnings[engine]):
+                with candidate_run(self._warnings[engine]):
                     self._runners[engine] = self._builders[engine]()
             except Exception as error:  # whatever a compiler raises
                 self._reject(engine, f"cannot compile the {self._name.direction}", error)
@@ -314,7 +314,7 @@ class TunedGraph:
         try:
             copied = [arg.clone() if i in self._written else arg for i, arg in enumerate(args)]  # type: ignore[attr-defined]
             written = [copied[i] for i in self._written]
-            with unseen(), trying(self._warnings[engine]):
+            with unseen(), candidate_run(self._warnings[engine]):
                 return sampled([*_leaves(self._runners[engine](copied)), *written])
         finally:
             if state is not None:

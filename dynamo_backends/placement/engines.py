@@ -26,7 +26,7 @@ from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
 from .autotuner import Autotuner, TunedGraph
 from .graph_facts import copy_of, describe_frame, may_run_twice, written_arguments
-from .outcomes import Outcomes
+from .outcomes import StoredOutcomes
 
 if TYPE_CHECKING:
     from ..pipeline.runners import Runners
@@ -78,7 +78,7 @@ class Placement:
         """The autotuner of graphs with these directions, made at first use."""
         if directions not in self._autotuners:
             cache = cached_graphs(self._options) if self._options.cache else None
-            outcomes = Outcomes(cache, self._frame, directions, self._engines) if cache is not None else None
+            outcomes = StoredOutcomes(cache, self._frame, directions, self._engines) if cache is not None else None
             self._autotuners[directions] = Autotuner(
                 self._engines, directions, margin=_MARGIN, outcomes=outcomes, foreign=(INDUCTOR,)
             )

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from ..cache.graphs import CachedGraphs
 from ..cache.store import Record
-from .search import Outcome
+from .search import SearchOutcome
 
 _PROCESSES = 20
 """Processes that use an outcome before the engines are timed again: the machine may have changed."""
 
 
-class Outcomes:
+class StoredOutcomes:
     """The outcome of one frame, for the directions of its graphs and the candidate engines."""
 
     def __init__(self, cache: CachedGraphs, frame: str, directions: Sequence[str], engines: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ class Outcomes:
         what = {"what": "outcome", "frame": frame}
         self._question = {**what, "directions": list(directions), "engines": list(engines)}
 
-    def known(self) -> Outcome | None:
+    def known(self) -> SearchOutcome | None:
         """The outcome of an earlier process; ``None`` if there is none, or ``_PROCESSES`` used it."""
         found = self._cache.fact(self._question, _read)
         if found is None:
@@ -31,7 +31,7 @@ class Outcomes:
         self._keep(outcome, processes + 1)
         return outcome
 
-    def keep(self, outcome: Outcome) -> None:
+    def keep(self, outcome: SearchOutcome) -> None:
         """Keeps an outcome for later processes."""
         self._keep(outcome, 0)
 
@@ -39,7 +39,7 @@ class Outcomes:
         """Makes the next process search again."""
         self._cache.forget_fact(self._question)
 
-    def _keep(self, outcome: Outcome, processes: int) -> None:
+    def _keep(self, outcome: SearchOutcome, processes: int) -> None:
         answer = {
             "winner": list(outcome.winner),
             "milliseconds": [[list(engines), time] for engines, time in outcome.milliseconds.items()],
@@ -49,7 +49,7 @@ class Outcomes:
         self._cache.keep_fact(self._question, answer)
 
 
-def _read(record: Record) -> tuple[Outcome, int]:
+def _read(record: Record) -> tuple[SearchOutcome, int]:
     """An outcome, and the number of processes that used it.
 
     Raises:
@@ -58,4 +58,4 @@ def _read(record: Record) -> tuple[Outcome, int]:
     answer = record.header
     milliseconds = {tuple(map(str, engines)): float(time) for engines, time in answer["milliseconds"]}
     rejected = {str(engine): str(why) for engine, why in answer["rejected"].items()}
-    return Outcome(tuple(map(str, answer["winner"])), milliseconds, rejected), int(answer["processes"])
+    return SearchOutcome(tuple(map(str, answer["winner"])), milliseconds, rejected), int(answer["processes"])

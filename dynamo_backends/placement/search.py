@@ -35,7 +35,7 @@ _HOPELESS, _NEAR = 1.5, 1.25
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """The result of a search.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Round:
         return last == graphs - 1 and all(self.seen[graph] >= needed for graph in range(graphs))
 
 
-class Search:
+class EngineSearch:
     """Chooses the configuration of each call, and takes the times of calls. Graphs are identified by position.
 
     Args:
@@ -110,9 +110,9 @@ class Search:
         self._round = self._waiting.popleft()
         self._last = graphs - 1
         self._elements = 1
-        self.outcome: Outcome | None = None
+        self.outcome: SearchOutcome | None = None
 
-    def try_again(self, outcome: Outcome, challenger: Configuration) -> None:
+    def try_again(self, outcome: SearchOutcome, challenger: Configuration) -> None:
         """Times a winner and its challenger again, alternately."""
         self._times, self._known, self._incumbent = {}, outcome.milliseconds, outcome.winner
         self._waiting = collections.deque(_Round(engines, _CALLS) for engines in (outcome.winner, challenger) * 2)
@@ -213,13 +213,13 @@ class Search:
             engines: sum(_typical(of_graph) for of_graph in times if of_graph) for engines, times in self._times.items()
         }
 
-    def _end(self) -> Outcome:
+    def _end(self) -> SearchOutcome:
         costs = self._costs()
         winner = min(costs, key=costs.__getitem__, default=self._incumbent)
         if costs.get(winner, 0.0) > self._margin * costs.get(self._incumbent, math.inf):
             winner = self._incumbent
         rejected = {engine: why for (_, engine), why in self._rejected.items()}
-        return Outcome(winner, {**self._known, **costs}, rejected)
+        return SearchOutcome(winner, {**self._known, **costs}, rejected)
 
 
 def _typical(times: Sequence[float]) -> float:

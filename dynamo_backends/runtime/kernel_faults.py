@@ -17,7 +17,7 @@ import torch
 from ..common.upstream_faults import Fault
 from ..errors import KernelFaultError, Reason, SessionError
 from .constants import TABLE, computed_from
-from .node_support import ORACLE, model_of, signature
+from .node_support import ANSWERS, model_of, signature
 from .providers import Provider, only_cpu
 from .settings import SessionSettings, create_session
 from .subprocess_session import check_in_subprocess
@@ -245,7 +245,7 @@ def _add_tables(graph: onnx.GraphProto, constants: Collection[str], computed: Co
         table.name = name + TABLE
 
 
-def refusal(
+def reason_against_model(
     model: ir.Model,
     providers: Sequence[Provider],
     *,
@@ -267,7 +267,7 @@ def refusal(
     return None
 
 
-def refusal_of_node(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
+def reason_against_node(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
     """Why the first provider must not run a node, whose inputs have types; ``None`` if it may."""
     if any(_faults_of(node)) or any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
         try:
@@ -285,7 +285,7 @@ def _first_provider_refuses(node: ir.Node, providers: Sequence[Provider], opset:
             return error.reason
         return None
 
-    return ORACLE.ask(("ONNX node", repr(providers), opset, signature(node)), find_out)
+    return ANSWERS.get(("ONNX node", repr(providers), opset, signature(node)), find_out)
 
 
 def _load(
@@ -336,7 +336,7 @@ def result_types(providers: Sequence[Provider], opset: int, node: ir.Node) -> li
         return {item.name: (_DTYPES[item.type], _shape(item.shape)) for item in outputs if item.type in _DTYPES}
 
     shapes = tuple(None if value is None else str(value.shape) for value in node.inputs)
-    types = ORACLE.ask(("result types", repr(providers), opset, signature(node), shapes), find_out)
+    types = ANSWERS.get(("result types", repr(providers), opset, signature(node), shapes), find_out)
     return None if isinstance(types, Reason) else [types.get(f"output_{i}") for i in range(len(node.outputs))]
 
 

@@ -42,7 +42,7 @@ def session_error(error: BaseException, model: bytes) -> SessionError:
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         reason = Reason(Kind.OUT_OF_MEMORY, f"ONNX Runtime ran out of memory: {_without_names(text)}")
     else:
-        reason = Reason(Kind.REFUSED, f"ONNX Runtime rejects it: {_without_names(text)}")
+        reason = Reason(Kind.REJECTED, f"ONNX Runtime rejects it: {_without_names(text)}")
     return SessionError(text, reason, _fx_node_named(text, model))
 
 

@@ -20,7 +20,7 @@ from .custom_operators import loaded_libraries
 Answer = TypeVar("Answer")
 
 
-class Oracle:
+class AnswerCache:
     """A thread-safe cache of ``most`` answers about nodes; a model of a hundred layers has some two hundred questions.
 
     Answers of the kind ``OUT_OF_MEMORY`` are not kept.
@@ -31,7 +31,7 @@ class Oracle:
         self.lock = Lock()
         self.known: dict[Hashable, Any] = {}
 
-    def ask(self, question: Hashable, find_out: Callable[[], Answer]) -> Answer | Reason:
+    def get(self, question: Hashable, find_out: Callable[[], Answer]) -> Answer | Reason:
         """The answer to a question; a Reason if there was no memory to find it.
 
         Args:
@@ -59,7 +59,7 @@ class Oracle:
         return len(self.known)
 
 
-ORACLE = Oracle()
+ANSWERS = AnswerCache()
 """The answers of this process."""
 
 

@@ -36,7 +36,7 @@ from dynamo_backends.partition.regions import Support
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.constants import declared, declared_as_inputs
 from dynamo_backends.runtime.dtypes import ONNX_NUMBERS, TORCH_DTYPES
-from dynamo_backends.runtime.node_support import ORACLE
+from dynamo_backends.runtime.node_support import ANSWERS
 from passes import Pass, register, unregister
 from passes.engine import registry
 from passes.engine.manager import PassContext, PassManager
@@ -49,14 +49,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache is on, in a folder of this test's own."""
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", "1")
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(ORACLE, "known", {})
+    monkeypatch.setattr(ANSWERS, "known", {})
     return tmp_path / "cache"
 
 
 def forget() -> None:
     """What a new process does not know: compiled graphs, answers about nodes, counts."""
     torch._dynamo.reset()
-    ORACLE.known.clear()
+    ANSWERS.known.clear()
     counters.clear()
 
 

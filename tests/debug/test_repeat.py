@@ -90,7 +90,7 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(kernel_faults, "FAULTS", ())
     monkeypatch.setattr(upstream_faults, "FAULTS", ())
-    monkeypatch.setattr(node_support.ORACLE, "known", {})
+    monkeypatch.setattr(node_support.ANSWERS, "known", {})
     monkeypatch.setitem(CONVERTERS, aten.embedding_dense_backward.default, racing)
     table, index = torch.randn(16, 64, requires_grad=True), torch.full((100_000,), 3)
     grad = torch.randn(100_000, 64)  # of both signs: the sum is small, as is its rounding, and a lost one is seen

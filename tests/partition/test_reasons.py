@@ -18,7 +18,7 @@ from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
 from dynamo_backends.graphs.artifacts import CompiledGraph, Coverage, GraphName, Runner
 from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.options import parse_options
-from dynamo_backends.partition.coverage import Report
+from dynamo_backends.partition.coverage import CoverageCounts
 from dynamo_backends.partition.program import Loaded
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.pipeline import lowering
@@ -56,7 +56,7 @@ def coverage_of(function: Callable[..., object], *args: object, **options: objec
 
 KINDS: dict[str, tuple[Callable[[torch.Tensor], object], str, Kind]] = {
     "no translation": (lambda x: torch.linalg.eigvalsh(x) + 1, "aten._linalg_eigh.default", Kind.NO_TRANSLATION),
-    "no kernel": (lambda x: torch.special.erf(x.double()) * 2, "aten.erf.default", Kind.REFUSED),
+    "no kernel": (lambda x: torch.special.erf(x.double()) * 2, "aten.erf.default", Kind.REJECTED),
     "complex": (lambda x: torch.view_as_real(x.to(torch.complex64) * 2), "aten.mul.Tensor", Kind.NOT_IN_ONNX),
     "fault": (lambda x: torch.topk(x, 1).values + 1, "aten.topk.default", Kind.UPSTREAM_FAULT),
     "random": (lambda x: torch.rand_like(x) * x, "aten.rand_like.default", Kind.RANDOM),
@@ -149,7 +149,7 @@ def test_a_refusal_knows_the_node_that_the_runtime_names(text: str) -> None:
     with pytest.raises(SessionError) as caught:
         Session(model_of(text), SessionSettings(CPU))
     assert caught.value.node == "from_y", str(caught.value)
-    assert caught.value.reason.kind is Kind.REFUSED
+    assert caught.value.reason.kind is Kind.REJECTED
     assert "node_y" not in str(caught.value.reason)
 
 
@@ -183,7 +183,7 @@ def refuse_once(error: SessionError, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_region_that_is_refused_loses_the_nodes_that_are_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Reason(Kind.REFUSED, "made up, of the node alone")
+    alone = Reason(Kind.REJECTED, "made up, of the node alone")
     coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))  # so the nodes are asked about no more
     torch._dynamo.reset()
     refuse_once(SessionError("made up"), monkeypatch)
@@ -259,7 +259,7 @@ def test_the_error_of_a_translation_reaches_the_account(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("regions", "rest"), [(0, r"\bnone\b"), (1, r"\b1 region\b"), (2, r"\b2 regions\b")])
 def test_the_warning_says_where_the_rest_runs(regions: int, rest: str, caplog: pytest.LogCaptureFixture) -> None:
     reason = Reason(Kind.NO_TRANSLATION, "no translation")
-    Report(regions, 3 * regions, [("aten.topk.default", reason, 1)]).tell(GraphName(4, "inference"))
+    CoverageCounts(regions, 3 * regions, [("aten.topk.default", reason, 1)]).log(GraphName(4, "inference"))
     (said,) = caplog.messages
     assert said.startswith(f"graph 4 inference: 1 of {3 * regions + 1} ") and re.search(rest, said)
     assert said.endswith(f"aten.topk.default x1 ({reason})")

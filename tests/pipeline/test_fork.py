@@ -121,12 +121,12 @@ def test_a_pool_of_forked_processes() -> None:
 
 LOCKED = """
 import os, signal, threading, torch
-from dynamo_backends.runtime.node_support import ORACLE
+from dynamo_backends.runtime.node_support import ANSWERS
 torch.set_num_threads(1)
 held, done = threading.Event(), threading.Event()
 
 def compile_something():
-    with ORACLE.lock:
+    with ANSWERS.lock:
         held.set()
         done.wait()
 

@@ -24,7 +24,7 @@ import passes
 from dynamo_backends.exporter.converters.registry import CONVERTERS
 from dynamo_backends.runtime import binding
 from dynamo_backends.runtime.memory_arena import ARENA
-from dynamo_backends.runtime.node_support import ORACLE
+from dynamo_backends.runtime.node_support import ANSWERS
 
 
 def model() -> torch.nn.Module:
@@ -56,14 +56,14 @@ def test_a_runtime_that_makes_no_session(error: Exception, monkeypatch: pytest.M
     def refuse(*args: object, **kwargs: object) -> None:
         raise error
 
-    monkeypatch.setattr(ORACLE, "known", {})
+    monkeypatch.setattr(ANSWERS, "known", {})
     with monkeypatch.context() as patched:
         patched.setattr(onnxruntime, "InferenceSession", refuse)
         patched.setattr(ARENA, "_session", None)
         assert_trains_as_eager()
         assert counted("nodes_on_onnx") == 0
     if not isinstance(error, MemoryError):
-        ORACLE.known.clear()
+        ANSWERS.known.clear()
     assert_trains_as_eager()
     assert counted("nodes_on_onnx") > 0
 

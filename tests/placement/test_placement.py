@@ -35,8 +35,8 @@ from dynamo_backends.options import parse_options
 from dynamo_backends.placement import autotuner, engines, graph_facts
 from dynamo_backends.placement.autotuner import Autotuner, TunedGraph
 from dynamo_backends.placement.engines import INDUCTOR, ONNX, PYTORCH
-from dynamo_backends.placement.outcomes import Outcomes
-from dynamo_backends.placement.search import Outcome, Search
+from dynamo_backends.placement.outcomes import StoredOutcomes
+from dynamo_backends.placement.search import EngineSearch, SearchOutcome
 from dynamo_backends.runtime.binding import BoundSession
 
 aten = torch.ops.aten
@@ -66,12 +66,12 @@ def winner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def plan(monkeypatch: pytest.MonkeyPatch, winner: str) -> str:
     """Lets one engine win: the clock says that it takes less."""
-    ran = Search.ran
+    ran = EngineSearch.ran
 
-    def biased(self: Search, graph: int, milliseconds: float, elements: int = 1) -> None:
+    def biased(self: EngineSearch, graph: int, milliseconds: float, elements: int = 1) -> None:
         ran(self, graph, 20.0 if self.configuration[graph] == winner else 29.0, elements)
 
-    monkeypatch.setattr(Search, "ran", biased)
+    monkeypatch.setattr(EngineSearch, "ran", biased)
     return winner
 
 
@@ -169,9 +169,9 @@ def test_outcomes_are_kept(cache: Path, winner: str) -> None:
 
 def test_an_outcome_serves_some_processes_and_is_found_again(tmp_path: Path) -> None:
     kept = CachedGraphs(parse_options({"cache_dir": str(tmp_path)}))
-    outcomes = Outcomes(kept, "frame", ["inference"], [PYTORCH, ONNX])
+    outcomes = StoredOutcomes(kept, "frame", ["inference"], [PYTORCH, ONNX])
     assert outcomes.known() is None
-    outcome = Outcome((ONNX,), {(ONNX,): 1.0, (PYTORCH,): 1.1}, {INDUCTOR: "no compiler"})
+    outcome = SearchOutcome((ONNX,), {(ONNX,): 1.0, (PYTORCH,): 1.1}, {INDUCTOR: "no compiler"})
     outcomes.keep(outcome)
     served = 0
     while (known := outcomes.known()) is not None:
@@ -403,7 +403,7 @@ def tuned(
     return TunedGraph(GraphName(0, "inference"), module, {PYTORCH: reference, **candidates}, tuner), tuner
 
 
-def called(candidates: dict[str, Callable[..., Any]]) -> Outcome:
+def called(candidates: dict[str, Callable[..., Any]]) -> SearchOutcome:
     """The outcome of a search whose reference is ``doubles``; each call must return what that returns."""
     run, tuner = tuned({name: (lambda function=function: boxed(function)) for name, function in candidates.items()})
     for i in range(4 * SETTLED):
@@ -599,9 +599,9 @@ def test_a_reference_that_could_not_be_built_is_tried_again() -> None:
 
 def searched(
     cost: Callable[[tuple[str, ...], int], float], graphs: int = 2, engines: str = "PO"
-) -> tuple[Outcome, int]:
+) -> tuple[SearchOutcome, int]:
     """The outcome for engines that take so many milliseconds, and the steps until it is known."""
-    search = Search(list(engines), graphs, 0.95)
+    search = EngineSearch(list(engines), graphs, 0.95)
     for step in range(200):
         for graph in range(graphs):
             search.engine(graph)
@@ -649,7 +649,7 @@ def test_a_noisy_start_decides_nothing() -> None:
 
 
 def test_a_forward_without_its_backward_decides_nothing() -> None:
-    search = Search(["P", "O"], 2, 0.95)
+    search = EngineSearch(["P", "O"], 2, 0.95)
     for _ in range(400):
         assert search.engine(0) == "P"
         search.ran(0, 100)
@@ -667,7 +667,7 @@ def test_a_pause_in_one_call_decides_nothing() -> None:
 
 
 def test_times_are_compared_by_element_of_the_forwards_arguments() -> None:
-    search = Search(["P", "O"], 2, 0.95)
+    search = EngineSearch(["P", "O"], 2, 0.95)
     times = {"P": (100, 100), "O": (80, 140)}
     for step in range(SETTLED):
         for graph in (0, 1):
@@ -678,19 +678,19 @@ def test_times_are_compared_by_element_of_the_forwards_arguments() -> None:
 
 
 def test_a_winner_and_its_challenger_are_timed_again() -> None:
-    search = Search(["P", "O"], 1, 0.95)
-    search.outcome = Outcome(("O",), {("O",): 90.0, ("P",): 100.0}, {})
+    search = EngineSearch(["P", "O"], 1, 0.95)
+    search.outcome = SearchOutcome(("O",), {("O",): 90.0, ("P",): 100.0}, {})
     assert search.outcome.challenger == ("P",)
     search.try_again(search.outcome, ("P",))
     for _ in range(SETTLED):
         search.engine(0)
         search.ran(0, 100 if search.configuration[0] == "O" else 80)
     assert search.outcome is not None and search.outcome.winner == ("P",)
-    assert Outcome(("O",), {("O",): 10.0, ("P",): 100.0}, {}).challenger is None
+    assert SearchOutcome(("O",), {("O",): 10.0, ("P",): 100.0}, {}).challenger is None
 
 
 def test_what_is_rejected_runs_in_no_configuration() -> None:
-    search = Search(["P", "O"], 2, 0.95)
+    search = EngineSearch(["P", "O"], 2, 0.95)
     for _ in range(SETTLED):
         for graph in (0, 1):
             if search.engine(graph) == "O" and graph == 1:
@@ -774,7 +774,7 @@ def test_an_outcome_whose_compiler_is_gone(cache: Path, monkeypatch: pytest.Monk
 def test_an_outcome_of_which_a_part_cannot_be_built(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward is settled when the backward turns out not to compile."""
     plan_of = (ONNX, INDUCTOR)
-    monkeypatch.setattr(Outcomes, "known", lambda self: Outcome(plan_of, {plan_of: 1.0}, {}))
+    monkeypatch.setattr(StoredOutcomes, "known", lambda self: SearchOutcome(plan_of, {plan_of: 1.0}, {}))
     monkeypatch.setattr(engines.budget, "left", -1.0)
     run = torch.compile(lambda x: torch.sin(x).sum(), backend="onnxrt", mode="max-autotune")
     for _ in range(3):
@@ -788,8 +788,8 @@ def test_a_record_that_is_no_outcome(cache: Path, answer: Any, monkeypatch: pyte
     kept = CachedGraphs(parse_options({"cache_dir": str(cache)}))
     keep_fact = kept.keep_fact
     monkeypatch.setattr(kept, "keep_fact", lambda question, _: keep_fact(question, answer))
-    outcomes = Outcomes(kept, "frame", ["inference"], [PYTORCH, ONNX])
-    outcomes.keep(Outcome((PYTORCH,), {}, {}))
+    outcomes = StoredOutcomes(kept, "frame", ["inference"], [PYTORCH, ONNX])
+    outcomes.keep(SearchOutcome((PYTORCH,), {}, {}))
     assert len(list(cache.rglob("*.cached"))) == 1
     assert outcomes.known() is None
     assert not list(cache.rglob("*.cached"))
@@ -874,12 +874,12 @@ def test_only_the_winner_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_challenger_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotuner, "_TRY_AGAIN_AFTER", 5)
     faster = [ONNX]
-    ran = Search.ran
+    ran = EngineSearch.ran
 
-    def biased(self: Search, graph: int, milliseconds: float, elements: int = 1) -> None:
+    def biased(self: EngineSearch, graph: int, milliseconds: float, elements: int = 1) -> None:
         ran(self, graph, 20.0 if self.configuration[graph] == faster[0] else 23.0, elements)
 
-    monkeypatch.setattr(Search, "ran", biased)
+    monkeypatch.setattr(EngineSearch, "ran", biased)
     run, tuner = tuned({ONNX: lambda: boxed(doubles)})
     while tuner.outcome is None:
         run([torch.ones(3)])

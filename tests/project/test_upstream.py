@@ -28,7 +28,7 @@ from dynamo_backends.common.upstream_faults import Fault, installed_version
 from dynamo_backends.exporter import upstream_faults
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.runtime import kernel_faults, node_support
-from dynamo_backends.runtime.kernel_faults import fault_in, refusal_of_node
+from dynamo_backends.runtime.kernel_faults import fault_in, reason_against_node
 from dynamo_backends.runtime.optimizers import OPTIMIZERS
 
 decomposed = torch.ops.quantized_decomposed
@@ -243,10 +243,10 @@ def test_a_fault_of_the_cpu_provider_does_not_hold_for_what_another_takes(
             raise SessionError("no kernel")
 
     monkeypatch.setattr(kernel_faults, "_load", load)
-    monkeypatch.setattr(node_support.ORACLE, "known", {})
+    monkeypatch.setattr(node_support.ANSWERS, "known", {})
     monkeypatch.setattr(kernel_faults, "FAULTS", (dataclasses.replace(FAULT, operators=frozenset({"Neg"})),))
     assert (fault_in(NEG, providers) is None) == takes
-    assert (refusal_of_node(NEG.graph[0], providers, 18) is None) == takes
+    assert (reason_against_node(NEG.graph[0], providers, 18) is None) == takes
     assert asked == [(providers, True)]
 
     monkeypatch.setattr(kernel_faults, "FAULTS", ())

@@ -15,7 +15,7 @@ from onnxscript import opset18 as op
 from dynamo_backends import SessionError
 from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.runtime.kernel_faults import fault_in, refusal
+from dynamo_backends.runtime.kernel_faults import fault_in, reason_against_model
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, PassContext, register, unregister
@@ -52,7 +52,7 @@ RACING = {
 def test_a_model_with_a_racing_kernel_is_not_run(text: str) -> None:
     with pytest.raises(KernelFaultError, match=LOSES_SUMS):
         Session(model_of(text), SessionSettings(CPU))
-    assert LOSES_SUMS in str(refusal(model_of(text), CPU))
+    assert LOSES_SUMS in str(reason_against_model(model_of(text), CPU))
 
 
 def test_a_logarithm_of_sums_that_underflows_is_not_run() -> None:
@@ -71,7 +71,7 @@ def test_a_logarithm_of_sums_that_underflows_is_not_run() -> None:
 )
 def test_other_scatters_run(text: str) -> None:
     assert fault_in(model_of(text), CPU) is None
-    assert refusal(model_of(text), CPU) is None
+    assert reason_against_model(model_of(text), CPU) is None
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from onnxscript import opset18 as op
 from dynamo_backends.errors import Kind, Reason
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.runtime import node_support
-from dynamo_backends.runtime.kernel_faults import refusal_of_node
-from dynamo_backends.runtime.node_support import Oracle
+from dynamo_backends.runtime.kernel_faults import reason_against_node
+from dynamo_backends.runtime.node_support import AnswerCache
 from dynamo_backends.runtime.versions import maximum_opset
 
 NO_MEMORY = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer of size 7"
@@ -24,7 +24,7 @@ NO_MEMORY = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate mem
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_support.ORACLE, "known", {})
+    monkeypatch.setattr(node_support.ANSWERS, "known", {})
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     maximum_opset()  # it makes sessions the first time, as does the arena
     compiled(torch.cosh, dynamic=False)(torch.ones(1))
     torch._dynamo.reset()
-    node_support.ORACLE.known.clear()
+    node_support.ANSWERS.known.clear()
     models: list[bytes] = []
     create = onnxruntime.InferenceSession
 
@@ -47,10 +47,10 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_answers_are_bounded_and_the_oldest_goes_first() -> None:
     asked: list[int] = []
-    small = Oracle(most=3)
+    small = AnswerCache(most=3)
 
     def ask(number: int) -> Reason | None:
-        return small.ask(number, lambda: asked.append(number) or Reason(Kind.REFUSED, str(number)))
+        return small.get(number, lambda: asked.append(number) or Reason(Kind.REJECTED, str(number)))
 
     for number in (1, 2, 3, 1, 4, 3, 4, 1):
         answer = ask(number)
@@ -61,7 +61,7 @@ def test_answers_are_bounded_and_the_oldest_goes_first() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), None])
 def test_what_was_not_about_the_node_is_asked_again(error: Exception | None) -> None:
-    answers = iter([Reason(Kind.OUT_OF_MEMORY, "no memory"), None, Reason(Kind.REFUSED, "never asked")])
+    answers = iter([Reason(Kind.OUT_OF_MEMORY, "no memory"), None, Reason(Kind.REJECTED, "never asked")])
 
     def find_out() -> Reason | None:
         answer = next(answers)
@@ -69,20 +69,20 @@ def test_what_was_not_about_the_node_is_asked_again(error: Exception | None) -> 
             raise error
         return answer
 
-    several = Oracle()
-    first = several.ask("question", find_out)
+    several = AnswerCache()
+    first = several.get("question", find_out)
     assert first is not None and first.kind is Kind.OUT_OF_MEMORY
-    assert several.ask("question", find_out) is None
-    assert several.ask("question", find_out) is None
+    assert several.get("question", find_out) is None
+    assert several.get("question", find_out) is None
 
 
 def test_many_threads_ask_at_once() -> None:
-    shared, wrong = Oracle(most=5), []
+    shared, wrong = AnswerCache(most=5), []
 
     def ask(start: int) -> None:
         for number in range(start, start + 3000):
             question = number % 11
-            answer = shared.ask(question, lambda question=question: Reason(Kind.REFUSED, str(question)))
+            answer = shared.get(question, lambda question=question: Reason(Kind.REJECTED, str(question)))
             if answer is None or answer.text != str(question):
                 wrong.append(question)
 
@@ -127,7 +127,7 @@ def test_nodes_that_differ_in_one_thing_are_asked_of_one_by_one(
     for questions, function in [(1, first), (2, second)]:
         torch._dynamo.reset()
         compiled(function, dynamic=False)(*arguments)
-        assert len(node_support.ORACLE) == questions
+        assert len(node_support.ANSWERS) == questions
 
 
 def test_an_allocation_that_failed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,11 +184,11 @@ def test_another_translation_is_another_question(monkeypatch: pytest.MonkeyPatch
     assert counted("fallback aten.sin.default") == 1
 
 
-def test_passes_ask_the_same_oracle(sessions: list[bytes]) -> None:
+def test_passes_ask_the_same_cache(sessions: list[bytes]) -> None:
     value = ir.Value(name="x", type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape([4]))
     for _ in range(2):
-        refused = refusal_of_node(ir.node("Erf", [value]), ("CPUExecutionProvider",), 18)
-        assert refused is not None and refused.kind is Kind.REFUSED
-        assert refusal_of_node(ir.node("Neg", [value]), ("CPUExecutionProvider",), 18) is None
+        refused = reason_against_node(ir.node("Erf", [value]), ("CPUExecutionProvider",), 18)
+        assert refused is not None and refused.kind is Kind.REJECTED
+        assert reason_against_node(ir.node("Neg", [value]), ("CPUExecutionProvider",), 18) is None
     assert len(sessions) == 2
-    assert len(node_support.ORACLE) == 2
+    assert len(node_support.ANSWERS) == 2
