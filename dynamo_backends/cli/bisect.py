@@ -50,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       dynamo-backends bisect COMMAND ..."
     )
     _add_options(parser)
-    target = parser.add_argument("target", nargs=argparse.REMAINDER, metavar="GRAPH | COMMAND ...")
+    target = parser.add_argument(
+        "target",
+        nargs=argparse.REMAINDER,
+        metavar="GRAPH | COMMAND ...",
+        help="a graph of the dump, or a command to run",
+    )
     target.completer = complete_graphs  # type: ignore[attr-defined]
 
 
