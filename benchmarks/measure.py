@@ -36,7 +36,7 @@ from dynamo_backends.bench.steps import loss_of
 from dynamo_backends.bench.timing import median_difference, median_ratio, spread, turn_of, wait_until_quiet
 from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Runner
 from dynamo_backends.options import parse_options
-from dynamo_backends.partition.program import Loaded
+from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
 from passes.engine.manager import Switches, all_passes
@@ -87,7 +87,7 @@ class Recorder(Observer):
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         self._before_post_grad.extend(results)
 
-    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         self.graphs.append(graph)
         return loaded.run
 

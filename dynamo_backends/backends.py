@@ -142,7 +142,7 @@ def _pipeline(
 ) -> Pipeline:
     """Creates a pipeline. Inside ``with dump(...)``, it is observed until the block ends."""
     if not debug and block is None:
-        return Pipeline(options, _unwatching(record))
+        return Pipeline(options, _observer_without_dump(record))
     options = _in_block(options, block)
     try:
         from .debug.observer import DebugObserver
@@ -150,13 +150,13 @@ def _pipeline(
         observer: Observer = GuardedObserver(DebugObserver(options, record))
     except Exception as error:
         caught("the debug backend", error, "Graphs run, and are neither dumped nor compared")
-        observer = _unwatching(record)
+        observer = _observer_without_dump(record)
     if block is not None:
         block.observers.append(observer)
     return Pipeline(options, observer)
 
 
-def _unwatching(record: list[object] | None) -> Observer:
+def _observer_without_dump(record: list[object] | None) -> Observer:
     """An observer that neither dumps nor compares."""
     if record is None:
         return Observer()

@@ -145,7 +145,8 @@ class KernelFaultError(SessionError):
 
 
 class CandidateError(RuntimeError):
-    """A candidate of autotuning cannot be used, although nothing failed."""
+    """A graph cannot be compiled at a call as it should, although nothing failed: it would need new guards on sizes, or
+    Inductor's time is used up."""
 
 
 class CompiledNodesError(SessionError):

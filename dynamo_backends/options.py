@@ -23,8 +23,8 @@ from passes.engine.registry import Switches
 
 from .common.suggestions import unknown_name
 from .runtime.custom_operators import check_libraries, libraries_from_text
+from .runtime.opsets import ALWAYS_LOADED, MINIMUM_OPSET, maximum_opset
 from .runtime.providers import Provider, check_providers
-from .runtime.versions import ALWAYS_LOADED, MINIMUM_OPSET, maximum_opset
 
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
 FALLBACKS = ("pytorch", "inductor", "error")

@@ -3,7 +3,7 @@
 - ``store``: files by key in a folder of limited size, with checksums;
 - ``environment``: everything besides the graph and the options that a compiled graph depends on;
 - ``description``: a graph as JSON, for its key;
-- ``entry``: converts a Program to a record and back;
+- ``program_record``: converts a Program to a record and back;
 - ``graphs``: the interface for the pipeline.
 
 A cached graph runs without the compiler: nothing here imports it, or a library that makes ONNX models.

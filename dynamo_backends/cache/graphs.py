@@ -28,7 +28,7 @@ from ..partition.program import Program
 from ..weights.frozen_session import Weight
 from . import environment
 from .description import constants, describe
-from .entry import from_record, to_record
+from .program_record import from_record, to_record
 from .store import Record, Store, folder_named, warn_once
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A graph's place in the cache."""
+    """A graph and its key in the cache."""
 
     name: GraphName
     module: fx.GraphModule  # before its passes
@@ -101,7 +101,7 @@ class CachedGraphs:
     def entry(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, Weight], *, is_joint: bool
     ) -> Entry | None:
-        """A graph's place in the cache; ``None`` if it cannot be cached.
+        """The entry of a graph, whether it is stored or not; ``None`` if it cannot be cached.
 
         Args:
             name: of the graph.

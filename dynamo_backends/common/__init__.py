@@ -1,4 +1,4 @@
-"""Helpers for every room: the safety net, fork handling, subprocesses, text tables.
+"""Helpers for all other folders: the safety net, fork handling, subprocesses, text tables.
 
 It imports only ``errors``, ``events`` and ``versions``. Importing the package itself costs nothing: PyTorch imports
 ``torch_logs`` in every process.

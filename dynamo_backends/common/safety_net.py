@@ -11,7 +11,7 @@ traceback at debug level. They are
     the cache                  ``CachedGraphs``                 a cache miss
     an observer                ``GuardedObserver``              the graph runs, and its verdict is not "ok"
 
-With ``fallback="error"`` the first five raise instead.
+With ``fallback="error"`` the first four raise instead, and nothing is autotuned.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ..events import count
 from ..exporter.translate import serialize
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..options import Options
-from ..partition.program import Loaded
+from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
 from ..pipeline.stage_logging import trace
 from ..runtime.binding import InputSpec, OutputSpec
@@ -211,7 +211,7 @@ class DebugObserver(Observer):
         entry = StageEntry(stage, nodes, None if same_as else file, same_as)
         self._manifest.add_region_stage(compiled, entry)
 
-    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         if not self.is_open:
             return loaded.run if self._recorder is None else self._recorder.runner(graph, loaded)
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
@@ -340,7 +340,7 @@ class _ComparedGraph:
     """
 
     graph: CompiledGraph
-    loaded: Loaded
+    loaded: LoadedProgram
     observer: DebugObserver
     judge: Judge
     selector: RunSelector

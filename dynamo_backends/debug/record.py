@@ -15,7 +15,7 @@ from passes.engine.locks import Lock
 
 from ..common.safety_net import net
 from ..graphs.artifacts import CompiledGraph, Runner
-from ..partition.program import Loaded
+from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
 from .recorded_run import are_plain
 from .rows import GraphComparison
@@ -107,7 +107,7 @@ class RecordObserver(Observer):
         self._records = records
         self._snapshots = Snapshots()
 
-    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         return self.recorded(loaded.run, self.add(graph))
 
     def add(self, graph: CompiledGraph) -> Record:

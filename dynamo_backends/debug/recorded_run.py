@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ..dumps.schema import Cost
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, RunnableRegion
 from ..numerics.program_execution import written_by
-from ..partition.program import Loaded
+from ..partition.program import LoadedProgram
 from ..partition.regions import ORIGINAL
 from ..runtime.binding import BoundSession
 from .interpreter import Interpreter
@@ -58,7 +58,7 @@ class RecordedRun:
             self.failure = self.failure or error
 
 
-def record_run(graph: CompiledGraph, loaded: Loaded, args: list[object]) -> RecordedRun:
+def record_run(graph: CompiledGraph, loaded: LoadedProgram, args: list[object]) -> RecordedRun:
     """Runs a graph on its arguments, a list that is emptied."""
     interpreter = _RecordingInterpreter(loaded.module)
     recorded = interpreter.recorded

@@ -121,7 +121,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedProgram:
     """A Program that can be called.
 
     Attributes:
@@ -141,7 +141,7 @@ def load(
     weights: Mapping[int, Weight],
     options: Options,
     sessions: Sequence[BoundSession | FrozenSession] | None = None,
-) -> Loaded:
+) -> LoadedProgram:
     """Makes a Program callable.
 
     Args:
@@ -169,4 +169,4 @@ def load(
         regions.append(RunnableRegion(name, i, checked, region.in_pytorch, options.fallback == "error"))
     modules = {region_name(region.index): region for region in regions}
     module = fx.GraphModule({**program.attributes, **modules}, program.code, "SplitGraph")
-    return Loaded(without_graph(module), module, tuple(regions))
+    return LoadedProgram(without_graph(module), module, tuple(regions))

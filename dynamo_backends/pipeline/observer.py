@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from passes.engine.manager import Listener
     from passes.engine.results import PassResult
 
-    from ..partition.program import Loaded
+    from ..partition.program import LoadedProgram
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Observer:
     def close(self) -> None:
         """Stops observing, and writes what is left to write."""
 
-    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         """The runner of a compiled graph: ``loaded.run``, or a wrapper of it."""
         return loaded.run
 
@@ -119,7 +119,7 @@ class GuardedObserver(Observer):
     def not_compiled(self, graph: GraphName, why: str) -> None:
         self.guarded("the manifest", graph, lambda: self._observer.not_compiled(graph, why), None)
 
-    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         return self.guarded("the comparison", graph.name, lambda: self._observer.runner(graph, loaded), loaded.run)
 
     def close(self) -> None:

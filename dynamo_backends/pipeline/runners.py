@@ -153,7 +153,7 @@ class Runners:
         return found
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
-        """A runner of the graph in PyTorch, after all passes; for users' passes, as ours are for ONNX."""
+        """A runner of the graph in PyTorch, after all passes; used if the user registered passes."""
         from .compiler import Compiler  # imported lazily, see there
 
         def build(graph: fx.GraphModule) -> Runner:

@@ -1,7 +1,7 @@
 """ONNX Runtime sessions: one for each model and number of threads.
 
 Each session has its own thread pool. A pool that spins while idle steals the cores of PyTorch's OpenMP and of the next
-session. So a session that shares its graph with others does not spin, and any other spins for a short time only.
+session. So only the session of an inference graph with a single region spins, and for a short time.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class SessionSettings:
         providers: in order of preference.
         threads: size of the session's pool, including the calling thread; ``None`` for ``torch.get_num_threads()`` at
             each call.
-        shares_graph: whether PyTorch or another session runs right after it; then idle threads do not spin.
+        shares_graph: whether PyTorch or another session runs right after it (training, or several regions); then idle
+            threads do not spin.
         spin: how long idle threads spin otherwise, in milliseconds.
         optimize: whether ONNX Runtime's graph optimizations run.
         disabled_optimizers: names of optimizers that do not run.

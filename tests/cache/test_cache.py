@@ -22,8 +22,8 @@ from torch import fx, nn
 from torch._dynamo.utils import counters
 
 from dynamo_backends.cache import environment
-from dynamo_backends.cache.entry import check_expression
 from dynamo_backends.cache.graphs import CachedGraphs
+from dynamo_backends.cache.program_record import check_expression
 from dynamo_backends.cache.store import Record, Store, Usage, folder_named
 from dynamo_backends.cli import main
 from dynamo_backends.errors import Kind, Reason, SessionError

@@ -14,7 +14,7 @@ from zoo import ZOO, scalar
 from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Runner
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.pass_verification import Evaluation, ModelChecker
-from dynamo_backends.partition.program import Loaded
+from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
 
@@ -50,7 +50,7 @@ class _Keeper(Observer):
     def __init__(self) -> None:
         self.runs: list[tuple[CompiledGraph, list[object]]] = []
 
-    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         def run(args: list[object]) -> object:
             self.runs.append((graph, list(args)))
             return loaded.run(args)

@@ -19,7 +19,7 @@ from dynamo_backends.graphs.artifacts import CompiledGraph, Coverage, GraphName,
 from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.coverage import CoverageCounts
-from dynamo_backends.partition.program import Loaded
+from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.pipeline import lowering
 from dynamo_backends.pipeline.observer import Observer
@@ -39,7 +39,7 @@ class Keeper(Observer):
     def __init__(self) -> None:
         self.accounts: list[Coverage] = []
 
-    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         self.accounts.append(graph.split.coverage)
         return loaded.run
 

@@ -13,7 +13,7 @@ from conftest import compiled
 
 from dynamo_backends import onnx_compiler
 from dynamo_backends.options import parse_options
-from dynamo_backends.runtime.versions import maximum_opset
+from dynamo_backends.runtime.opsets import maximum_opset
 
 BACKENDS = ["onnxrt", "onnx_debug", "fx_debug"]
 

@@ -22,8 +22,8 @@ from dynamo_backends import options as options_module
 from dynamo_backends.backends import AotCompiler
 from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.options import Form, Options, most_threads, option, parse_options
+from dynamo_backends.runtime.opsets import MINIMUM_OPSET, maximum_opset
 from dynamo_backends.runtime.session import Session
-from dynamo_backends.runtime.versions import MINIMUM_OPSET, maximum_opset
 from passes import Pass, PassContext
 
 

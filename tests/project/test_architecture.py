@@ -177,28 +177,30 @@ def test_artifacts_import_no_stage() -> None:
     }
 
 
-# The rooms
+# The folders
 
 
 TOP = {"__init__", "__main__", "backends", "errors", "events", "options", "versions"}
-"""The modules that are in no room."""
+"""The modules that are in no folder."""
 
 
-def rooms() -> list[str]:
-    """The folders in the table of rooms, from the top."""
-    text = (ROOT / "docs/architecture.md").read_text().split("## Rooms")[1].split("##")[0]
+def folders() -> list[str]:
+    """The folders in the table, from the top."""
+    text = (ROOT / "docs/architecture.md").read_text().split("## Folders")[1].split("##")[0]
     return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
 
 
-def test_the_table_has_all_rooms() -> None:
+def test_the_table_has_all_folders() -> None:
     package = ROOT / "dynamo_backends"
-    assert sorted(rooms()) == sorted(path.parent.name for path in package.glob("*/__init__.py")) and len(rooms()) <= 18
+    assert (
+        sorted(folders()) == sorted(path.parent.name for path in package.glob("*/__init__.py")) and len(folders()) <= 18
+    )
     assert {path.stem for path in package.glob("*.py")} == TOP
 
 
-@pytest.mark.parametrize("name", rooms())
-def test_a_room_imports_only_rooms_below_it(name: str) -> None:
-    above = {f"dynamo_backends/{other}/" for other in rooms()[: rooms().index(name)]}
+@pytest.mark.parametrize("name", folders())
+def test_a_folder_imports_only_folders_below_it(name: str) -> None:
+    above = {f"dynamo_backends/{other}/" for other in folders()[: folders().index(name)]}
     own = paths_of(f"dynamo_backends/{name}")
     found = {
         path for module in own for other in imports_of(ROOT / module, types=False) for path in modules_named(other)
@@ -207,17 +209,17 @@ def test_a_room_imports_only_rooms_below_it(name: str) -> None:
     assert "dynamo_backends/backends.py" not in found or name in ("cli", "bench")
 
 
-def test_a_room_says_what_it_is() -> None:
-    for name in rooms():
+def test_a_folder_says_what_it_is() -> None:
+    for name in folders():
         assert ast.get_docstring(ast.parse((ROOT / "dynamo_backends" / name / "__init__.py").read_text()))
 
 
-# The way of a graph
+# The path of a graph
 
 
 def boxes() -> list[str]:
-    """The boxes of the drawing of a graph's way, from the top."""
-    text = (ROOT / "docs/architecture.md").read_text().split("## The way of a graph")[1].split("```")[1]
+    """The boxes of the drawing, from the top."""
+    text = (ROOT / "docs/architecture.md").read_text().split("## The path of a graph")[1].split("```")[1]
     return re.findall(r"\| ([\w/]+) +\|", text)
 
 
@@ -241,7 +243,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
     ("called", "where"),
     [
         ("RunnableRegion", {"partition/program"}),  # one construction of what runs
-        ("Loaded", {"partition/program"}),
+        ("LoadedProgram", {"partition/program"}),
         ("partition.program.load", {"pipeline/runners"}),  # whatever a Program comes from
         (
             "dynamo_compile_lock",
@@ -256,7 +258,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
     ],
 )
 def test_it_is_done_in_one_place(called: str, where: set[str]) -> None:
-    rooms = ("bench", "cli", "debug", "dumps", "explanations", "op_tools", "report")
+    outside = ("bench", "cli", "debug", "dumps", "explanations", "op_tools", "report")
     module, _, name = called.rpartition(".")
     found = {
         str(path.relative_to(ROOT / "dynamo_backends").with_suffix(""))
@@ -265,7 +267,7 @@ def test_it_is_done_in_one_place(called: str, where: set[str]) -> None:
         if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", None)) == name
         if not module or f"dynamo_backends.{called}" in imports_of(path)
     }
-    assert {name for name in found if not name.startswith(rooms)} == where
+    assert {name for name in found if not name.startswith(outside)} == where
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.runtime import node_support
 from dynamo_backends.runtime.kernel_faults import reason_against_node
 from dynamo_backends.runtime.node_support import AnswerCache
-from dynamo_backends.runtime.versions import maximum_opset
+from dynamo_backends.runtime.opsets import maximum_opset
 
 NO_MEMORY = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer of size 7"
 

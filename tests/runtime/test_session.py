@@ -25,7 +25,7 @@ from dynamo_backends.dumps.model_sessions import check_config
 from dynamo_backends.dumps.reading import DumpError
 from dynamo_backends.graphs.artifacts import CompiledGraph, Runner
 from dynamo_backends.options import parse_options
-from dynamo_backends.partition.program import Loaded
+from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
 from dynamo_backends.runtime.executable import Executable
@@ -86,7 +86,7 @@ class Keeper(Observer):
     def __init__(self) -> None:
         self.graphs: list[CompiledGraph] = []
 
-    def runner(self, graph: CompiledGraph, loaded: Loaded) -> Runner:
+    def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         self.graphs.append(graph)
         return loaded.run
 
