@@ -181,7 +181,7 @@ def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, F
     for node in _all_nodes(model):
         for fault in _faults_of(node):
             are_typed = all(value is None or value.dtype is not None for value in node.inputs)
-            if only_cpu(providers) or not are_typed or _first_provider_refuses(node, providers, opset) is not None:
+            if only_cpu(providers) or not are_typed or _first_provider_rejects(node, providers, opset) is not None:
                 return node, fault
     return None
 
@@ -274,10 +274,10 @@ def reason_against_node(node: ir.Node, providers: Sequence[Provider], opset: int
             check(model_of(node, opset), providers)
         except SessionError as error:
             return error.reason
-    return _first_provider_refuses(node, providers, opset)
+    return _first_provider_rejects(node, providers, opset)
 
 
-def _first_provider_refuses(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
+def _first_provider_rejects(node: ir.Node, providers: Sequence[Provider], opset: int) -> Reason | None:
     def find_out() -> Reason | None:
         try:
             _load(model_of(node, opset), providers, only_first=True)

@@ -32,10 +32,10 @@ float64 (``partition/provider_check.py``)."""
 
 def main() -> None:
     """Answers requests until standard input ends."""
-    answer_requests(_refusal)
+    answer_requests(_reason_against)
 
 
-def _refusal(request: dict[str, Any]) -> str | None:
+def _reason_against(request: dict[str, Any]) -> str | None:
     model, libraries = base64.b64decode(request["model"]), request["custom_op_libraries"]
     try:
         options = _options(libraries, request["graph_optimization_level"])
