@@ -71,7 +71,9 @@ def _check_integer(value: object) -> int:
 def _check_opset(value: object) -> None:
     opset = _check_integer(value)
     if not MINIMUM_OPSET <= opset <= ALWAYS_LOADED and not MINIMUM_OPSET <= opset <= maximum_opset():
-        raise ValueError(f"opset {opset} is out of range: it is {MINIMUM_OPSET} to {maximum_opset()} here")
+        raise ValueError(
+            f"expected {MINIMUM_OPSET} to {maximum_opset()}, the opsets of the installed ONNX Runtime, got {opset}"
+        )
 
 
 def most_threads() -> int:

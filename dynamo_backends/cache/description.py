@@ -82,7 +82,7 @@ def check_plain(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise CannotStoreError(f"a constant on {tensor.device.type} of layout {tensor.layout}")
     if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_quantized:
-        raise CannotStoreError("a constant that is more than its memory")
+        raise CannotStoreError("a constant that is conjugated, negated or quantized")
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:

@@ -78,7 +78,7 @@ def from_record(record: Record, module: fx.GraphModule, options: Options) -> Pro
     code.set_codegen(fx.graph._BoxedCodeGen())
     read = {str(node.target) for node in code.find_nodes(op="get_attr")}
     if read != {*header["originals"], *stored} or any(hasattr(_MODULE, key) or not key.isidentifier() for key in read):
-        raise ValueError("attributes that are not stored, not read, or of every module")
+        raise ValueError("the attributes that the code reads are not those that are stored")
     known = constants(module)
     attributes = {**{key: known[original] for key, original in header["originals"].items()}, **stored}
     regions = tuple(
@@ -112,7 +112,7 @@ def _code_text(region: RegionProgram) -> str:
         CannotStoreError: it has no text, or the region's results must be checked.
     """
     if not isinstance(region.in_pytorch, RegionCode) or region.check is not None:
-        raise CannotStoreError("a region that is more than its description")
+        raise CannotStoreError("a region whose code in PyTorch cannot be stored, or whose results are checked")
     return region.in_pytorch.text
 
 
@@ -123,7 +123,7 @@ def _encode_executable(executable: Executable) -> Any:
     _, *parts = dataclasses.astuple(kept)
     encoded = json.loads(json.dumps(encode(parts, {})))
     if _decode_executable(encoded, executable.model) != kept:
-        raise CannotStoreError("it is another when it is read again")
+        raise CannotStoreError("a session whose settings cannot be stored exactly")
     return encoded
 
 

@@ -91,9 +91,8 @@ class Autotuner:
             self.outcome = self.search.outcome
             for direction, winner in zip(self.directions, self.outcome.winner, strict=True):
                 count(f"autotuned {direction} {winner}")
-            logger.info(
-                "%s run by %s: %s", " and ".join(self.directions), " and ".join(self.outcome.winner), self.outcome
-            )
+            chosen = ", ".join(map(" is run by ".join, zip(self.directions, self.outcome.winner, strict=True)))
+            logger.info("%s: %s", chosen, self.outcome)
             if self._outcomes is not None:
                 self._outcomes.keep(self.outcome)
         return engine
@@ -192,7 +191,7 @@ class TunedGraph:
     def _build_known_winner(self, outcome: SearchOutcome) -> None:
         """Builds the winner of an earlier process; if that fails, the reference."""
         engine = outcome.winner[self._position]
-        logger.info("%s runs by %s, the winner in an earlier process: %s", self._name, engine, outcome)
+        logger.info("%s is run by %s, the winner in an earlier process: %s", self._name, engine, outcome)
         try:
             self._runners[engine] = self._builders[engine]()
         except Exception as error:  # whatever a compiler raises, for instance one that was uninstalled
@@ -200,7 +199,7 @@ class TunedGraph:
                 raise
             if engine in self._tuner.foreign or isinstance(error, CandidateError):
                 why = first_line(str(error))
-                logger.warning("%s runs by %s, as %s cannot compile it: %s", self._name, self._reference, engine, why)
+                logger.warning("%s is run by %s, as %s cannot compile it: %s", self._name, self._reference, engine, why)
             else:
                 caught(f"the compile of {self._name}", error, "PyTorch runs the graph")
             self._tuner.give_up()

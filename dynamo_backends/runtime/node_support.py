@@ -46,7 +46,7 @@ class AnswerCache:
         try:
             answer = find_out()
         except MemoryError as error:
-            return Reason(Kind.OUT_OF_MEMORY, f"ONNX Runtime could not be asked, out of memory: {error}")
+            return Reason(Kind.OUT_OF_MEMORY, f"out of memory while it was tested on ONNX Runtime: {error}")
         if isinstance(answer, Reason) and answer.kind is Kind.OUT_OF_MEMORY:
             return answer
         with self.lock:
