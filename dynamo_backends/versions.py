@@ -1,8 +1,8 @@
-"""The versions that this package is written for: of PyTorch, and of the ONNX that our models are written in.
+"""The tested versions of PyTorch, and the ONNX versions of our models.
 
-Private parts of PyTorch are used in ``graphs/aot.py``, ``graphs/inductor.py`` and ``exporter/torch_internals.py``, and
-they change between versions. ``python tests/with_torch.py VERSION`` runs the tests with another version of PyTorch; one
-that passes is added to ``TESTED``.
+``docs/versions.md`` lists the private parts of PyTorch that are used, which change between versions.
+``python tests/with_torch.py VERSION`` runs the tests with another version of PyTorch; one that passes is added to
+``TESTED``.
 """
 
 from __future__ import annotations

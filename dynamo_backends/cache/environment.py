@@ -45,22 +45,22 @@ _TORCHLIB = "onnxscript.function_libs.torch_lib.registration"
 def obstacle(options: Options) -> str | None:
     """Why compiled graphs cannot be cached here, as the reason of a counter; ``None`` if they can."""
     if not registry.are_only_built_in():
-        return "passes of others"
-    if _has_translations_of_others():
-        return "translations of others"
+        return "registered passes"
+    if _has_registered_converters():
+        return "registered converters"
     if options.custom_op_libraries:
-        return "libraries of custom operators"
+        return "custom operator libraries"
     if CompilerBisector.get_backend() is not None:
-        return "the bisector is at work"
+        return "CompilerBisector is running"
     if not all(only_cpu([provider]) for provider in options.providers):
         return "other execution providers"
-    if is_edited():
-        return "a library that is installed to be edited"
+    if is_any_editable():
+        return "an editable install of a library"
     return None
 
 
 @functools.cache
-def is_edited() -> bool:
+def is_any_editable() -> bool:
     """Whether a library is an editable install (``pip install -e``): its version does not identify its content. Ours
     may be, because its sources are part of the key."""
     return any(_is_editable(name) for name in ("torch", *_LIBRARIES))
@@ -74,8 +74,8 @@ def _is_editable(name: str) -> bool:
     return bool(json.loads(origin or "{}").get("dir_info", {}).get("editable"))
 
 
-def _has_translations_of_others() -> bool:
-    """Whether another package registered a translation. A registry that is not imported has none."""
+def _has_registered_converters() -> bool:
+    """Whether a converter is registered besides ours and torchlib's. A registry that is not imported has none."""
     if registered_targets():
         return True
     ours, torchlib = sys.modules.get(_CONVERTERS), sys.modules.get(_TORCHLIB)

@@ -111,7 +111,7 @@ class CachedGraphs:
         """
         try:
             if self._store.reason_against() is not None:
-                raise CannotStoreError("a folder that others may write")
+                raise CannotStoreError("a cache folder that is not trusted")
             key = self._key(
                 "graph",
                 direction=name.direction,

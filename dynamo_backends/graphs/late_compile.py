@@ -17,7 +17,7 @@ from .size_assumptions import Assumptions
 
 @contextlib.contextmanager
 def compile_after_guards(name: GraphName, assumptions: Assumptions) -> Iterator[None]:
-    """A context for a late compile, with ``assumptions`` as of Dynamo's guards.
+    """A context for compiling a graph during a call; ``assumptions`` are those that Dynamo's guards check.
 
     Raises:
         CandidateError: the compile made a new assumption.
@@ -25,7 +25,7 @@ def compile_after_guards(name: GraphName, assumptions: Assumptions) -> Iterator[
     with aot.dynamo_compile_lock():
         yield
         if growth := assumptions.growth():
-            raise CandidateError(f"{name} was compiled after its guards, and needs a new one: {growth}")
+            raise CandidateError(f"{name} assumes what Dynamo's guards do not check: {growth}")
 
 
 def compile_at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's exceptions and messages: the only module that parses them. Written for ONNX Runtime 1.31."""
+"""ONNX Runtime's exceptions and messages: the only module that parses them. Tested with ONNX Runtime 1.31 and 1.32."""
 
 from __future__ import annotations
 

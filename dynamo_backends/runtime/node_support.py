@@ -1,7 +1,7 @@
-"""Asks ONNX Runtime whether it runs a node, and remembers the answers.
+"""Whether ONNX Runtime can run a node: a model of the node alone, a key for equal nodes, and a cache of the answers.
 
-A session is made of a model with the node alone. The list of registered kernels is not enough: operators that are ONNX
-functions are not in it, and run.
+The answer comes from making a session of the model (``kernel_faults``, ``partition.regions``). The list of registered
+kernels is not enough: operators that are ONNX functions are not in it, and run.
 """
 
 from __future__ import annotations

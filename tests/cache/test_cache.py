@@ -426,7 +426,7 @@ def test_not_with_passes_of_others(folder: Path) -> None:
         run_once()
     finally:
         unregister("onnx.planted")
-    assert reasons() == {"passes of others"} and not folder.exists()
+    assert reasons() == {"registered passes"} and not folder.exists()
     forget()
     run_once()
     assert counted("cache_stored") == 1
@@ -437,7 +437,7 @@ def test_not_without_one_of_our_passes(folder: Path, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as planted:
         planted.setattr(registry, "_registered", left)
         run_once()
-    assert reasons() == {"passes of others"} and not folder.exists()
+    assert reasons() == {"registered passes"} and not folder.exists()
     assert registry.are_only_built_in()
 
 
@@ -459,28 +459,28 @@ def test_not_with_sources_that_changed(folder: Path, monkeypatch: pytest.MonkeyP
 def test_not_with_translations_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CONVERTERS, aten.frobenius_norm.dim, lambda *args: None)
     run_once()
-    assert reasons() == {"translations of others"} and not folder.exists()
+    assert reasons() == {"registered converters"} and not folder.exists()
     monkeypatch.setitem(CONVERTERS, aten.frobenius_norm.dim, functools.partial(lambda *args: None, 1))
-    assert environment.obstacle(parse_options()) == "translations of others"
+    assert environment.obstacle(parse_options()) == "registered converters"
 
 
 def test_not_with_a_library_that_somebody_works_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as onnxscript with a translation that is being written."""
-    assert not environment.is_edited()
+    assert not environment.is_any_editable()
     written = json.dumps({"url": "file:///there", "dir_info": {"editable": True}})
     monkeypatch.setattr(
         metadata,
         "distribution",
         lambda name: SimpleNamespace(read_text=lambda _: written if name == "onnxscript" else ""),
     )
-    environment.is_edited.cache_clear()
-    assert environment.obstacle(parse_options()) == "a library that is installed to be edited"
-    environment.is_edited.cache_clear()
+    environment.is_any_editable.cache_clear()
+    assert environment.obstacle(parse_options()) == "an editable install of a library"
+    environment.is_any_editable.cache_clear()
 
 
 def test_not_while_the_bisector_is_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment.CompilerBisector, "get_backend", staticmethod(lambda: "onnxrt"))
-    assert environment.obstacle(parse_options()) == "the bisector is at work"
+    assert environment.obstacle(parse_options()) == "CompilerBisector is running"
 
 
 def test_not_what_is_watched_or_checked(folder: Path, tmp_path: Path) -> None:
