@@ -43,7 +43,7 @@ _OF_MODES: dict[str, dict[str, object]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class OptionFormat:
     """How the value of an option is checked and parsed.
 
     Attributes:
@@ -194,7 +194,7 @@ GROUPS = {
 """The groups that the documentation shows the options in."""
 
 
-def option(group: str, default: Any, form: Form, help: str) -> Any:
+def option(group: str, default: Any, form: OptionFormat, help: str) -> Any:
     """A field of ``Options``: everything about one option; ``default`` may be a function that makes the default."""
     metadata = {"group": group, "help": help, "form": form}
     if callable(default):
@@ -209,14 +209,14 @@ class Options:
     fallback: str = option(
         "run",
         "pytorch",
-        Form(_one_of(FALLBACKS)),
+        OptionFormat(_one_of(FALLBACKS)),
         "What happens to an operator that ONNX Runtime cannot run. 'pytorch': PyTorch runs it. 'inductor': Inductor "
         "compiles consecutive ones. 'error': UnsupportedOperatorError with the node and the user's source line.",
     )
     placement: str = option(
         "run",
         "measured",
-        Form(_one_of(PLACEMENTS)),
+        OptionFormat(_one_of(PLACEMENTS)),
         "Which engine runs a graph. 'measured': inference runs on ONNX Runtime; a training graph is timed with PyTorch "
         "and with ONNX Runtime on its first steps, and the fastest is kept. 'fastest' or mode='max-autotune': all "
         "graphs are timed, with Inductor too. 'onnx': ONNX Runtime runs everything it can.",
@@ -224,98 +224,98 @@ class Options:
     providers: tuple[Provider, ...] = option(
         "run",
         ("CPUExecutionProvider",),
-        Form(check_providers, _providers_from_text, _providers_from_user),
+        OptionFormat(check_providers, _providers_from_text, _providers_from_user),
         "Execution providers in order of preference; each a name or a (name, options) pair.",
     )
     weights: str = option(
         "run",
         "constants",
-        Form(_one_of(WEIGHTS)),
+        OptionFormat(_one_of(WEIGHTS)),
         "How an inference session holds parameters and buffers. 'constants': as initializers; the session is rebuilt "
         "when one changes. 'checked': the same, and every byte is compared on each call. 'inputs': passed each call.",
     )
     threads: int | None = option(
         "run",
         None,
-        Form(_or_none(_between(1, most_threads(), _THREADS)), _integer_from_text),
+        OptionFormat(_or_none(_between(1, most_threads(), _THREADS)), _integer_from_text),
         "Threads of a session, at most four per processor or 64. The default is torch.get_num_threads() at each call.",
     )
     spin: int = option(
         "run",
         1,
-        Form(_between(0, 1000, "a number of milliseconds from 0 to 1000"), _integer_from_text),
+        OptionFormat(_between(0, 1000, "a number of milliseconds from 0 to 1000"), _integer_from_text),
         "How long idle session threads busy-wait for the next call, in milliseconds (0 to 1000). "
         "mode='reduce-overhead' sets 20.",
     )
     opset: int = option(
         "run",
         23,
-        Form(_check_opset, _integer_from_text),
+        OptionFormat(_check_opset, _integer_from_text),
         "ONNX opset of the models; at least 18, at most what the installed ONNX Runtime loads.",
     )
     passes: Switches = option(
         "run",
         Switches,
-        Form(_check_passes, _switches_from_text, _switches_from_user),
+        OptionFormat(_check_passes, _switches_from_text, _switches_from_user),
         "Which passes run: {'disable': [...], 'enable': [...]}, each a list of names or patterns such as 'joint.*'; "
         "the most specific wins. In the environment also '-onnx.*,+onnx.linear'.",
     )
     custom_op_libraries: tuple[str, ...] = option(
         "run",
         (),
-        Form(check_libraries, libraries_from_text, _paths_from_user),
+        OptionFormat(check_libraries, libraries_from_text, _paths_from_user),
         "Paths of shared libraries with custom ONNX Runtime operators for your converters. Their code runs in this "
         "process. In the environment, separated as in PATH.",
     )
     check_providers: bool = option(
         "run",
         True,
-        Form(_check_bool, _bool_from_text),
+        OptionFormat(_check_bool, _bool_from_text),
         "Whether the first results of a region on a provider other than the CPU's are compared with PyTorch's; if they "
         "are wrong, the next provider runs the region. Set False to ask a provider for less than float32.",
     )
     dump_dir: str = option(
         "debug",
         "onnx_debug",
-        Form(_check_dump_dir, from_user=_path_from_user),
+        OptionFormat(_check_dump_dir, from_user=_path_from_user),
         "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it.",
     )
     compare: str = option(
         "debug",
         "first",
-        Form(_one_of(COMPARISONS)),
+        OptionFormat(_one_of(COMPARISONS)),
         "Which runs onnx_debug compares with eager and float64: 'first' (of each graph and each new set of sizes), "
         "'every' or 'never'.",
     )
     tensor_limit: int = option(
         "debug",
         16 * 2**20,
-        Form(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), _integer_from_text),
+        OptionFormat(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), _integer_from_text),
         "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all.",
     )
     verify_passes: bool = option(
         "debug",
         False,
-        Form(_check_bool, _bool_from_text),
+        OptionFormat(_check_bool, _bool_from_text),
         "Whether the result of each pass that fired is compared with float64 on the real inputs; a pass that changes "
         "results by more than rounding is undone.",
     )
     cache: bool = option(
         "cache",
         True,
-        Form(_check_bool, _bool_from_text),
+        OptionFormat(_check_bool, _bool_from_text),
         "Whether compiled graphs are kept on disk for other processes.",
     )
     cache_dir: str | None = option(
         "cache",
         None,
-        Form(_or_none(_check_dump_dir), from_user=_path_from_user),
+        OptionFormat(_or_none(_check_dump_dir), from_user=_path_from_user),
         "Folder of the compiled graphs; the default is dynamo_backends in $XDG_CACHE_HOME or ~/.cache.",
     )
     cache_size: int = option(
         "cache",
         2**30,
-        Form(_between(0, math.inf, "a size in bytes"), _integer_from_text),
+        OptionFormat(_between(0, math.inf, "a size in bytes"), _integer_from_text),
         "Maximum size of the folder in bytes; the least recently used graphs are evicted.",
     )
 
@@ -374,14 +374,14 @@ def _naming(what: str) -> Iterator[None]:
         raise ValueError(f"{what}: {error}") from None
 
 
-def _form(name: str) -> Form:
+def _form(name: str) -> OptionFormat:
     forms = _forms()
     if name not in forms:
         raise ValueError(unknown_name("option", name, list(forms)))
     return forms[name]
 
 
-def _forms() -> dict[str, Form]:
+def _forms() -> dict[str, OptionFormat]:
     """The form of each option, by its name."""
     return {field.name: field.metadata["form"] for field in dataclasses.fields(Options)}
 

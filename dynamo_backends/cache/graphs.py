@@ -29,7 +29,7 @@ from ..weights.frozen_session import Weight
 from . import environment
 from .description import constants, describe
 from .program_record import from_record, to_record
-from .store import Record, Store, folder_named, warn_once
+from .store import Store, StoredRecord, folder_named, warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", 
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A graph and its key in the cache."""
 
     name: GraphName
@@ -94,13 +94,13 @@ class CachedGraphs:
         names = self._store.read(key, lambda record: frozenset(record.header))
         if names is None:
             names = translated_operators(opset)
-            self._store.put(key, Record(sorted(names)))
+            self._store.put(key, StoredRecord(sorted(names)))
         return names
 
     @never_fails("looking a graph up in the cache", _NO_ENTRY, lambda: None)
     def entry(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, Weight], *, is_joint: bool
-    ) -> Entry | None:
+    ) -> CacheEntry | None:
         """The entry of a graph, whether it is stored or not; ``None`` if it cannot be cached.
 
         Args:
@@ -119,18 +119,18 @@ class CachedGraphs:
                 graph=describe(module),
                 weights=[i in weights for i, _ in enumerate(module.graph.find_nodes(op="placeholder"))],
             )
-            return Entry(name, module, key, constants(module), Assumptions(module))
+            return CacheEntry(name, module, key, constants(module), Assumptions(module))
         except CannotStoreError as error:
             _not_cached(name, str(error))
             return None
 
     @never_fails("reading a graph from the cache", _NO_ENTRY, lambda: None)
-    def found(self, entry: Entry, load: Callable[[Program], T | None]) -> T | None:
+    def found(self, entry: CacheEntry, load: Callable[[Program], T | None]) -> T | None:
         """The result of ``load`` for the cached Program; ``None`` if there is none, or it is not valid."""
         return self._store.read(entry.key, lambda record: load(from_record(record, entry.module, self._options)))
 
     @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
-    def keep(self, entry: Entry, program: Program) -> None:
+    def keep(self, entry: CacheEntry, program: Program) -> None:
         """Keeps a compiled graph, unless compiling it again may give another result."""
         try:
             if program.varies:
@@ -146,7 +146,7 @@ class CachedGraphs:
             count("cache_stored")
 
     @never_fails("the cache", _NO_ENTRY, lambda: None)
-    def fact(self, question: Mapping[str, object], read: Callable[[Record], T]) -> T | None:
+    def fact(self, question: Mapping[str, object], read: Callable[[StoredRecord], T]) -> T | None:
         """The fact that an earlier process kept; ``None`` if there is none, or ``read`` raises."""
         key = self._key_of_fact(question)
         return None if key is None else self._store.read(key, read)
@@ -156,7 +156,7 @@ class CachedGraphs:
         """Keeps a fact, which is JSON, for the current options and environment."""
         key = self._key_of_fact(question)
         if key is not None:
-            self._store.put(key, Record(answer))
+            self._store.put(key, StoredRecord(answer))
 
     @never_fails("the cache", _NOT_KEPT, lambda: None)
     def forget_fact(self, question: Mapping[str, object]) -> None:

@@ -22,10 +22,10 @@ from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
 from ..runtime.settings import SessionSettings
 from .description import bytes_of, check_plain, constants
-from .store import Record
+from .store import StoredRecord
 
 
-def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Record:
+def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> StoredRecord:
     """A Program as a record, which refers by name to ``originals``, the constants of the graph before its passes.
 
     Raises:
@@ -58,10 +58,10 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Record
             [[target, reason.kind.name, reason.text, number] for target, reason, number in coverage.fallbacks],
         ],
     }
-    return Record(header, [*(item.model for item in executables), *map(bytes_of, stored.values())])
+    return StoredRecord(header, [*(item.model for item in executables), *map(bytes_of, stored.values())])
 
 
-def from_record(record: Record, module: fx.GraphModule, options: Options) -> Program:
+def from_record(record: StoredRecord, module: fx.GraphModule, options: Options) -> Program:
     """The Program of a record that ``to_record`` made; ``module`` is the graph before its passes.
 
     Raises:

@@ -38,7 +38,7 @@ class DamagedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class StoredRecord:
     """The content of a file: anything that JSON can hold, and bytes that would be large in JSON."""
 
     header: Any
@@ -82,7 +82,7 @@ class Store:
         self.folder = folder
         self.size = size
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> StoredRecord | None:
         """The record under a key, or ``None``. A damaged file is removed."""
         path = self._path(key)
         if self.reason_against() is not None:
@@ -107,7 +107,7 @@ class Store:
             os.utime(path)
         return record
 
-    def read(self, key: str, decode: Callable[[Record], T]) -> T | None:
+    def read(self, key: str, decode: Callable[[StoredRecord], T]) -> T | None:
         """The result of ``decode`` for the record under a key; ``None`` if there is none, or it is not valid, and
         removed."""
         record = self.get(key)
@@ -118,7 +118,7 @@ class Store:
             self.remove(key)
             return None
 
-    def put(self, key: str, record: Record) -> bool:
+    def put(self, key: str, record: StoredRecord) -> bool:
         """Stores or replaces a record, and may evict others; whether it succeeded."""
         content = _encoded(key, record)
         if len(content) > self.size or self.reason_against() is not None:
@@ -199,14 +199,14 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def _encoded(key: str, record: Record) -> bytes:
+def _encoded(key: str, record: StoredRecord) -> bytes:
     lengths = [len(blob) for blob in record.blobs]
     header = json.dumps({"key": key, "lengths": lengths, "header": record.header}, allow_nan=False).encode()
     body = b"".join([len(header).to_bytes(8, "little"), header, *record.blobs])
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def decoded(content: bytes, key: str) -> Record:
+def decoded(content: bytes, key: str) -> StoredRecord:
     """The record in the content of a file.
 
     Raises:
@@ -230,4 +230,4 @@ def decoded(content: bytes, key: str) -> Record:
     for length in lengths:
         blobs.append(bytes(body[end : end + length]))
         end += length
-    return Record(content_header, blobs)
+    return StoredRecord(content_header, blobs)

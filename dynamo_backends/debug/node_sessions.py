@@ -12,7 +12,7 @@ from torch import fx
 from ..errors import SessionError, TranslationError, first_line
 from ..exporter.signature import signature
 from ..exporter.translate import fold_constants, translate, value_names
-from ..graphs.artifacts import CompiledRegion, Input, Output
+from ..graphs.artifacts import CompiledRegion, RegionInput, RegionOutput
 from ..partition.needed_passes import with_needed_passes
 from ..partition.regions import results_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
@@ -97,7 +97,7 @@ class NodeSessions:
 
     def _make_session(self, node: fx.Node) -> BoundSession:
         inputs, outputs = node.all_input_nodes, results_of(node)
-        model = translate([node], [Input(item) for item in inputs], outputs, opset=self.opset, name="replay")
+        model = translate([node], [RegionInput(item) for item in inputs], outputs, opset=self.opset, name="replay")
         fold_constants(model)
         settings = SessionSettings(as_precise_as_pytorch(self.providers), 1, shares_graph=True, optimize=False)
         return BoundSession(
@@ -129,7 +129,7 @@ def _input_spec(node: fx.Node, name: str) -> InputSpec:
     )
 
 
-def output_spec(output: Output, name: str) -> OutputSpec:
+def output_spec(output: RegionOutput, name: str) -> OutputSpec:
     value = output.node.meta["val"]
     if output.index is not None:
         value = value[output.index]

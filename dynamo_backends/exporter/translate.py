@@ -24,7 +24,7 @@ from onnxscript import optimizer
 from torch import fx
 
 from ..errors import TranslationError
-from ..graphs.artifacts import Input, Output
+from ..graphs.artifacts import RegionInput, RegionOutput
 from ..graphs.locations import module_path, source_line, user_name
 from ..versions import IR_VERSION
 from . import torch_internals
@@ -55,7 +55,12 @@ def value_names(node: fx.Node) -> list[str]:
 
 
 def translate(
-    nodes: Sequence[fx.Node], inputs: Sequence[Input], outputs: Sequence[Output], *, opset: int, name: str = "region"
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[RegionInput],
+    outputs: Sequence[RegionOutput],
+    *,
+    opset: int,
+    name: str = "region",
 ) -> ir.Model:
     """An ONNX model that computes ``outputs`` from ``inputs`` by ``nodes``. Constants are not folded.
 
@@ -103,7 +108,7 @@ class _Translation:
         self.values: dict[fx.Node, Values] = {}
         self.constants = torch_internals.Constants()
 
-    def run(self, nodes: Sequence[fx.Node], inputs: Sequence[Input], outputs: Sequence[Output]) -> ir.Model:
+    def run(self, nodes: Sequence[fx.Node], inputs: Sequence[RegionInput], outputs: Sequence[RegionOutput]) -> ir.Model:
         taken = {name for node in nodes for name in value_names(node)} | {item.node.name for item in inputs}
         for item in inputs:
             name = user_name(item.node, static_only=True)
@@ -121,7 +126,7 @@ class _Translation:
             ir_passes.InlinePass(torch_internals.is_of_torchlib)(self.model)
         return self.model
 
-    def _add_input(self, item: Input, name: str) -> None:
+    def _add_input(self, item: RegionInput, name: str) -> None:
         value = torch_internals.SymbolicTensor(torch_internals.opset_object(self.opset), name=name)
         _set_type(value, item.node.meta["val"])
         self.values[item.node] = value
@@ -133,7 +138,7 @@ class _Translation:
         inverse = [item.permutation.index(i) for i in range(len(item.permutation))]
         self.graph.append(_transpose(memory, inverse, value))
 
-    def _add_output(self, output: Output) -> None:
+    def _add_output(self, output: RegionOutput) -> None:
         value = self._value(output.node)
         if output.index is not None and isinstance(value, Sequence):
             value = value[output.index]

@@ -58,7 +58,7 @@ class GraphName:
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
+class RegionOutput:
     """A result of a region's model, and the order of its dimensions in memory.
 
     Attributes:
@@ -74,8 +74,8 @@ class Output:
 
 
 @dataclasses.dataclass(frozen=True)
-class Input:
-    """An argument of a region's model, and the order of its dimensions in memory, as in ``Output``."""
+class RegionInput:
+    """An argument of a region's model, and the order of its dimensions in memory, as in ``RegionOutput``."""
 
     node: fx.Node
     permutation: tuple[int, ...] | None = None
@@ -109,8 +109,8 @@ class Region:
 
     index: int
     nodes: list[fx.Node]
-    inputs: list[Input]
-    outputs: list[Output]
+    inputs: list[RegionInput]
+    outputs: list[RegionOutput]
     layouts: list[Layout]
 
     @property

@@ -25,7 +25,7 @@ from ..exporter.signature import signature
 from ..exporter.translate import find_translation, fold_constants, translate
 from ..exporter.upstream_faults import draws_random_numbers, faults_of, reason_not_to_translate
 from ..graphs.aliases import IN_PYTORCH
-from ..graphs.artifacts import Input, Output, Region, Split, region_name
+from ..graphs.artifacts import Region, RegionInput, RegionOutput, Split, region_name
 from ..graphs.layout import ROW_MAJOR, Layout, layout_of
 from ..graphs.operators import is_collective
 from ..numerics.exact import attribute
@@ -112,7 +112,7 @@ class Support:
             node: a node with ``meta["val"]`` that has a translation.
             only_first: whether the first provider must run all of it.
         """
-        inputs = [Input(arg) for arg in node.all_input_nodes]
+        inputs = [RegionInput(arg) for arg in node.all_input_nodes]
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
             model = with_needed_passes(model)
@@ -157,12 +157,12 @@ def _devices(node: fx.Node) -> set[torch.device]:
     return devices
 
 
-def results_of(node: fx.Node) -> list[Output]:
+def results_of(node: fx.Node) -> list[RegionOutput]:
     """The results of a node that are not ``None``."""
     value = node.meta["val"]
     if isinstance(value, (tuple, list)):
-        return [Output(node, index=i) for i, item in enumerate(value) if item is not None]
-    return [Output(node)]
+        return [RegionOutput(node, index=i) for i, item in enumerate(value) if item is not None]
+    return [RegionOutput(node)]
 
 
 def split_graph(graph: fx.GraphModule, support: Support, rejected: dict[fx.Node, Reason]) -> Split:
@@ -284,8 +284,8 @@ def make_region(index: int, nodes: list[fx.Node]) -> Region:
     return Region(
         index,
         nodes,
-        [Input(node, _layout(node).permutation) for node in inputs],
-        [Output(node, layout.permutation) for node, layout in zip(outputs, layouts, strict=True)],
+        [RegionInput(node, _layout(node).permutation) for node in inputs],
+        [RegionOutput(node, layout.permutation) for node, layout in zip(outputs, layouts, strict=True)],
         layouts,
     )
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..cache.graphs import CachedGraphs, Entry, cached_graphs
+from ..cache.graphs import CachedGraphs, CacheEntry, cached_graphs
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_as_it_was
 from ..errors import SessionError, first_line
@@ -131,7 +131,7 @@ class Runners:
         program.coverage.log(name)
         return run
 
-    def _load_from_cache(self, entry: Entry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
+    def _load_from_cache(self, entry: CacheEntry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
         """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it."""
         assert self._cached is not None
 

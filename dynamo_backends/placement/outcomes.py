@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..cache.graphs import CachedGraphs
-from ..cache.store import Record
+from ..cache.store import StoredRecord
 from .search import SearchOutcome
 
 _PROCESSES = 20
@@ -49,7 +49,7 @@ class StoredOutcomes:
         self._cache.keep_fact(self._question, answer)
 
 
-def _read(record: Record) -> tuple[SearchOutcome, int]:
+def _read(record: StoredRecord) -> tuple[SearchOutcome, int]:
     """An outcome, and the number of processes that used it.
 
     Raises:

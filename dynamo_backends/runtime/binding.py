@@ -27,7 +27,7 @@ from ..common.strides import ExactStrides
 from ..errors import SessionError, WrongResultError
 from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
-from .expected_shapes import Size, Sizes, differs, follow, format_shape
+from .expected_shapes import Size, SymbolicSizes, differs, follow, format_shape
 from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .ort_internals import CALLS, Value
@@ -158,7 +158,7 @@ class BoundSession:
         devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
         self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._run_options = onnxruntime.RunOptions()
-        self._sizes = Sizes([spec.sizes for spec in inputs])
+        self._sizes = SymbolicSizes([spec.sizes for spec in inputs])
         self.judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
         """By sizes of the arguments: shape and dtype of the memory of each result; empty if PyTorch cannot allocate
         the results before the call; the error if a result was wrong."""

@@ -19,7 +19,7 @@ Size: TypeAlias = "int | str"
 Argument: TypeAlias = "torch.Tensor | int | bool"
 
 
-class Sizes:
+class SymbolicSizes:
     """Reads the values of symbolic sizes from the arguments of a call.
 
     Args:

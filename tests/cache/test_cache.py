@@ -24,7 +24,7 @@ from torch._dynamo.utils import counters
 from dynamo_backends.cache import environment
 from dynamo_backends.cache.graphs import CachedGraphs
 from dynamo_backends.cache.program_record import check_expression
-from dynamo_backends.cache.store import Record, Store, Usage, folder_named
+from dynamo_backends.cache.store import Store, StoredRecord, Usage, folder_named
 from dynamo_backends.cli import main
 from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -569,7 +569,7 @@ def _appended(path: Path) -> None:
 
 def _swapped(path: Path) -> None:
     other = path.parent / f"{'1' * 64}.cached"
-    Store(path.parent, 2**30).put("1" * 64, Record({"some": "thing"}))
+    Store(path.parent, 2**30).put("1" * 64, StoredRecord({"some": "thing"}))
     other.replace(path)
 
 
@@ -625,7 +625,7 @@ def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
         {**header, "originals": {"x": "__class__"}},
         {"code": []},
     ):
-        store.put(path.stem, Record(nonsense, blobs))
+        store.put(path.stem, StoredRecord(nonsense, blobs))
         forget()
         run_once()
         assert counted("cache_hits") == 0 and counted("cache_stored") == 1
@@ -646,7 +646,7 @@ def test_an_entry_that_cannot_be_loaded_is_a_miss(what: str, folder: Path) -> No
     else:
         inputs[1].append(inputs[1][0])
     header["regions"][0][1] = [inputs, outputs, settings, weights]
-    store.put(path.stem, Record(header, blobs))
+    store.put(path.stem, StoredRecord(header, blobs))
     forget()
     run_once()
     assert counted("cache_misses") == counted("cache_stored") == 1 and counted("internal_failures") == 0
@@ -658,14 +658,14 @@ def test_an_entry_that_cannot_be_loaded_is_a_miss(what: str, folder: Path) -> No
 def test_the_size_is_bounded_and_what_is_not_used_goes(tmp_path: Path) -> None:
     store = Store(tmp_path, 5_000)
     for i, name in enumerate("abcd"):
-        assert store.put(name, Record(None, [bytes(1_000)]))
+        assert store.put(name, StoredRecord(None, [bytes(1_000)]))
         os.utime(tmp_path / f"{name}.cached", (i, i))
     assert store.usage().entries == 4
     assert store.get("a") is not None, "which makes it the youngest"
-    assert store.put("e", Record(None, [bytes(1_000)]))
+    assert store.put("e", StoredRecord(None, [bytes(1_000)]))
     assert store.usage().bytes <= 5_000
     assert {path.stem for path in tmp_path.iterdir()} == {"a", "c", "d", "e"}
-    assert not store.put("f", Record(None, [bytes(6_000)])), "larger than all there may be"
+    assert not store.put("f", StoredRecord(None, [bytes(6_000)])), "larger than all there may be"
     assert store.get("f") is None and store.usage().entries == 4
 
 
@@ -677,7 +677,7 @@ def test_what_a_dead_process_left_goes(tmp_path: Path) -> None:
     os.utime(left, (1, 1))
     (tmp_path / "notes.txt").write_text("not ours")
     store = Store(tmp_path, 5_000)
-    store.put("a", Record(None))
+    store.put("a", StoredRecord(None))
     assert not left.exists() and young.exists()
     store.clear()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -778,7 +778,7 @@ def test_where_nobody_owns_files_all_are_believed(folder: Path, monkeypatch: pyt
 def test_a_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
-        assert Store(tmp_path / "a" / "b", 5_000).put("x", Record(None))
+        assert Store(tmp_path / "a" / "b", 5_000).put("x", StoredRecord(None))
     finally:
         os.umask(umask)
     assert Store(tmp_path / "a" / "b", 5_000).get("x") is not None

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_backends.cache.store import DamagedError, Record, Store, decoded
+from dynamo_backends.cache.store import DamagedError, Store, StoredRecord, decoded
 from dynamo_backends.cli import main
 from dynamo_backends.options import ENVIRONMENT_PREFIX, Options, options_from_text, parse_options
 
@@ -60,7 +60,7 @@ def test_any_variable_is_taken_or_refused_by_name(name: str, text: str) -> None:
 def test_a_changed_cache_entry_is_no_entry(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.getbasetemp() / "fuzzed_entries"
     store = Store(folder, 2**20)
-    store.put("key", Record({"a": [1, None]}, [b"bytes", b"more"]))
+    store.put("key", StoredRecord({"a": [1, None]}, [b"bytes", b"more"]))
     [path] = folder.glob("*.cached")
     content = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):

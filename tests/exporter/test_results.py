@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.errors import SessionError, TranslationError, WrongResultError
 from dynamo_backends.exporter import results
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.exporter.translate import Input, Output, translate
+from dynamo_backends.exporter.translate import RegionInput, RegionOutput, translate
 from dynamo_backends.partition import regions
 from dynamo_backends.runtime import binding
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
@@ -156,11 +156,11 @@ def test_every_node_of_a_region_is_checked(plant: Plant) -> None:
     graph = captured(lambda x: x.exp().sinh().sum(), torch.randn(2, 3)).graph
     x, *nodes = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
     for _ in range(2):  # the second answer is remembered
-        translate(nodes, [Input(x)], [Output(nodes[-1])], opset=23)
+        translate(nodes, [RegionInput(x)], [RegionOutput(nodes[-1])], opset=23)
         plant(aten.sinh.default, lambda x: op.Transpose(x, perm=[1, 0]))
         for _ in range(2):
             with pytest.raises(TranslationError, match=r"sinh .*\(3, 2\) .*\(2, 3\)"):
-                translate(nodes, [Input(x)], [Output(nodes[-1])], opset=23)
+                translate(nodes, [RegionInput(x)], [RegionOutput(nodes[-1])], opset=23)
         plant(aten.sinh.default, lambda x: op.Sinh(x))
 
 
@@ -170,7 +170,7 @@ def test_an_argument_that_is_read_after_a_result_of_the_translation_is_known(pla
     x, y, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
     plant(aten.atan2.default, lambda x, y: op.Unsqueeze(op.Add(op.Sin(x), y), [0]))
     with pytest.raises(TranslationError, match=r"\(1, 2, 3\) .*\(2, 3\)"):
-        translate([node], [Input(x), Input(y)], [Output(node)], opset=23)
+        translate([node], [RegionInput(x), RegionInput(y)], [RegionOutput(node)], opset=23)
 
 
 def test_computed_shapes_are_followed(plant: Plant) -> None:
@@ -178,7 +178,7 @@ def test_computed_shapes_are_followed(plant: Plant) -> None:
     x, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
     plant(aten.sinh.default, WRONG["computed shape"][0])
     with pytest.raises(TranslationError, match=WRONG["computed shape"][1]):
-        translate([node], [Input(x)], [Output(node)], opset=23)
+        translate([node], [RegionInput(x)], [RegionOutput(node)], opset=23)
 
 
 def test_what_is_remembered_of_translations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_what_is_remembered_of_translations_is_bounded(monkeypatch: pytest.Monke
     for size in range(1, 8):
         graph = captured(torch.sinh, torch.randn(size)).graph
         x, node = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
-        translate([node], [Input(x)], [Output(node)], opset=23)
+        translate([node], [RegionInput(x)], [RegionOutput(node)], opset=23)
         assert 0 < len(results.comparisons) <= 3
 
 

@@ -10,7 +10,7 @@ from conftest import assert_same_as_eager, counted
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.exporter.translate import Input, Output
+from dynamo_backends.exporter.translate import RegionInput, RegionOutput
 from dynamo_backends.graphs.aliases import IN_PYTORCH, read_memory_of_owners, separate_returned_views
 from dynamo_backends.graphs.artifacts import region_name
 from dynamo_backends.graphs.layout import ROW_MAJOR, Layout, layout_of
@@ -268,7 +268,9 @@ def test_layouts_of_sizes_that_only_the_data_tells() -> None:
 
 def region_of(index: int, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> Region:
     layouts = [ROW_MAJOR] * len(outputs)
-    return Region(index, nodes, [Input(node) for node in inputs], [Output(node) for node in outputs], layouts)
+    return Region(
+        index, nodes, [RegionInput(node) for node in inputs], [RegionOutput(node) for node in outputs], layouts
+    )
 
 
 def test_regions_take_and_return_what_crosses_their_borders() -> None:

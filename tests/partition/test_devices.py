@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dynamo_backends.debug import node_sessions
 from dynamo_backends.errors import Kind
 from dynamo_backends.exporter.translate import translate
-from dynamo_backends.graphs.artifacts import Output, Region
+from dynamo_backends.graphs.artifacts import Region, RegionOutput
 from dynamo_backends.graphs.layout import ROW_MAJOR
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.pipeline.lowering import output_specs
@@ -45,8 +45,8 @@ def graph_of_two() -> tuple[fx.Node, fx.Node]:
 
 def test_each_result_is_on_its_own_device() -> None:
     sin, size = graph_of_two()
-    outputs = [Output(sin), Output(size)]
-    model = translate([sin, size], [node_sessions.Input(sin.args[0])], outputs, opset=18)  # type: ignore[arg-type]
+    outputs = [RegionOutput(sin), RegionOutput(size)]
+    model = translate([sin, size], [node_sessions.RegionInput(sin.args[0])], outputs, opset=18)  # type: ignore[arg-type]
     region = Region(0, [sin, size], [], outputs, [ROW_MAJOR, ROW_MAJOR])
     for specs in (output_specs(region, model), [node_sessions.output_spec(output, "y") for output in outputs]):
         assert [spec.device.type for spec in specs] == ["meta", "cpu"], "a number is on the CPU"
@@ -70,7 +70,7 @@ def test_a_copy_between_devices_runs_in_pytorch() -> None:
 
 def session_of(argument: torch.device, result: torch.device) -> BoundSession:
     sin, _ = graph_of_two()
-    model = translate([sin], [node_sessions.Input(sin.args[0])], [Output(sin)], opset=18)  # type: ignore[arg-type]
+    model = translate([sin], [node_sessions.RegionInput(sin.args[0])], [RegionOutput(sin)], opset=18)  # type: ignore[arg-type]
     session = Session(model, SessionSettings(("CPUExecutionProvider",)))
     inputs = [InputSpec("x", torch.float32, device=argument)]
     return BoundSession(session, inputs, [OutputSpec(sin.name, torch.float32, device=result)])

@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from dynamo_backends.exporter.translate import Input, Output, serialize, translate
+from dynamo_backends.exporter.translate import RegionInput, RegionOutput, serialize, translate
 
 OPSET = 23
 
@@ -51,8 +51,8 @@ def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModu
 def translated(module: fx.GraphModule) -> bytes:
     graph = module.graph
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    inputs = [Input(node) for node in graph.find_nodes(op="placeholder")]
-    results = [Output(node) for node in graph.output_node().all_input_nodes]
+    inputs = [RegionInput(node) for node in graph.find_nodes(op="placeholder")]
+    results = [RegionOutput(node) for node in graph.output_node().all_input_nodes]
     return serialize(translate(calls, inputs, results, opset=OPSET))
 
 

@@ -21,7 +21,7 @@ from dynamo_backends import UnsupportedOperatorError, decomposition_table, onnx_
 from dynamo_backends import options as options_module
 from dynamo_backends.backends import AotCompiler
 from dynamo_backends.graphs.locations import short_file
-from dynamo_backends.options import Form, Options, most_threads, option, parse_options
+from dynamo_backends.options import OptionFormat, Options, most_threads, option, parse_options
 from dynamo_backends.runtime.opsets import MINIMUM_OPSET, maximum_opset
 from dynamo_backends.runtime.session import Session
 from passes import Pass, PassContext
@@ -50,7 +50,7 @@ def test_a_new_option_is_one_field(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True)
     class More(Options):
         speed: int = option(
-            "run", 1, Form(check, int, lambda value: 2 if value == "fast" else value), "How fast it is."
+            "run", 1, OptionFormat(check, int, lambda value: 2 if value == "fast" else value), "How fast it is."
         )
 
     monkeypatch.setattr(options_module, "Options", More)

@@ -249,7 +249,7 @@ def test_a_full_disk_and_no_memory(tmp_path: Path) -> None:
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
-from dynamo_backends.cache.store import Record, Store
+from dynamo_backends.cache.store import StoredRecord, Store
 chance = random.Random(0)
 store = Store(Path(sys.argv[1]), 2**30)
 content = [bytes([i]) * 2_000_000 for i in range(4)]
@@ -258,7 +258,7 @@ for _ in range(20):
     if child == 0:
         while True:
             for i, item in enumerate(content):
-                store.put(str(i), Record({"number": i}, [item]))
+                store.put(str(i), StoredRecord({"number": i}, [item]))
     time.sleep(chance.uniform(0.001, 0.03))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -266,7 +266,7 @@ for _ in range(20):
         found = store.get(str(i))
         assert found is None or (found.header == {"number": i} and list(found.blobs) == [item])
         assert found is not None or not (store.folder / f"{i}.cached").exists()
-assert store.put("last", Record(None)) and store.get("last") is not None
+assert store.put("last", StoredRecord(None)) and store.get("last") is not None
 print("done")
 """
 
