@@ -1,7 +1,14 @@
 """Run and debug PyTorch models on ONNX Runtime through ``torch.compile``.
 
-Nothing needs to be imported for ``torch.compile(model, backend="onnxrt")``. What is here serves those who call
-AOTAutograd themselves::
+``torch.compile(model, backend="onnxrt")`` needs no import of this package. Its names are for
+
+- looking at what the backends do: ``explain`` and ``coverage``, without compiling; ``dump``, for a block of code::
+
+    with dynamo_backends.dump("folder"):
+        compiled(x)
+
+- translating operators: ``register_converter``, ``unregister_converter``, ``operator_set``, ``NotTranslatable``;
+- calling AOTAutograd: ``onnx_compiler`` and ``decomposition_table``::
 
     from torch._dynamo.backends.common import aot_autograd
     from dynamo_backends import decomposition_table, onnx_compiler
@@ -14,13 +21,9 @@ AOTAutograd themselves::
         decompositions=decomposition_table(),
     )
 
-And for a look at whatever these backends compile in a block, as ``onnx_debug`` gives it::
+- catching errors: ``UnsupportedOperatorError``, ``TranslationError``, ``SessionError``.
 
-    with dynamo_backends.dump("folder"):
-        compiled(x)
-
-Each name is imported when it is first asked for: the command ``dynamo-backends --help`` and the measuring processes of
-``dynamo-backends bench`` start without PyTorch.
+Names are imported at first use, so that ``dynamo-backends --help`` starts without PyTorch.
 """
 
 # This module imports nothing: every ``import torch`` runs it (``torch_logs``), and ``python -m dynamo_backends`` runs
