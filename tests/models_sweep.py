@@ -66,8 +66,8 @@ cases were run** for this page ({versions}, CPU, one thread); the others are *no
 - *breaks*: more graph breaks or more graphs than under `aot_eager`; in the last column, the most graph breaks of a
   mode.
 - *PyTorch's own*: eager or `aot_eager` fails too, or differs as much.
-- *on ONNX*: the share of all nodes that run on ONNX Runtime (with `placement="onnx"`). Views, random numbers and sums at
-  repeated indices run in PyTorch by design.
+- *on ONNX*: the share of all nodes that run on ONNX Runtime (with `placement="onnx"`). Views, random numbers and sums
+  at repeated indices run in PyTorch by design.
 
 {summary}
 ## What is not right
