@@ -190,6 +190,14 @@ def test_a_block_that_fails_or_prints_something_else_is_told(tmp_path: Path) -> 
     assert "not printed: four" in told[1] and "ls ends with 2" in told[2] and "not printed: four" in told[3]
 
 
+def test_output_is_written_behind_its_block(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = "```text\nof nothing\n```\n\n```python\n{}\n```\n\n```text\n{}```\n"
+    page.write_text(text.format("x = 4", "") + text.format("print(4)", "three\n"))
+    subprocess.run([sys.executable, page_blocks.__file__, "--write", page], capture_output=True, timeout=300)
+    assert page.read_text() == text.format("x = 4", "") + text.format("print(4)", "4\n")
+
+
 def commands_of(text: str) -> set[str]:
     """Calls of ``dynamo-backends`` in fenced blocks and in backquotes, but for usage lines and versions."""
     fenced = re.findall(r"^(?:\$ |try: |.* && )?dynamo-backends (\D.*)$", text, re.MULTILINE)
