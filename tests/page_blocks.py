@@ -127,8 +127,8 @@ def _results(example: Example, folder: Path) -> Iterator[tuple[str | None, str, 
         yield None, printed, f"ends with {code}:\n{printed}"
         return
     if example.output is not None:
-        fence = "```text\n"
-        yield fence + example.output, fence + printed, difference(example.output, printed)
+        fence, end = "```text\n", "```\n"  # with its end, an empty output is found in the page, too
+        yield fence + example.output + end, fence + printed + end, difference(example.output, printed)
     for command, output in example.commands:
         code, printed = _run(folder, _command, command)
         first = f"$ {command}\n"

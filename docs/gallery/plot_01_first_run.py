@@ -2,7 +2,7 @@
 The first run
 =============
 
-Runs a small model on ONNX Runtime, looks at what ran where, and asks whether it is right.
+Runs a small model on ONNX Runtime, shows what ran where, and checks whether it is right.
 
 Nothing of this project is imported: ``torch.compile`` finds a backend by its name.
 """
@@ -20,8 +20,8 @@ x = torch.randn(8, 64)
 # Run it
 # ------
 #
-# The first call compiles: PyTorch's compiler, Dynamo, reads the function and hands over a *graph* of operators, which
-# becomes an ONNX model. The calls after it run that model.
+# The first call compiles: PyTorch's Dynamo captures the function as a *graph* of operators, which becomes an ONNX
+# model. Later calls run that model.
 
 compiled = torch.compile(model, backend="onnxrt")
 with torch.no_grad():
@@ -34,15 +34,15 @@ torch.testing.assert_close(result, expected)
 # What ran where
 # --------------
 #
-# Each event is counted. A *region* is a part of the graph that ONNX Runtime takes as one model; what it cannot run, or
-# is known to compute wrongly, stays in PyTorch.
+# Events are counted. A *region* is a part of the graph that runs as one ONNX model. Operators that ONNX Runtime cannot
+# run, or computes wrongly, run in PyTorch.
 
 for event in ("graphs", "nodes_on_onnx", "nodes_in_pytorch", "regions"):
     print(event, counters["dynamo_backends"][event])
 assert counters["dynamo_backends"]["nodes_in_pytorch"] == 0
 
 # %%
-# An operator without a translation cuts the graph in two, and a warning says which one it is:
+# An operator without a translation splits the graph in two, and a warning names it:
 
 torch._dynamo.reset()
 counters.clear()
@@ -62,8 +62,8 @@ assert fallbacks == ["fallback aten._linalg_svd.default"]
 # Is it right?
 # ------------
 #
-# ``onnx_debug`` is the same backend with an observer. It runs each operator three times, on ONNX Runtime, in eager
-# PyTorch and in float64, and writes what it finds to a folder.
+# ``onnx_debug`` is the same backend with an observer. It compares each operator on ONNX Runtime with eager PyTorch and
+# float64, and writes the results to a folder.
 
 from dynamo_backends.dumps.reading import find_run  # noqa: E402  (needed to read the folder in Python)
 
@@ -77,7 +77,7 @@ for graph in find_run(folder).graphs:
 assert [graph.entry.verdict for graph in find_run(folder).graphs] == ["ok"]
 
 # %%
-# The command line reads the same folder; it imports no PyTorch, so that it is quick.
+# The command line reads the same folder, without importing PyTorch.
 
 import subprocess  # noqa: E402
 import sys  # noqa: E402

@@ -2,8 +2,8 @@
 ``torch.compile``, step by step
 ===============================
 
-What ``torch.compile`` does with a function, a decorator, a module, with control flow and with calls that are not
-PyTorch's, all through the backends of this project.
+What ``torch.compile`` does with functions, modules, control flow, and calls of other libraries, with the backends of
+this project.
 """
 
 import tempfile
@@ -67,9 +67,9 @@ assert next(compiled_net.parameters()) is next(net.parameters())
 # How fast is it?
 # ---------------
 #
-# A time is worth something beside another one, taken in turn with it, after the calls that compile and warm up. Here
-# each function is called in rounds, and the median counts; ``dynamo-backends bench MODEL --train`` does it with
-# processes of their own, memory, and a judgement of the results.
+# Times are comparable if both functions take turns, after calls that compile and warm up. Here each function is called
+# in rounds, and the median counts. ``dynamo-backends bench MODEL --train`` also uses separate processes, measures
+# memory, and checks the results.
 
 import statistics  # noqa: E402
 import time  # noqa: E402
@@ -129,14 +129,14 @@ for what, functions in {
     print(what, *(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in found.items()))
 
 # %%
-# Training is tried in PyTorch and on ONNX Runtime in its first calls, and then runs where it is faster.
+# The first training steps are timed with PyTorch and with ONNX Runtime, and the fastest engine is kept.
 #
 # Control flow
 # ------------
 #
-# A branch on a tensor's value cannot be in a graph. Dynamo ends the graph there, a *graph break*, runs the branch in
-# Python, and begins another graph after it. ``explain`` shows the graphs, why each ends, what each would run where, and
-# the guards.
+# A branch on a tensor's value cannot be in a graph. Dynamo ends the graph there (a *graph break*), runs the branch in
+# Python, and starts another graph after it. ``explain`` shows the graphs, why each ends, what would run where, and the
+# guards.
 
 
 def branching(a, b):
@@ -178,8 +178,8 @@ for sign in (1, -1):
 # Calls that are not PyTorch's
 # ----------------------------
 #
-# A function of another library is another break, between two graphs. What Dynamo shall not even look into is marked by
-# ``torch.compiler.disable``.
+# A function of another library is a graph break too. ``torch.compiler.disable`` marks functions that Dynamo must not
+# trace.
 
 from math import factorial  # noqa: E402
 
@@ -202,7 +202,6 @@ torch.testing.assert_close(compiled(a), mixed(a))
 # See the graph
 # -------------
 #
-# The backend ``fx_debug`` prints the graph that a backend is given, Dynamo's and those that AOTAutograd makes of it,
-# and runs it in PyTorch.
+# The backend ``fx_debug`` prints Dynamo's graph and AOTAutograd's graphs, and runs them in PyTorch.
 
 torch.compile(foo, backend="fx_debug", options={"dump_dir": tempfile.mkdtemp()})(x, y)

@@ -2,9 +2,9 @@
 A wrong operator, from the symptom to the bug report
 ====================================================
 
-A model gives other numbers compiled than eagerly. Which operator is it, and what does one send to whom?
+A compiled model gives other results than eager. Which operator is wrong, and what belongs in a bug report?
 
-So that there is something to find, one translation is made wrong on purpose: a softplus that forgets its ``beta``.
+Here a converter is wrong on purpose: a softplus that ignores its ``beta``.
 """
 
 import subprocess
@@ -52,7 +52,7 @@ assert difference > 0.01
 # Which operator?
 # ---------------
 #
-# Another word instead of ``onnxrt``, nothing else:
+# Only the name of the backend changes:
 
 torch._dynamo.reset()
 folder = tempfile.mkdtemp()
@@ -70,8 +70,7 @@ def command(*words):
 assert command("ls", folder).returncode == 1  # a graph diverges
 
 # %%
-# The verdict names the node, the line of the model and the cause: the first node whose result is further from float64
-# than rounding explains, given that all before it was right.
+# The verdict names the first node that is wrong alone, its source line, and the cause.
 
 (graph,) = find_run(Path(folder)).graphs
 print(graph.entry.verdict)
@@ -82,8 +81,8 @@ print((graph.folder / "side_by_side.txt").read_text())
 # One node, alone
 # ---------------
 #
-# ``bisect`` cuts the ONNX model down to what is still wrong, and writes it with its inputs, a program that runs it, and
-# a text for a bug report.
+# ``bisect`` cuts the ONNX model down to the smallest one that is still wrong, and writes it with its inputs, a program
+# that runs it, and a text for a bug report.
 
 done = command("bisect", f"{graph.index}/{graph.direction}", "-d", folder)
 assert done.returncode == 1
@@ -92,15 +91,14 @@ print(*sorted(str(path.relative_to(cut)) for path in cut.rglob("*")), sep="\n")
 print((cut / "README.txt").read_text())
 
 # %%
-# The program in it needs ONNX Runtime and nothing of this project. It says the same: the model, run by ONNX Runtime, is
-# not what PyTorch computed from the same inputs.
+# The program needs only ONNX Runtime and numpy. It confirms that the model's results differ from PyTorch's.
 
 done = subprocess.run([sys.executable, cut / "repro.py"], capture_output=True, text=True)
 print(done.stdout)
 assert done.returncode == 1
 
 # %%
-# The tutorial takes its wrong translation back, and all is right again.
+# Remove the wrong converter, and results are right again.
 
 unregister_converter(torch.ops.aten.softplus.default)
 torch._dynamo.reset()

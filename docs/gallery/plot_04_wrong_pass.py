@@ -2,9 +2,9 @@
 A wrong pass
 ============
 
-A *pass* rewrites a graph, to make it faster or to make it fit ONNX. This one is wrong on purpose: it takes the
-division by the square root of 2 for one by 1.4. The debugger compares each stage of a graph with the one before, and
-names the pass.
+A *pass* rewrites a graph, to make it faster or to make it fit ONNX. This one is wrong on purpose: it
+replaces a division by the square root of 2 by one by 1.4. ``onnx_debug`` compares each stage of a graph with the one
+before, and names the pass.
 """
 
 import math
@@ -49,7 +49,7 @@ print(graph.entry.verdict)
 assert "pass post_grad.mine.cheaper_root" in graph.entry.verdict
 
 # %%
-# Without it all is right, and so is the next user of the model:
+# Without the pass the verdict is ``ok``:
 
 torch._dynamo.reset()
 options = {"dump_dir": other_folder, "passes": {"disable": ["post_grad.mine.*"]}}
@@ -60,8 +60,8 @@ print(graph.entry.verdict)
 assert graph.entry.verdict == "ok"
 
 # %%
-# ``options={"verify_passes": True}`` compares each pass with the graph before it while it compiles, and undoes one that
-# changes results: the model is right, and a warning names the pass.
+# ``options={"verify_passes": True}`` compares the graph before and after each pass during the compile, and undoes a
+# pass that changes results. A warning names it.
 
 torch._dynamo.reset()
 options = {"verify_passes": True, "cache": False}

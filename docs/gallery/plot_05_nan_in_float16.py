@@ -2,7 +2,7 @@
 A NaN in float16
 ================
 
-The loss is NaN. Where was the first number born that is not one, from what, and where does it end up?
+The loss is NaN. Which operator makes the first NaN or infinity, from which inputs, and where does it go?
 """
 
 import subprocess
@@ -37,7 +37,7 @@ with torch.no_grad():
     assert model(x).isnan().any()
 
 # %%
-# ``onnx_debug`` keeps all values of a run; ``nan`` follows them from node to node.
+# ``onnx_debug`` records the range of each value; ``nan`` follows them from node to node.
 
 folder = tempfile.mkdtemp()
 with torch.no_grad():
@@ -47,7 +47,7 @@ command = [sys.executable, "-m", "dynamo_backends", "nan", str(graph.index), "-d
 print(subprocess.run(command, capture_output=True, text=True).stdout)
 
 # %%
-# The same as data: the birth is the square, too large for float16; the quotient makes NaN of it.
+# The same as data: the square is too large for float16, and the quotient turns it into NaN.
 
 births = find_nonfinite(graph).births
 for birth in births:
@@ -55,7 +55,7 @@ for birth in births:
 assert births[0].kind == "infinity" and "too large for float16" in births[0].why
 
 # %%
-# While the model runs in eager mode, an operator tool says the same:
+# In eager mode, an operator tool finds the same:
 
 from dynamo_backends import op_tools  # noqa: E402
 

@@ -2,8 +2,8 @@
 A Llama, compared
 =================
 
-One Llama decoder: forward, backward and mixed precision on ONNX Runtime; what a compile leaves behind; two ONNX
-models side by side; and ONNX's reference runtime beside ONNX Runtime.
+A Llama: forward, backward and mixed precision on ONNX Runtime; the record of a compile; a comparison of two ONNX
+models; and a comparison of ONNX's reference runtime with ONNX Runtime.
 """
 
 import tempfile
@@ -38,8 +38,8 @@ def loss(model):
 # Forward and backward
 # --------------------
 #
-# AOTAutograd makes two graphs of the model, forward and backward, and hands each to a compiler. ``onnx_compiler`` is
-# ours; ``record`` receives what it did with each.
+# AOTAutograd passes a forward and a backward graph to a compiler, here ``onnx_compiler``. ``record`` collects what it
+# did with each.
 
 records = []
 folder = Path(tempfile.mkdtemp())
@@ -57,8 +57,7 @@ for record in records:
 assert [record.comparison.verdict for record in records] == ["ok", "ok"]
 
 # %%
-# What is in a record: the graph as it came and as it was split, the models, and the inputs and outputs of the run that
-# was compared.
+# A record has the graph, its split, the models, and the inputs and outputs of the compared run.
 
 forward = records[0]
 print([name for name in dir(forward) if not name.startswith("_")])
@@ -69,7 +68,7 @@ print(len(model_proto.graph.node), "ONNX nodes:", sorted({node.op_type for node 
 # Mixed precision
 # ---------------
 #
-# Under autocast parts of the graph are bfloat16, and are judged by bfloat16's rounding.
+# Under autocast parts of the graph are bfloat16, with the tolerance of bfloat16.
 
 records.clear()
 torch._dynamo.reset()
@@ -84,8 +83,8 @@ assert [record.comparison.verdict for record in records] == ["ok", "ok"]
 # Two ONNX models side by side
 # ----------------------------
 #
-# The model as our exporter and passes make it, and as ``torch.onnx.export`` does: other nodes and names, the same
-# values? ``compare`` aligns the nodes by what they compute, and judges the differences by what rounding explains.
+# Our exporter and ``torch.onnx.export`` make models with different nodes and names. ``compare`` aligns the nodes by
+# their values, and compares them up to rounding.
 
 import subprocess  # noqa: E402
 import sys  # noqa: E402
@@ -117,8 +116,8 @@ assert done.returncode == 0, done.stderr
 # Another runtime
 # ---------------
 #
-# ONNX's reference runtime computes each operator in NumPy, as the standard says. If it and ONNX Runtime differ, it is
-# the kernel; if both are alike and PyTorch differs, it is the translation.
+# ONNX's reference runtime computes each operator in NumPy. If it differs from ONNX Runtime, a kernel is wrong; if both
+# agree and PyTorch differs, the translation is.
 
 import numpy as np  # noqa: E402
 import onnxruntime  # noqa: E402

@@ -2,8 +2,8 @@
 The operator tools on a real model
 ==================================
 
-Seven tools look at every operator while a model trains, or change where and in which dtype it runs. Here a small BERT
-takes a training step under each of them.
+Seven tools observe every operator while a model runs, or change its device or dtype. Here a small BERT takes a training
+step with each of them.
 """
 
 import tempfile
@@ -44,7 +44,7 @@ for operator in sorted(timed.operators, key=lambda operator: -operator.forward)[
     print(f"{operator.name:45} {operator.calls:4} calls {milliseconds}")
 
 # %%
-# Is each right, and its gradients? The reference is the same call in float64.
+# Are results and gradients right? The reference is the same call in float64.
 
 with op_tools.OpAutoCompare(quiet=True, capture=None) as compare:
     step()
@@ -66,7 +66,7 @@ for words in (["ls", folder], ["run", folder, "--compare", "--runtime", "onnx"])
     assert done.returncode == 0
 
 # %%
-# Run chosen operators in float64, or in another dtype, to see whether they are the cause of something.
+# Run some operators in float64, or in another dtype, to see whether they cause a problem.
 
 torch.manual_seed(1)
 before = step()

@@ -3,8 +3,8 @@ Passes, each with its graph before and after
 ============================================
 
 A *stage* is a graph on its way from Dynamo to ONNX Runtime: ``pre_grad``, ``joint``, ``post_grad``, ``onnx``. The
-passes of a stage rewrite its graph. The dump has the graph of each stage; here one pass of each kind fires, and is
-switched off.
+passes of a stage rewrite its graph. The dump has the graph of each stage. Here passes fire, and are turned
+off.
 """
 
 import tempfile
@@ -41,10 +41,10 @@ torch.manual_seed(0)
 x = torch.randn(4, 8, 64)
 
 # %%
-# Attention that was written out
-# ------------------------------
+# Attention
+# ---------
 #
-# Two products, a scale and a softmax become one attention, for which ONNX Runtime has a kernel.
+# Two products, a scale and a softmax become one ``Attention``, for which ONNX Runtime has a kernel.
 
 query, key, value = (torch.randn(2, 4, 16, 8) for _ in range(3))
 
@@ -60,10 +60,10 @@ assert any("attention" in name for name in found)
 print("without:", compiled(attention, query, key, value, passes={"disable": ["*attention*"]}))
 
 # %%
-# What does nothing
-# -----------------
+# No-ops
+# ------
 #
-# A product with one, a transposition undone, a cast to the same type: gone before anything is exported.
+# A product with one, a reversed transposition and a cast to the same dtype are removed before the export.
 
 
 def idle(x):
@@ -74,8 +74,8 @@ def idle(x):
 print(compiled(idle, x))
 
 # %%
-# The same thing twice
-# --------------------
+# Common subexpressions
+# ---------------------
 
 
 def twice(x):
@@ -90,7 +90,7 @@ assert any("common_subexpressions" in name for name in found)
 # On the ONNX model
 # -----------------
 #
-# A GELU that was written out becomes one operator of ONNX.
+# A GELU that is written out becomes one ONNX operator.
 
 
 def gelu(x):
@@ -105,7 +105,7 @@ assert "onnx.gelu" in found
 # Before and after
 # ----------------
 #
-# The dump has each stage's graph, and what each pass changed in it.
+# The dump has each stage's graph, and a diff for each pass that fired.
 
 import subprocess  # noqa: E402
 import sys  # noqa: E402
@@ -126,8 +126,8 @@ for function, inputs in ((twice, (x,)), (attention, (query, key, value)), (gelu,
         print(path.read_text())
 
 # %%
-# Which passes there are
-# ----------------------
+# All passes
+# ----------
 
 command = [sys.executable, "-m", "dynamo_backends", "passes"]
 print(subprocess.run(command, capture_output=True, text=True).stdout)

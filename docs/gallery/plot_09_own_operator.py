@@ -1,9 +1,9 @@
 """
-An operator of one's own
-========================
+A custom operator
+=================
 
-An operator made with ``torch.library.custom_op``, its gradient, and its translation to ONNX, so that it runs on ONNX
-Runtime in inference and in training.
+An operator made with ``torch.library.custom_op``, its gradient, and its converter, so that it runs on ONNX Runtime in
+inference and training.
 """
 
 import torch
@@ -16,7 +16,7 @@ from dynamo_backends import register_converter
 # The operator
 # ------------
 #
-# What it computes, what it returns for tensors without values, and its derivative.
+# Its computation, its fake implementation, and its derivative.
 
 
 @torch.library.custom_op("tutorial::soft_clip", mutates_args=())
@@ -49,8 +49,8 @@ def model(x):
 
 
 # %%
-# Without a translation
-# ---------------------
+# Without a converter
+# -------------------
 #
 # It runs in PyTorch, and a counter says so.
 
@@ -58,11 +58,11 @@ torch.compile(model, backend="onnxrt", options={"placement": "onnx"})(x.detach()
 print([event for event in counters["dynamo_backends"] if event.startswith("fallback ")])
 
 # %%
-# With one
-# --------
+# With a converter
+# ----------------
 #
-# The translation takes ``onnx_ir`` values, and returns one. It is checked against the fake result: number, dtype and
-# shape.
+# The converter takes ``onnx_ir`` values, and returns one. Number, dtype and shape of its results are checked against
+# the fake implementation.
 
 
 @register_converter(soft_clip)
@@ -84,7 +84,7 @@ torch.testing.assert_close(mine, x.grad)
 # Is it right?
 # ------------
 #
-# The shape is checked when it is translated, the values by ``onnx_debug``.
+# ``onnx_debug`` checks the values.
 
 import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402

@@ -1,9 +1,9 @@
 """
-One model, four ways to a graph
-===============================
+One model, four tracers
+=======================
 
 ``dynamo-backends trace`` takes a model through TorchScript's tracing and scripting, ``torch.export`` and Dynamo, and
-prints the graph of each. Where a way does not lead to a graph, it says what PyTorch said, and which way does.
+prints the graph of each. If a tracer fails, it shows PyTorch's error, and which tracer works.
 """
 
 import subprocess
@@ -50,8 +50,8 @@ def trace(*words):
 
 
 # %%
-# A model that all four take
-# --------------------------
+# A model that all four trace
+# ---------------------------
 #
 # In bfloat16; the last line is the dtype of the result.
 
@@ -62,16 +62,16 @@ for method in ("trace", "script", "export", "compile"):
 # A model with a branch on a value
 # --------------------------------
 #
-# ``torch.export`` cannot take it; Dynamo makes two graphs of it.
+# ``torch.export`` cannot trace it; Dynamo makes two graphs of it.
 
 assert trace("models.py:branch", "--method", "export") == 1
 assert trace("models.py:branch", "--method", "compile") == 0
 
 # %%
-# A file for others
-# -----------------
+# A file
+# ------
 #
-# ``--onnx`` saves what our exporter makes of the model, with its weights.
+# ``--onnx`` saves the model as our exporter translates it, with its weights.
 
 assert trace("models.py:small", "--method", "export", "--onnx", "small.onnx") == 0
 

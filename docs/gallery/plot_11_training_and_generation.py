@@ -20,8 +20,7 @@ model = GPT2LMHeadModel(config)
 # Training
 # --------
 #
-# Twelve steps, the gradients of two batches added up for each. The same in eager, from the same weights: the losses
-# agree.
+# Twelve steps, each with the gradients of two batches, compiled and in eager from the same weights: the losses agree.
 
 
 def train(model, forward, steps=12):
@@ -49,7 +48,7 @@ torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 # All sizes
 # ---------
 #
-# ``dynamic=True`` makes sizes symbols: other batches and lengths run on the same models.
+# ``dynamic=True`` makes sizes symbolic: other batch sizes and lengths run on the same models.
 
 torch._dynamo.reset()
 counters.clear()
@@ -65,7 +64,7 @@ print("graphs:", counters["dynamo_backends"]["graphs"])
 # Generation
 # ----------
 #
-# ``generate`` calls the compiled model once for each token, with the keys and values of those before in a cache.
+# ``generate`` calls the compiled model once for each token, with the keys and values of earlier tokens in a cache.
 
 torch._dynamo.reset()
 prompt = torch.randint(0, 256, (2, 5))

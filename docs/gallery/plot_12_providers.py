@@ -2,8 +2,8 @@
 Another execution provider
 ==========================
 
-ONNX Runtime runs a model by *execution providers*: the CPU's, and those of other hardware, each in a package of its
-own. They are named in the order of preference.
+ONNX Runtime runs a model on *execution providers*: the CPU's, and those of other hardware, each in a separate package.
+The option ``providers`` lists them in order of preference.
 """
 
 import onnxruntime
@@ -13,7 +13,7 @@ print(onnxruntime.get_available_providers())
 model, x = torch.nn.Linear(8, 4).eval(), torch.randn(2, 8)
 
 # %%
-# One that is not installed is an error, which says what is there and which package brings it.
+# A provider that is not installed is an error, which names the available ones and the package.
 
 wanted = ["OpenVINOExecutionProvider", "CPUExecutionProvider"]
 if wanted[0] not in onnxruntime.get_available_providers():
@@ -27,9 +27,9 @@ if wanted[0] not in onnxruntime.get_available_providers():
         raise AssertionError("a provider that is not installed was taken")
 
 # %%
-# Where it is installed (``pip install onnxruntime-openvino`` in an environment of its own, as it takes the place of
-# ``onnxruntime``), the same line runs on it. What a provider does not take goes to the next; the first results of each
-# region are compared with PyTorch's, and a region that it computes wrongly goes to the next one, too.
+# If it is installed (``onnxruntime-openvino`` replaces ``onnxruntime``, so use a separate environment), the same line
+# runs on it. A region that a provider rejects goes to the next one. The first results of each region are compared with
+# PyTorch's; if they are wrong, the region goes to the next provider too.
 
 providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
 torch._dynamo.reset()

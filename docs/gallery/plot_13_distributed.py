@@ -2,8 +2,8 @@
 Distributed
 ===========
 
-Two processes train one model with ``DistributedDataParallel``, compiled by ``onnxrt``, on the backend gloo. After
-three steps the weights are the same in both, and those of one process that sees all the data in eager mode.
+Two processes train one model with ``DistributedDataParallel``, compiled by ``onnxrt``, with gloo. After three steps
+their weights are the same, and equal those of one process that trains on all the data in eager mode.
 """
 
 import subprocess

@@ -32,8 +32,9 @@ SUMS = frozenset(
         "mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "mv", "addmv", "dot", "convolution",
         "convolution_backward", "sum", "mean", "cumsum", "index_add", "scatter_add", "scatter_reduce",
         "embedding_dense_backward", "_embedding_bag", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "upsample_bilinear2d", "upsample_linear1d",
-        "upsample_trilinear3d",
+        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "upsample_bilinear2d", "_upsample_bilinear2d_aa",
+        "upsample_linear1d", "upsample_trilinear3d", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+        "conv_transpose2d", "conv_transpose3d", "einsum",
     }
 )  # fmt: skip
 """Operators that add products of their arguments: applied to magnitudes, they return the sum of the magnitudes."""

@@ -20,12 +20,12 @@ import torch
 from ..numerics.call_execution import FLOAT64, CallExecution, Change, Target
 from ..numerics.distance import distance, ordinary
 from ..numerics.exact import WIDER
-from ..numerics.local_error import is_broadcast
+from ..numerics.local_error import SUMS, is_broadcast
 from ..numerics.measure import group_size_of
 from ..numerics.randomness import PERTURBATIONS, perturbed
 from ..numerics.verdicts import RIGHT, Verdict, epsilon, is_discrete, largest, verdict
 from .gradients import Gradients
-from .names import is_of_pytorch
+from .names import is_of_pytorch, short_name_of
 from .tool import dtype_name
 
 _STEP = 1e-6
@@ -82,7 +82,7 @@ class CallJudge:
             compared = ComparedValue("output", type(returned).__name__, (), not found.is_wrong, 0.0, None, str(found))
             return [compared], {}
         expected = {name: run.results[name] for name in results if name in run.results}
-        return self._compare(results, expected, self._run_forward, torch.float64), expected
+        return self._compare(results, expected, self._run_forward, torch.float64, self._sums_of_magnitudes), expected
 
     def gradients(self, gradients: Gradients) -> list[ComparedValue]:
         """Compares what a call added to the gradients of its arguments.
@@ -146,6 +146,14 @@ class CallJudge:
     def _run_forward(self, target: Target, change: Change | None = None) -> _Values:
         return self._execution.run(target, change).results
 
+    def _sums_of_magnitudes(self) -> _Values:
+        """The results on the magnitudes of the arguments, if the call adds products of its arguments."""
+        return (
+            self._run_forward(FLOAT64, lambda _, value: value.abs())
+            if short_name_of(self._execution.function) in SUMS
+            else {}
+        )
+
     def _run_backward(self, gradients: Gradients, target: Target, change: Change | None = None) -> _Values:
         """The gradients of the call run again. ``change`` applies to the incoming gradients, too."""
         incoming = gradients.outputs
@@ -159,8 +167,16 @@ class CallJudge:
                 by_name[name] = sum(parts[1:], parts[0])
         return by_name
 
-    def _compare(self, actual: _Values, expected: _Values, run: _Run, computed_in: torch.dtype) -> list[ComparedValue]:
+    def _compare(
+        self,
+        actual: _Values,
+        expected: _Values,
+        run: _Run,
+        computed_in: torch.dtype,
+        sums_of_magnitudes: Callable[[], _Values] = dict,
+    ) -> list[ComparedValue]:
         """Compares values of the same names, which may have been rounded to ``computed_in``."""
+        sums_of_magnitudes = functools.cache(sums_of_magnitudes)
         unset = self._unset(actual, expected, run)
         largest_result = largest(_without_unset(unset, expected).values())
 
@@ -177,6 +193,10 @@ class CallJudge:
             wide = value.to(reference.dtype) if value.shape == reference.shape else value
             inner_size = self._magnitudes(reference) + largest_result / _INSIDE
             found = verdict(wide, reference, reference, inner_size=inner_size, rounded_to=value.dtype)
+            size = sums_of_magnitudes().get(name) if found.is_wrong and found.ours is not None else None
+            if size is not None and name not in unset and size.shape == reference.shape:
+                inner_size = torch.maximum(inner_size, size.detach().abs().double().cpu())
+                found = verdict(wide, reference, reference, inner_size=inner_size, rounded_to=value.dtype)
             if found.ours is None or not found.is_wrong or found.ours.nonfinite:
                 return found
             coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)

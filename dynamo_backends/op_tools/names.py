@@ -46,6 +46,13 @@ def name_of(function: Callable[..., object]) -> str:
     return f"{module}.{name.removeprefix('_VariableFunctionsClass.')}"
 
 
+def short_name_of(function: Callable[..., object]) -> str:
+    """The name of an operator without its namespace and overload: ``sum`` of ``torch.ops.aten.sum.dim_IntList``."""
+    if isinstance(function, torch._ops.OpOverload):
+        return str(function.overloadpacket.__name__)
+    return name_of(function).rsplit(".", 1)[-1]
+
+
 @functools.cache
 def is_query(function: Callable[..., object]) -> bool:
     """Whether a function returns a property of a tensor or changes a setting, and computes nothing."""

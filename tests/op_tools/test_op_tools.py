@@ -421,6 +421,14 @@ class TestCompare:
         assert tool.failed == []
         assert len(tool.compared) > 10
 
+    def test_a_sum_may_have_the_rounding_of_large_terms_that_cancel(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        terms = torch.rand(200_000, generator=generator) * 1000
+        negative = -terms[torch.randperm(len(terms), generator=generator)]
+        with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
+            torch.cat([terms, negative]).sum()
+        assert tool.failed == []
+
     @pytest.mark.parametrize("memory", [0.0, 1e30, float("nan")])
     @pytest.mark.parametrize("fault", [None, "output[0]", "output[1]"])
     def test_elements_that_an_operator_does_not_set_are_not_compared(self, fault: str | None, memory: float) -> None:

@@ -139,6 +139,11 @@ def test_every_page_is_in_the_index() -> None:
     assert pages <= set(index)
 
 
+@pytest.mark.parametrize("switch", ["--part", "--no-backward", "--mixed", "--dynamic", "--opset", "--length"])
+def test_switches_of_the_demo_are_documented(switch: str) -> None:
+    assert f"`{switch}`" in (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -183,6 +188,14 @@ def test_a_block_that_fails_or_prints_something_else_is_told(tmp_path: Path) -> 
     assert [re.sub(r".*page.md:(\d+): .*", r"\1", line) for line in told] == ["10", "22", "30", "30"]
     assert "NameError: name 'x' is not defined" in ran.stdout
     assert "not printed: four" in told[1] and "ls ends with 2" in told[2] and "not printed: four" in told[3]
+
+
+def test_output_is_written_behind_its_block(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = "```text\nof nothing\n```\n\n```python\n{}\n```\n\n```text\n{}```\n"
+    page.write_text(text.format("x = 4", "") + text.format("print(4)", "three\n"))
+    subprocess.run([sys.executable, page_blocks.__file__, "--write", page], capture_output=True, timeout=300)
+    assert page.read_text() == text.format("x = 4", "") + text.format("print(4)", "4\n")
 
 
 def commands_of(text: str) -> set[str]:

@@ -270,12 +270,13 @@ def test_a_provider_that_takes_nothing_leaves_the_faults_of_the_next() -> None:
 
 
 def test_gelu_of_infinity_is_pytorchs_fault() -> None:
-    """PyTorch 2.13 with oneDNN returns NaN for gelu(inf) in float32, and inf in float64; ONNX Runtime is right.
+    """PyTorch 2.13 with oneDNN's kernels for AVX-512 returns NaN for gelu(inf) in float32, and inf in float64; ONNX
+    Runtime is right.
 
     Nothing is to be done. When the first line fails, PyTorch is mended: take it out of ``docs/upstream.md``.
     """
     x = torch.full((8,), float("inf"))
-    if torch.backends.mkldnn.is_available():
+    if torch.backends.mkldnn.is_available() and "AVX512" in torch.backends.cpu.get_cpu_capability():
         assert gelu(x).isnan().all()
     assert gelu(x.double()).isposinf().all()
     assert compiled(gelu)(x).isposinf().all()  # type: ignore[attr-defined]

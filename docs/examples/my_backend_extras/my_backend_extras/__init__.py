@@ -1,1 +1,1 @@
-"""An operator with its translation to ONNX, and two passes, for dynamo-backends."""
+"""A custom operator with its converter, and two passes, for dynamo-backends."""

@@ -1,4 +1,4 @@
-"""The translation of our operator; imported by the entry point ``dynamo_backends_converters``."""
+"""The converter of ``swiglu``; imported by the entry point ``dynamo_backends_converters``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``swiglu(gate, up)``: ``silu(gate) * up``, the middle of most feed-forward layers."""
+"""``swiglu(gate, up)``: ``silu(gate) * up``, as in most feed-forward layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 @torch.library.custom_op("my_backend_extras::swiglu", mutates_args=())
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up``; both of one shape and dtype."""
+    """``silu(gate) * up``, for tensors of the same shape and dtype."""
     return torch.nn.functional.silu(gate) * up
 
 
