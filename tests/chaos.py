@@ -58,7 +58,7 @@ GROUND = {
     "backends._compiled": "it calls the net",
     "backends._compiled.<lambda>": "asked by the net whether failures are to be raised",
     "debug.captured_graph.CapturedGraph.run_in_call": "calls the compiled graph, whose errors are the user's",
-    "debug.run_verdict.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
+    "debug.run_comparison.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
     "debug.observer._ComparedGraph.run": "a call of a graph; it calls the net",
     "debug.observer._ComparedGraph._compared": "the net under a compared run",
     "debug.record.RecordObserver.recorded.run": "a call of a graph; it calls the net",

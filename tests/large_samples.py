@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from hand_written_samples import HAND_WRITTEN, INDEX_VALUES
-from operators import call, copy_of, loss, name_of, seed
+from operators import call, copy_of, entry_name, loss, seed
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
@@ -375,7 +375,7 @@ def _repeated(
 
 
 def _hand_written(op: OpInfo, dtype: torch.dtype, gradients: bool, reasons: list[str]) -> Iterator[LargeSample]:
-    make = HAND_WRITTEN.get(name_of(op))
+    make = HAND_WRITTEN.get(entry_name(op))
     if make is None:
         return
     seed()

@@ -20,13 +20,13 @@ Compare: TypeAlias = "Callable[[object, object], str | None]"
 """How a first result differs from a second one, ``None`` if it does not."""
 
 
-def name_of(op: OpInfo) -> str:
+def entry_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 def entries() -> dict[str, OpInfo]:
     """The database's entries by name."""
-    return {name_of(op): op for op in op_db}
+    return {entry_name(op): op for op in op_db}
 
 
 def first_dtype(op: OpInfo) -> torch.dtype:

@@ -44,9 +44,9 @@ from operators import (
     difference,
     difference_with_weights,
     entries,
+    entry_name,
     is_random,
     loss,
-    name_of,
     samples,
     seed,
 )
@@ -172,7 +172,7 @@ def _judge_sample(op: OpInfo, sample: SampleInput, mode: str, variant: str) -> t
     theirs = _difference(op, sample, mode, variant, "aot_eager")
     if theirs is not None and theirs.startswith(ERROR) == found.startswith(ERROR):
         return PYTORCHS, found
-    if _KNOWN.get((name_of(op), variant), "?") in found:
+    if _KNOWN.get((entry_name(op), variant), "?") in found:
         return KNOWN, found
     kind = found.partition(":")[0]
     return kind if kind in (ERROR, OVERFLOWS, SIGNS) else WRONG, found

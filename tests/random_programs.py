@@ -46,7 +46,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_backends.numerics.program_execution import ReferenceRuns, Results, SharedCopies
+from dynamo_backends.numerics.reference_runs import ReferenceRuns, Results, SharedCopies
 from dynamo_backends.numerics.verdicts import is_discrete
 from passes.engine.fx.editing import is_view
 

@@ -2,7 +2,7 @@
 
 ``judge`` runs a ``Subject`` again and again and says one of ``OUTCOMES``. The order of summation may change with the
 number of threads, and even from run to run; then results differ by rounding. What rounding accounts for is measured,
-not chosen: the distance to float64, next to eager's own (``dynamo_backends.numerics.distance``).
+not chosen: the distance to float64, next to eager's own (``dynamo_backends.numerics.measure_tensor``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.numerics.distance import distance, ordinary
 from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.program_execution import Float64, Recording
+from dynamo_backends.numerics.reference_runs import Float64, Recording
+from dynamo_backends.numerics.tensor_measure import measure_tensor, ordinary
 
 IDENTICAL = "identical"
 BETWEEN_THREADS = "rounding between threads"
@@ -321,7 +321,7 @@ def _relative(results: Results, others: Results) -> float:
     for a, b in zip(results, others, strict=True):
         if same_bits([a], [b]):
             continue
-        measured = distance(a, _widened(b))
+        measured = measure_tensor(a, _widened(b))
         worst = max(worst, measured.max_abs / measured.scale if measured.scale else measured.max_abs)
         if measured.nonfinite:
             return float("inf")
@@ -340,7 +340,7 @@ class _Bound:
 
     @classmethod
     def of(cls, exact: torch.Tensor, eager: Sequence[torch.Tensor], undefined: bool) -> _Bound:
-        found = [distance(value, exact) for value in eager]
+        found = [measure_tensor(value, exact) for value in eager]
         worst = max(range(len(found)), key=lambda i: (found[i].nonfinite, found[i].max_abs, found[i].max_ulp))
         off = max(_elements_off(value, exact) for value in eager)
         return cls(exact, eager[worst], found[worst], off, undefined)
@@ -366,12 +366,14 @@ class _Bound:
             return None, _error(self.eager_distance)
         parts = torch.view_as_real(self.exact) if self.exact.is_complex() else self.exact
         inner = torch.full(parts.shape, ordinary(parts.double().abs()))  # a running sum may come back to 0
-        ours = distance(value, self.exact, _widened(self.eager), *rounded, group_size=value.numel(), inner_size=inner)
+        ours = measure_tensor(
+            value, self.exact, _widened(self.eager), *rounded, group_size=value.numel(), inner_size=inner
+        )
         off = _elements_off(value, self.exact)
         chaotic = _error(self.eager_distance) > _CHAOTIC
         if off <= 2 * self.off if chaotic and not ours.nonfinite else ours.is_rounding:
             return None, _error(ours)
-        if distance(value, _widened(self.eager)).is_rounding:  # eager's jump, with eager's rounding
+        if measure_tensor(value, _widened(self.eager)).is_rounding:  # eager's jump, with eager's rounding
             return None, _error(ours)
         return (
             f"largest error {ours.max_abs:.3g} of {ours.scale:.3g} ({ours.nonfinite} not finite, {off} of "

@@ -34,7 +34,7 @@ from .common import (
 from .parser import Parser
 
 if TYPE_CHECKING:
-    from ..dumps.bisection import Bisection, Trial
+    from ..dumps.bisection import Bisection, BisectionStep
 
 DETAILS = (
     "With GRAPH (0, graph_000, graph_000/backward), names the decomposition, pass, converter, ONNX Runtime optimizer "
@@ -162,7 +162,7 @@ def _hints(line: str, arguments: argparse.Namespace, folder: Path) -> Iterator[s
         yield try_next(arguments, *command.replace(f" {folder} ", " ").split())
 
 
-def _error(trial: Trial) -> str:
+def _error(trial: BisectionStep) -> str:
     if trial.error is None:
         return ""
     return f"{trial.error:.3g}" if math.isfinite(trial.error) else "NaN, infinity or shape"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
 from ..dumps.listing import dynamo_graphs_of_run
-from ..dumps.reading import DumpedGraph, DumpError, Run, find_run
+from ..dumps.reading import DumpedGraph, DumpedRun, DumpError, find_run
 from .parser import ArgumentsError
 
 
@@ -139,7 +139,7 @@ def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -
     return list(dict.fromkeys(name for forms in both_forms for name in forms))
 
 
-def run_of_graph(arguments: argparse.Namespace, reference: str) -> Run:
+def run_of_graph(arguments: argparse.Namespace, reference: str) -> DumpedRun:
     """Finds the run that has a graph.
 
     Args:

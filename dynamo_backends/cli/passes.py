@@ -16,7 +16,7 @@ from passes.engine.results import PassResult, Refusal
 
 from ..common.suggestions import unknown_name
 from ..common.text_table import fit_table
-from ..dumps.reading import Run, find_run
+from ..dumps.reading import DumpedRun, find_run
 from .common import add_dump_arguments, counted, print_json, short_path, try_next
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Result:
     diff: Path | None
 
 
-def _results(run: Run) -> Iterator[Result]:
+def _results(run: DumpedRun) -> Iterator[Result]:
     graphs = [(f"graph {item.index}", item.passes, f"graph_{item.index:03d}") for item in run.dynamo_graphs]
     for graph in run.graphs:
         graphs.append((graph.name, graph.entry.passes, graph.reference))

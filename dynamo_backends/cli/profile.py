@@ -10,7 +10,7 @@ from ..common.text_table import fit_table
 from .common import add_graph_arguments, add_repeat_arguments, counted, for_each_graph, try_next
 
 if TYPE_CHECKING:
-    from ..dumps.operator_times import GroupTime, OperatorTime, RegionTimes
+    from ..dumps.operator_times import GroupTime, NodeTime, RegionTimes
     from ..dumps.reading import DumpedGraph
 
 DETAILS = "Runs the regions on their recorded inputs under ONNX Runtime's profiler. Times are milliseconds per run."
@@ -65,7 +65,7 @@ def _totals(totals: Sequence[GroupTime], header: str) -> str:
     return fit_table(rows, [header, "nodes", "ms", "share"])
 
 
-def _nodes(rows: Sequence[OperatorTime]) -> str:
+def _nodes(rows: Sequence[NodeTime]) -> str:
     table = [
         (
             f"{row.milliseconds:.3f}",

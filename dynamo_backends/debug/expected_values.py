@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledRegion
-from ..numerics.distance import dense
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..numerics.graph_execution import value_of
+from ..numerics.tensor_measure import dense
 from .node_sessions import NodeSessions
 
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ..common.python_process import how_it_ended, worker_environment
 from ..numerics import measure
 from ..runtime.custom_operators import libraries_of_environment
-from .candidate_runs import LONGEST, Feeds, Outcome, write_model
+from .candidate_runs import LONGEST, CandidateOutcome, Feeds, write_model
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
 from .schema import GraphEntry, RegionEntry, RunEntry, Settings, StageEntry
 
@@ -67,7 +67,7 @@ def repro_text(settings: Mapping[str, Any]) -> str:
     return source.replace(_SETTINGS, f"{rule}\n\nSETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
 
 
-def run_repro(folder: Path) -> Outcome:
+def run_repro(folder: Path) -> CandidateOutcome:
     """Runs ``repro.py`` in a fresh process.
 
     The kind is one of ``Piece.outcome``; ``right`` if the fault does not show, ``not run`` if the script itself fails.
@@ -77,17 +77,17 @@ def run_repro(folder: Path) -> Outcome:
         command = [sys.executable, "-P", str(folder / "repro.py")]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=worker_environment())
     except subprocess.TimeoutExpired:
-        return Outcome("crashed", f"timeout after {LONGEST:g} seconds")
+        return CandidateOutcome("crashed", f"timeout after {LONGEST:g} seconds")
     lines = ended.stdout.strip().splitlines()
     for line in lines if ended.returncode == 1 else ():
         kind, _, said = line.partition(": ")
         if kind in ("differs", "refused", "failed"):
-            return Outcome(kind, said)
+            return CandidateOutcome(kind, said)
     if ended.returncode in (1, 2):  # an exception (onnxruntime is missing), or data that was not stored
-        return Outcome("not run", ended.stderr.strip()[-300:])
+        return CandidateOutcome("not run", ended.stderr.strip()[-300:])
     if ended.returncode:
-        return Outcome("crashed", how_it_ended(ended.returncode))
-    return Outcome("right", lines[-1] if lines else "")
+        return CandidateOutcome("crashed", how_it_ended(ended.returncode))
+    return CandidateOutcome("right", lines[-1] if lines else "")
 
 
 def _readme(piece: Piece, versions: Mapping[str, str]) -> str:

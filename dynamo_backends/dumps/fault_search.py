@@ -17,9 +17,9 @@ from .bisection import (
     RIGHT,
     WRONG,
     Bisection,
+    BisectionSearch,
     Diverges,
     FailsAs,
-    Search,
     essence,
     fault_of,
     is_same_failure,
@@ -27,8 +27,8 @@ from .bisection import (
     reference,
     smallest,
 )
-from .blame import Cause, Kind
-from .candidate_runs import Feeds, Outcome, Runner
+from .blame import Cause, CauseKind
+from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
 from .cut_folder import Piece
 from .model_sessions import PLAIN
 from .model_values import perturbed
@@ -36,7 +36,7 @@ from .models import load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError, read_data_set
 from .schema import Level, Settings
 from .submodels import Parts, inputs_of
-from .value_differences import distance, tolerance
+from .value_differences import difference_from_reference, tolerance
 
 _FEW_NODES = 64  # up to this size all kernels of a model are checked if the verdict names no node
 
@@ -68,7 +68,7 @@ class NodeResults:
 class RanModel:
     """A model of a region, and the values of its tensors."""
 
-    search: Search
+    search: BisectionSearch
     parts: Parts
     known: Feeds  # the values of all tensors, computed without optimizations
     settings: Settings  # of the session of the compared run
@@ -98,7 +98,7 @@ def wrong_translation(ran: RanModel, node: NodeResults | None) -> Bisection | No
         has_right_type = known[name].dtype == eager.dtype
         if has_right_type and _overflows_alike(translated, eager):
             translated = _as_type(translated, eager.dtype)
-        error = distance(translated, exact, [eager], dtype=eager.dtype)
+        error = difference_from_reference(translated, exact, [eager], dtype=eager.dtype)
         if has_right_type and error.is_rounding:
             continue
         search.tried(what, WRONG, name, error.error if has_right_type else float("inf"))
@@ -142,9 +142,11 @@ def wrong_kernel(ran: RanModel, node: NodeResults | None) -> Bisection | None:
             continue
         for name, array in search.runner.run(model, known, PLAIN).outputs.items():
             right = _as_type(exact[name], array.dtype)
-            error = distance(array, right)
+            error = difference_from_reference(array, right)
             if not error.is_rounding:
-                error = distance(array, exact[name], _perturbed_results(search.runner, model, known, name))
+                error = difference_from_reference(
+                    array, exact[name], _perturbed_results(search.runner, model, known, name)
+                )
             if error.is_rounding:
                 continue
             search.tried(what, WRONG, name, error.error)
@@ -157,7 +159,7 @@ def wrong_kernel(ran: RanModel, node: NodeResults | None) -> Bisection | None:
     return None
 
 
-def _perturbed_results(runner: Runner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
+def _perturbed_results(runner: CandidateRunner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
     """A result in float64, computed a few times from inputs that are perturbed by one unit of rounding."""
     perturbed_results = []
     for seed in range(_PERTURBATIONS):
@@ -186,9 +188,9 @@ def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
         if error is None:
             continue
         search.tried(what, WRONG, name, error)
-        name_of_pass = search.blamed.name if search.blamed.kind == Kind.PASS else ""
+        name_of_pass = search.blamed.name if search.blamed.kind == CauseKind.PASS else ""
         result.place, result.value = "ONNX pass", name
-        result.cause = str(Cause(Kind.PASS, name_of_pass))
+        result.cause = str(Cause(CauseKind.PASS, name_of_pass))
         options = {"passes": {"disable": [name_of_pass or "onnx.*"]}}
         result.advice.append(f"to confirm, run again with {options=}; before.onnx is what the pass was given")
         if name_of_pass:
@@ -309,7 +311,7 @@ def refused_models(graph: DumpedGraph) -> list[Path]:
     return sorted((graph.folder / "refused").glob("*.onnx"))
 
 
-def bisect_refused(search: Search, settings: Settings) -> Bisection:
+def bisect_refused(search: BisectionSearch, settings: Settings) -> Bisection:
     """The smallest part of a model that ONNX Runtime rejects; ``DumpError`` if no model was rejected."""
     result = search.result
     models = refused_models(search.graph)
@@ -336,7 +338,12 @@ def bisect_refused(search: Search, settings: Settings) -> Bisection:
 
 
 def bisect_failure(
-    search: Search, parts: Parts, feeds: Feeds | None, settings: Settings, outcome: Outcome, path: Path
+    search: BisectionSearch,
+    parts: Parts,
+    feeds: Feeds | None,
+    settings: Settings,
+    outcome: CandidateOutcome,
+    path: Path,
 ) -> Bisection:
     """The smallest part of a model with the same failure.
 
@@ -373,7 +380,7 @@ def bisect_failure(
     return search.finish(piece, len(parts.nodes), outcome)
 
 
-def _known_values(search: Search, parts: Parts, feeds: Feeds) -> Feeds:
+def _known_values(search: BisectionSearch, parts: Parts, feeds: Feeds) -> Feeds:
     """All values if the model runs without optimizations, else those before the node that fails, found by halving."""
     whole = search.values(parts, feeds)
     if whole.kind == "ran":

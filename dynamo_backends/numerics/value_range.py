@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import torch
 
-from .distance import dense
 from .exact import is_floating
+from .tensor_measure import dense
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, Target, named_tensors
-from ..numerics.distance import distance
+from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, RunTarget, named_tensors
+from ..numerics.tensor_measure import measure_tensor
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
 from .dispatch_modes import aside
@@ -97,7 +97,7 @@ def run_call(
         clocks.append(Clock(device_of(pytree.tree_leaves((loaded.args, loaded.kwargs)))))
         return clocks[-1]
 
-    target = Target(function=function, timer=timer)
+    target = RunTarget(function=function, timer=timer)
     with aside(), torch.random.fork_rng(devices=[]):
         if loaded.rng_state is not None:
             torch.set_rng_state(loaded.rng_state)
@@ -149,7 +149,9 @@ def _compare(
 def _differences(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The largest difference between values of the same name and shape."""
     return {
-        name: distance(ours.detach().cpu(), value.detach().double() if value.is_floating_point() else value).max_abs
+        name: measure_tensor(
+            ours.detach().cpu(), value.detach().double() if value.is_floating_point() else value
+        ).max_abs
         for name, value in expected.items()
         if (ours := actual.get(name)) is not None and ours.shape == value.shape
     }

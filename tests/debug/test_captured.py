@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.captured_graph import CapturedGraph, ComparedCall, JointGraphs
 from dynamo_backends.debug.rows import Finding
-from dynamo_backends.dumps.blame import Cause, Kind
-from dynamo_backends.numerics.program_execution import Results
+from dynamo_backends.dumps.blame import Cause, CauseKind
+from dynamo_backends.numerics.reference_runs import Results
 from passes.engine.results import PassResult
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ def wrong(function: Callable[..., object], args: Sequence[object], *results: obj
     """What is said of these results of a function whose arguments are left as they are."""
     finding = call_of(function, *args).judge_forward(results, args)
     assert (finding.culprit, finding.because, finding.unchecked) == (None, "", [])
-    assert all(item.cause == Cause(Kind.RESULT) and item.source == "" for item in finding.wrong)
+    assert all(item.cause == Cause(CauseKind.RESULT) and item.source == "" for item in finding.wrong)
     return [f"{item.value}: {item.difference}" for item in finding.wrong]
 
 
@@ -201,7 +201,7 @@ def test_what_was_traced() -> None:
     call.traced = Results({0: X.sin(), 1: X.exp() * 2}, {**exact, 1: exact[1] * 2})
     culprit = call.judge_forward([X.sin(), X.exp()], [X]).culprit
     assert culprit is not None
-    assert (culprit.value, culprit.source, culprit.cause) == ("exp", "", Cause(Kind.TRACE))
+    assert (culprit.value, culprit.source, culprit.cause) == ("exp", "", Cause(CauseKind.TRACE))
     assert culprit.difference.ours is not None and culprit.difference.ours.max_abs == pytest.approx(2.46, rel=1e-2)
 
 

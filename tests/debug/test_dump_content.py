@@ -25,7 +25,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from dynamo_backends.dumps.reading import DumpedGraph, DumpedRegion, Run, find_run
+from dynamo_backends.dumps.reading import DumpedGraph, DumpedRegion, DumpedRun, find_run
 from dynamo_backends.dumps.schema import DynamoGraphEntry, LineEntry
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import is_user_file, short_file
@@ -223,7 +223,7 @@ def test_a_stage_that_changed_nothing_has_no_file(compiled: Callable[..., Any], 
     assert len(set(texts)) == len(texts)
 
 
-def code_of(run: Run) -> Iterator[str]:
+def code_of(run: DumpedRun) -> Iterator[str]:
     names = ("dynamo.py", "pre_grad.py", "joint.py", "aten.py", "post_grad.py")
     return (path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*.py") if path.name in names)
 

@@ -15,7 +15,7 @@ from dynamo_backends.debug import manifest as manifests
 from dynamo_backends.debug.dump_folder import DumpFolder
 from dynamo_backends.debug.manifest import Cost, Manifest
 from dynamo_backends.debug.rows import OK, Blame, GraphComparison
-from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.dumps.blame import Cause, CauseKind
 from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Split
 from dynamo_backends.options import parse_options
 from passes.engine.results import PassResult
@@ -102,10 +102,10 @@ def test_the_first_fault_is_written_at_once(tmp_path: Path, clock: Clock, monkey
     manifest = Manifest(folder)
     for index in range(20):
         add(manifest, index)
-    add(manifest, 20, Blame("mm", Cause(Kind.NODE)))
+    add(manifest, 20, Blame("mm", Cause(CauseKind.NODE)))
     assert content(folder)["graphs"][-1]["blame"]["value"] == "mm"
     written = len(folder.written)
-    add(manifest, 21, Blame("add", Cause(Kind.NODE)))
+    add(manifest, 21, Blame("add", Cause(CauseKind.NODE)))
     assert len(folder.written) == written
 
 

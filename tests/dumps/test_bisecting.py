@@ -31,10 +31,10 @@ from dynamo_backends.common import python_process
 from dynamo_backends.dumps import bisection, candidate_runs
 from dynamo_backends.dumps.bisecting import bisect
 from dynamo_backends.dumps.bisection import MEMORY, Bisection, smallest
-from dynamo_backends.dumps.candidate_runs import Outcome, Runner
+from dynamo_backends.dumps.candidate_runs import CandidateOutcome, CandidateRunner
 from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
 from dynamo_backends.dumps.model_sessions import PLAIN, region_settings
-from dynamo_backends.dumps.reading import DumpError, Run, find_run, read_tensor
+from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run, read_tensor
 from dynamo_backends.dumps.submodels import Parts
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -401,7 +401,7 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
     (graph,) = find_run(found.cut.folder).graphs  # the cut is a dump of its own
     (region,) = graph.regions
     parts, feeds = Parts(ir.load(region.model)), region.recorded("input")
-    with Runner() as runner:
+    with CandidateRunner() as runner:
         values = runner.run(parts.exposed(), feeds, PLAIN)
         check = bisection.Diverges(parts, {**feeds, **values.outputs}, region_settings(region), runner)
         assert check([0, 1])
@@ -562,10 +562,10 @@ def write_region(run: Path, index: int, model: onnx.ModelProto, **inputs: np.nda
 
 
 @pytest.fixture
-def two_regions(tmp_path: Path) -> Callable[..., Run]:
+def two_regions(tmp_path: Path) -> Callable[..., DumpedRun]:
     """Makes a dump of two regions, of which the second divides by zero."""
 
-    def make(**entry: object) -> Run:
+    def make(**entry: object) -> DumpedRun:
         regions = []
         for index, operator in enumerate(("Add", "Div")):
             model = onnx.parser.parse_model(
@@ -586,7 +586,9 @@ def blame_of(value: str, region: int | None) -> dict[str, object]:
 @pytest.mark.parametrize(
     "entry", [{"rescued": {"1": "failed"}}, {"blame": blame_of("z_1", 1)}, {"blame": blame_of("sorted", None)}]
 )
-def test_the_region_that_is_to_blame_is_bisected(entry: dict[str, object], two_regions: Callable[..., Run]) -> None:
+def test_the_region_that_is_to_blame_is_bisected(
+    entry: dict[str, object], two_regions: Callable[..., DumpedRun]
+) -> None:
     """The one whose session failed, that of the value that the verdict names, or the nearest before that."""
     run = two_regions(**entry)
     inputs = {"z_0": ("x",), "z_1": ("z_0",), "sorted": ("z_1", "unknown")}
@@ -609,7 +611,7 @@ def row_entry(name: str, region: int | None, inputs: Sequence[str]) -> dict[str,
     }
 
 
-def test_the_region_that_is_named_is_bisected(two_regions: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_region_that_is_named_is_bisected(two_regions: Callable[..., DumpedRun], tmp_path: Path) -> None:
     run = two_regions(blame=blame_of("z_0", 0))
     assert bisect(run, "0/inference/region_0").place == "unknown"
     assert bisect(run, "0/inference/region_1").place == "run"
@@ -620,7 +622,7 @@ def test_the_region_that_is_named_is_bisected(two_regions: Callable[..., Run], t
 
 
 def test_a_region_that_is_not_there_names_those_that_are(
-    two_regions: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+    two_regions: Callable[..., DumpedRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = two_regions()
     for more in ((), ("--check", "false {model}"), ("--refused",)):
@@ -753,13 +755,13 @@ def test_a_candidate_that_takes_too_long_is_said_to_and_not_to_have_crashed_by_a
 ) -> None:
     os.mkfifo(tmp_path / "model.onnx")  # nobody writes to it: it is read for ever
     monkeypatch.setattr(candidate_runs, "LONGEST", 5.0)
-    with Runner() as runner:
+    with CandidateRunner() as runner:
         outcome = runner.run(tmp_path / "model.onnx", None, PLAIN)
     assert outcome.kind == "crashed" and "5 seconds" in outcome.message and "signal" not in outcome.message
 
 
 def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
-    segmentation_fault = Outcome("crashed", "the process ended by signal 11 (SIGSEGV)")
+    segmentation_fault = CandidateOutcome("crashed", "the process ended by signal 11 (SIGSEGV)")
     repro = tmp_path / "repro.py"
     for code, is_same in (
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", True),
@@ -785,7 +787,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Runner() as runner, monkeypatch.context() as patch:
+    with CandidateRunner() as runner, monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(["", ".", os.environ["PYTHONPATH"]]))
         outcome = runner.run(trivial_model(), {"x": np.ones(1, np.float32)}, PLAIN)
     assert outcome.kind == "ran", outcome
@@ -800,7 +802,7 @@ def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeyp
 
 def test_a_process_that_does_not_start_is_no_fault_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_process, "worker_command", lambda module: [sys.executable, "-c", "import no_package"])
-    with Runner() as runner, pytest.raises(DumpError, match="no_package"):
+    with CandidateRunner() as runner, pytest.raises(DumpError, match="no_package"):
         runner.run(trivial_model(), None, PLAIN)
 
 

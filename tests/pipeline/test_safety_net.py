@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from dynamo_backends import onnx_compiler
 from dynamo_backends.cache import graphs
 from dynamo_backends.common import safety_net
-from dynamo_backends.debug import run_verdict
+from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
 from dynamo_backends.errors import AheadOfTimeError, CandidateError
@@ -251,9 +251,9 @@ DEBUG = [
     (DebugObserver, "conclude"),
     (DebugObserver, "count_run"),
     (Manifest, "add_stage"),
-    (run_verdict.Judge, "judge"),
-    (run_verdict.Judge, "call_of"),
-    (run_verdict.ComparedEntry, "_judge"),
+    (run_comparison.Judge, "judge"),
+    (run_comparison.Judge, "call_of"),
+    (run_comparison.ComparedEntry, "_judge"),
 ]
 
 
