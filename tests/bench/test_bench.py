@@ -1,4 +1,4 @@
-"""``dynamo-backends bench``: what it measures, what it says of what is wrong, and of what it was asked for wrongly."""
+"""``dynamo-backends bench``: its measurements, its judgement of wrong results, and its errors for invalid arguments."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Sizes at which kernels share their work among threads, on all cores: every run is right.
+"""Tensors so large that kernels use several threads, on all cores: every run is right.
 
-Models in the other tests are so small that ONNX Runtime computes most operators in one thread, and those tests use one
-thread anyway. A kernel whose threads write to one place is then right by luck. Here each graph runs several times, and
-every loss and gradient of every run is compared. The measure is float64: our error may be what rounding explains at
-each element (``dynamo_backends.numerics.verdicts.verdict``), or ten times eager's: a lost or doubled summand never is.
+The models of the other tests are so small that ONNX Runtime computes most operators in one thread, and those tests use
+one thread anyway. A data race in a kernel does not show there. Here each graph runs several times, and every loss and
+gradient is compared with float64: the error may be what ``dynamo_backends.numerics.verdicts.verdict`` allows, or ten
+times eager's. A lost or doubled summand exceeds both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiled graphs on disk: the same results without compiling, and never the graph of another key."""
+"""Compiled graphs on disk: a hit gives the same results without compiling; another key never hits."""
 
 from __future__ import annotations
 

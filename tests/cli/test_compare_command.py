@@ -1,4 +1,4 @@
-"""``dynamo-backends compare`` and ``replay``: hand-built models, exported ones, and graphs of dumps."""
+"""``dynamo-backends compare`` and ``replay`` on hand-written models, exported models, and graphs of dumps."""
 
 from __future__ import annotations
 

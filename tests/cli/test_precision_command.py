@@ -1,4 +1,4 @@
-"""Which nodes of a graph in low precision must stay in float32."""
+"""``dynamo-backends precision``: which nodes of a low-precision graph must compute in float32."""
 
 from __future__ import annotations
 

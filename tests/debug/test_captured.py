@@ -1,4 +1,4 @@
-"""The captured graph beside a call by itself: what it says of results, of changed inputs and of gradients."""
+"""The comparison with the captured graph: results, arguments that a call changes, and gradients."""
 
 from __future__ import annotations
 

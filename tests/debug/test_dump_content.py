@@ -1,4 +1,4 @@
-"""What a dump says of the user's program: names of parameters and inputs, lines, where graphs begin and end."""
+"""The dump names the user's code: parameters, inputs, lines, and where Dynamo's graphs begin and end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Elements are judged one by one: a fault is named beside values that are far larger, and in half precision.
-``test_right_values.py`` has what is right and looks much the same."""
+"""The tolerance is per element: a fault is found next to much larger values, and in half precision.
+
+``test_rounding.py`` has similar values that are right.
+"""
 
 from __future__ import annotations
 

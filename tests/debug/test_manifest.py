@@ -1,4 +1,4 @@
-"""``manifest.json`` of many graphs: not written in full for each, and the truth when it counts."""
+"""``manifest.json`` of many graphs: it is not rewritten for each graph, and is complete at a fault and at exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where NaN and infinities come from in a dumped graph."""
+"""``dynamo-backends nan``: where NaN and infinities of a dumped graph come from."""
 
 from __future__ import annotations
 

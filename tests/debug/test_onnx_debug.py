@@ -1,4 +1,4 @@
-"""``onnx_debug``: the dump folder, the verdict, and what it says of planted faults."""
+"""``onnx_debug``: the dump folder, the verdict, and the verdicts on planted faults."""
 
 from __future__ import annotations
 

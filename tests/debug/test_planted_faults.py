@@ -1,4 +1,4 @@
-"""Faults planted one at a time, in every stage: ``onnx_debug`` says so, and names the pass, the node and its line."""
+"""A fault planted in each stage: the verdict of ``onnx_debug`` names the pass, the node and its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``onnx_compiler(record=...)``: what the runs of a record keep."""
+"""``onnx_compiler(record=...)``: what the runs of a record hold."""
 
 from __future__ import annotations
 

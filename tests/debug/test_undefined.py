@@ -1,4 +1,4 @@
-"""What PyTorch leaves undefined, values written to one place more than once, is not reported as wrong."""
+"""Results that PyTorch leaves undefined (several values written to one place) are not reported as wrong."""
 
 from __future__ import annotations
 

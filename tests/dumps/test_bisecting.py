@@ -1,4 +1,4 @@
-"""``bisect GRAPH``: where a planted fault lives, and the smallest model that has it, also in a fresh process."""
+"""``bisect GRAPH``: the place of a planted fault, and the smallest model that shows it, also in a fresh process."""
 
 from __future__ import annotations
 

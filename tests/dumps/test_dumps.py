@@ -1,4 +1,4 @@
-"""Reading dumps: the runs, graphs and regions that a user names, and folders that are none."""
+"""Reading a dump: runs, graphs and regions by reference, and errors for folders that are no dumps."""
 
 from __future__ import annotations
 

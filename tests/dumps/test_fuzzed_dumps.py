@@ -1,4 +1,4 @@
-"""Damaged dumps, made at random: every command ends with exit code 0, 1 or 2, and nothing in a dump is executed."""
+"""Dumps with random damage: every command ends with exit code 0, 1 or 2, and executes nothing from the dump."""
 
 from __future__ import annotations
 

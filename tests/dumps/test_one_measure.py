@@ -1,4 +1,4 @@
-"""The distance and the rule of dumps, in numpy, are those of the comparison in PyTorch, and those of ``repro.py``."""
+"""The errors and tolerances of ``dumps`` (numpy), ``numerics`` (PyTorch) and ``repro.py`` are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of each operator of a dumped graph, brought back to FX nodes, modules and lines."""
+"""``dynamo-backends profile``: the time of each operator, attributed to FX nodes, modules and lines."""
 
 from __future__ import annotations
 

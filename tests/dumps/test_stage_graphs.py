@@ -1,4 +1,4 @@
-"""Graphs of stages, read from a dump: their nodes, and what changed between two of them."""
+"""The graphs of stages in a dump: their nodes, and the differences of two stages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Attention that a model writes out is right, in inference and in training, and on ONNX Runtime.
+"""Attention written out in a model runs on ONNX Runtime with eager's results, in inference and in training.
 
-The forms are those PyTorch's ``fuse_attention`` knows, and others.
+The forms are those of PyTorch's ``fuse_attention``, and others.
 """
 
 from __future__ import annotations

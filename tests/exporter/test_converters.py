@@ -1,4 +1,4 @@
-"""Our own translations against eager: values, gradients, dtypes, and that nothing stays in PyTorch."""
+"""Our converters against eager: values, gradients, dtypes, and that no node runs in PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention in which several heads of the query share a head of keys and values."""
+"""Grouped-query attention: several heads of the query share a head of keys and values."""
 
 from __future__ import annotations
 

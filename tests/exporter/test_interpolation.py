@@ -1,4 +1,4 @@
-"""Interpolations stay one node: right, on ONNX Runtime where that is as PyTorch, with eager's gradients."""
+"""Interpolation stays one node, runs on ONNX Runtime where that agrees with PyTorch, and has eager's gradients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sums of very many numbers are as near to float64 as eager's; the measure is that of the comparison.
+"""Sums of very many numbers are as near to float64 as eager's, by the tolerance of the comparison.
 
-Numbers of one sign, nearly equal, are the hardest: what is lost in each addition goes one way.
+Nearly equal numbers of one sign are the hardest: all rounding errors have the same sign.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Translations that other people write: kinds of nodes, several results, gradients, what is said of faults."""
+"""Registered converters of users: kinds of nodes, several results, gradients, and the errors for faulty ones."""
 
 from __future__ import annotations
 

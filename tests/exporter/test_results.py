@@ -1,4 +1,4 @@
-"""No translation and no session returns another shape, dtype or number of results than eager, whoever wrote it."""
+"""No converter, ours or a user's, and no session returns another shape, dtype or number of results than eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes may make of a graph: the same values, of the same dtype, shape and memory; whatever the pass does."""
+"""What a pass may change in a graph: values keep their dtype, shape and memory, or the edit is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The passes of the stage ``joint``: each fires where its rule says, alone, and results and gradients stay eager's."""
+"""The passes of the stage ``joint``: each fires only where its rule says; results and gradients are eager's."""
 
 from __future__ import annotations
 

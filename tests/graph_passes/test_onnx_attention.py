@@ -1,4 +1,4 @@
-"""Attention written out in ONNX becomes one operator, with eager's values also in rows the mask hides altogether."""
+"""Attention written out in ONNX becomes one operator, with eager's values also in fully masked rows."""
 
 from __future__ import annotations
 

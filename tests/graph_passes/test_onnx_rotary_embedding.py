@@ -1,4 +1,4 @@
-"""Rotary embeddings written out in ONNX become one operator, where cos and sin provably fit it."""
+"""Rotary embeddings written out in ONNX become one operator if cos and sin provably have the required form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pass manager: order, switches, what it reports, what it does with passes that fail, and PyTorch's bisector."""
+"""The pass manager: order, options, reports, passes that fail, and PyTorch's bisector."""
 
 from __future__ import annotations
 

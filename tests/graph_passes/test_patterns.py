@@ -1,4 +1,4 @@
-"""Patterns of two functions on FX graphs: what matches, what is refused and why, and that stored forms are current."""
+"""Patterns of two functions on FX graphs: matches, rejections with reasons, and up-to-date serialized patterns."""
 
 from __future__ import annotations
 

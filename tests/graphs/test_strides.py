@@ -1,4 +1,4 @@
-"""Strides are a part of the result: those of eager's kernels, where PyTorch's fake tensors have others too."""
+"""Results have the strides of eager's kernels, also where PyTorch's fake tensors have others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distances to float64, what rounding explains, and the runs beside each other that they are taken of."""
+"""Errors against float64, tolerances, and the reference runs."""
 
 from __future__ import annotations
 

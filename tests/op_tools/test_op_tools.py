@@ -1,4 +1,4 @@
-"""The operator tools: each sees what is called, says what is wrong, and leaves the model as it is."""
+"""The operator tools: which calls they see, what they report, and that they do not change the model."""
 
 from __future__ import annotations
 

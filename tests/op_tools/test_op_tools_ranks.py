@@ -1,4 +1,4 @@
-"""The operator tools in a process of several: a folder a rank, and each collective once."""
+"""The operator tools in a distributed run: one folder for each rank, and each collective runs once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where results are. There is no GPU here: what can be tried is which device is asked for, and who waits for whom."""
+"""Devices of results, without a GPU: which device is requested, and which stream waits for which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a node runs in PyTorch is an object with a kind; errors know their node."""
+"""The reason why a node runs in PyTorch is an object with a kind; errors name their node."""
 
 from __future__ import annotations
 

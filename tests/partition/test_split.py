@@ -1,4 +1,4 @@
-"""Which nodes make a region together: as few regions as their order allows, found in linear time."""
+"""Nodes form as few regions as their order allows, in linear time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``options={"verify_passes": True}``: a pass that changes the results is undone, and named with node and error."""
+"""``options={"verify_passes": True}``: a pass that changes the results is undone and reported with node and error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives (``all_reduce`` and its kind) run once for each call, in the order of the program: other ranks wait."""
+"""Collectives such as ``all_reduce`` run once for each call, in the order of the program: other ranks wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several threads translate, compile and compare at once, and none sees what another does."""
+"""Several threads translate, compile and compare at once without affecting each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real architectures with random weights: forward and one training step."""
+"""Real architectures with random weights: a forward and a training step."""
 
 from __future__ import annotations
 

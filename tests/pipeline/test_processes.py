@@ -1,4 +1,4 @@
-"""Several processes, and several threads of one: groups that train together, a cache and a dump written by all."""
+"""Several processes and threads: distributed training, and a shared cache and dump."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whatever fails in our own part, PyTorch runs the graph; it is counted, told once, and an error where that is wanted.
+"""The safety net: if our code fails, PyTorch runs the graph; the failure is counted, and warned of once.
 
-``chaos.py`` makes each of our functions raise; here are the places of the net one by one.
+``chaos.py`` makes each of our functions raise; these tests cover the handlers one by one.
 """
 
 from __future__ import annotations

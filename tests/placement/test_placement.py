@@ -1,4 +1,4 @@
-"""Graphs run with the engine that is fastest: what is tried, what may win, and that results stay eager's."""
+"""Placement by time: which engines are tried, which may be chosen, and that results stay eager's."""
 
 from __future__ import annotations
 

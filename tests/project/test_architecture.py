@@ -1,4 +1,4 @@
-"""Which package may import what; see docs for why."""
+"""The import rules of docs/architecture.md."""
 
 from __future__ import annotations
 

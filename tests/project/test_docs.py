@@ -1,4 +1,4 @@
-"""The README and the pages say what the code says."""
+"""The README and the pages agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``report.html``: what is in it, that it can be used, and that nothing of a model becomes more than text."""
+"""``report.html``: its content, its controls, and that nothing of a model is interpreted as markup."""
 
 from __future__ import annotations
 

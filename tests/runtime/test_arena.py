@@ -1,4 +1,4 @@
-"""The memory of what sessions compute on the way: kept between calls, given back when none runs."""
+"""The memory of intermediate results in sessions: kept between calls, freed when no session runs."""
 
 from __future__ import annotations
 

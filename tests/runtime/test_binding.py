@@ -1,4 +1,4 @@
-"""What goes into a session and comes out of it, and what happens where a session fails."""
+"""The inputs and results of a session, and what happens if a session fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that are known to be wrong do not run, whoever wrote the node: a translation, a pass, a function."""
+"""Kernels with known faults do not run, whether a converter, a pass or a function wrote the node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Other execution providers than the CPU's: what is asked of each, who takes over, and how it is said.
+"""Execution providers other than the CPU's: what each is asked, what replaces it, and the messages.
 
-Those of OpenVINO run where ``onnxruntime-openvino`` is installed: ``python tests/with_openvino.py``.
+Tests of OpenVINO run if ``onnxruntime-openvino`` is installed: ``python tests/with_openvino.py``.
 """
 
 from __future__ import annotations

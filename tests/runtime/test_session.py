@@ -1,4 +1,4 @@
-"""Sessions of one region are alike: what makes another one of it changes what it is asked to change, and no more."""
+"""The sessions of one region: a variant changes the settings it should, and no others."""
 
 from __future__ import annotations
 

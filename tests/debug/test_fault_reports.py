@@ -1,5 +1,7 @@
-"""Faults planted one at a time: the manifest, the command line and the report each name the right node and the user's
-line at first sight. ``test_planted_faults.py`` has more kinds of faults, and looks at the verdict alone."""
+"""Planted faults: the manifest, the command line and the report each name the right node and the user's line.
+
+``test_planted_faults.py`` has more kinds of faults, and checks the verdict only.
+"""
 
 from __future__ import annotations
 

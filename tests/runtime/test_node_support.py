@@ -1,4 +1,4 @@
-"""What is known of the nodes ONNX Runtime can run: asked once, by all threads, bounded, and only about the node."""
+"""Whether ONNX Runtime can run a node: asked once for all threads, bounded, and dependent on the node only."""
 
 from __future__ import annotations
 

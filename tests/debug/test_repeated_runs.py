@@ -1,4 +1,4 @@
-"""``onnx_debug`` runs each session again: results that differ each time, or with other threads, are a verdict."""
+"""``onnx_debug`` repeats each session: results that differ between runs, or with the number of threads."""
 
 from __future__ import annotations
 

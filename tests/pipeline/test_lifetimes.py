@@ -1,4 +1,4 @@
-"""What is alive after a model was compiled: what runs, and nothing that only an observer reads."""
+"""The objects alive after a compile: those that a run needs, and none that only an observer reads."""
 
 from __future__ import annotations
 

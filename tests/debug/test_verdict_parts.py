@@ -1,4 +1,4 @@
-"""The parts of a verdict, each by itself: stages that are compared, the first wrong node, what is concluded."""
+"""The parts of a verdict one by one: comparison of stages, the first wrong node, the conclusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fails around a compile or a call: the result is right or the error clear, and the next compile works."""
+"""Failures around a compile or a call: the result is right or the error clear, and the next compile works."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 import conftest
 from dynamo_backends.cache.store import Store
-from test_under_faults import assert_trains_as_eager
+from test_failures import assert_trains_as_eager
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 cached = {"cache": True, "cache_dir": folder / "cache"}

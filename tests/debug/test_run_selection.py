@@ -1,4 +1,4 @@
-"""Which runs are compared: the first of a graph, and of a dynamic graph the first at each new set of sizes."""
+"""Selection of the runs to compare: the first of a graph, and of a dynamic graph the first at each set of sizes."""
 
 from __future__ import annotations
 
