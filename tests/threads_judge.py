@@ -1,8 +1,8 @@
-"""Whether a compiled function gives the same result at each call, with each number of threads, and the right one.
+"""Judges whether a compiled function returns the same, right result at each call and with each number of threads.
 
-``judge`` runs a ``Subject`` again and again and says one of ``OUTCOMES``. The order of summation may change with the
-number of threads, and even from run to run; then results differ by rounding. What rounding accounts for is measured,
-not chosen: the distance to float64, next to eager's own (``dynamo_backends.numerics.measure_tensor``).
+``judge`` runs a ``Subject`` repeatedly and returns one of ``OUTCOMES``. The order of summation may change with the
+number of threads, and even from run to run; then results differ by rounding. The tolerance is measured: the error
+against float64, compared with eager's (``dynamo_backends.numerics.tensor_measure``).
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ class Subject:
 
 @dataclasses.dataclass
 class Verdict:
-    """What came out.
+    """The result of judging a subject.
 
     Attributes:
-        outcome: one of the module's outcomes.
+        outcome: one of ``OUTCOMES``.
         runs: how often it ran with each number of threads.
-        bad: number of wrong results (of those measured), by number of threads.
-        different: number of runs with other bits than the first, by number of threads. ``"at once"`` is the part
-            in which two Python threads call the function.
+        bad: number of wrong results among those measured, by number of threads.
+        different: number of runs with other bits than the first, by number of threads; ``"at once"`` for calls from two
+            Python threads at the same time.
         error: largest error against float64, relative to the largest value.
         eager_error: eager's.
         spread: largest difference between two runs with one number of threads, relative to the largest value.
         spread_threads: largest difference between numbers of threads.
-        eager_varies: whether eager itself gave other bits in a second run, or with another number of threads.
-        text: what is wrong, in words.
+        eager_varies: whether eager's bits differ in a second run, or with another number of threads.
+        text: what is wrong, for people.
     """
 
     outcome: str
@@ -271,7 +271,7 @@ class _Judge:
         return faults
 
     def _same(self, first: Results, second: Results) -> bool:
-        """Whether what is defined of two results has the same bits; notes whether the rest has not."""
+        """Whether the defined results of two runs have the same bits; records whether undefined ones differ."""
         if same_bits(first, second):
             return True
         positions = self.subject.undefined

@@ -146,7 +146,7 @@ def file(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _grad_mode_and_path() -> Iterator[None]:
-    """A worker has a process of its own, and leaves it as it is."""
+    """Restores the grad mode and ``sys.path``, which a worker changes in its own process."""
     enabled, path = torch.is_grad_enabled(), list(sys.path)
     yield
     torch.set_grad_enabled(enabled)
@@ -154,7 +154,7 @@ def _grad_mode_and_path() -> Iterator[None]:
 
 
 class InProcess:
-    """A worker in this process, for what does not need one of its own."""
+    """A worker in this process, for tests that need no subprocess."""
 
     asked: list[tuple[str, dict[str, str]]] = []
 
@@ -560,7 +560,7 @@ def test_memory_is_that_of_this_process() -> None:
 
 def test_a_turn_ends_when_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
-        """The time of a machine on which other threads of the process compute until some moment."""
+        """A clock of a machine on which other threads of the process are busy until a given time."""
 
         now, busy_until = 0.0, 0.2
 

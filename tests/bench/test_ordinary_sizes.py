@@ -72,7 +72,7 @@ class Measure:
 
 
 def tokens(length: int = TOKENS) -> torch.Tensor:
-    """Two sequences. As in text, few words make up most of it: the gradients of their embeddings have many summands."""
+    """Two sequences with few distinct tokens, so that the gradients of embeddings have many summands."""
     return (torch.rand(2, length) ** 6 * VOCABULARY).long()
 
 
@@ -134,7 +134,7 @@ def t5() -> torch.nn.Module:
 
 
 def swin() -> torch.nn.Module:
-    """Every window looks the bias of its pairs of places up in one table."""
+    """Every window reads its relative position biases from one table."""
     config = tf.SwinConfig(
         image_size=112,
         patch_size=4,

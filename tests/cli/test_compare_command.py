@@ -49,7 +49,7 @@ def compared(first: OnnxModel, second: OnnxModel, runtime: Runtime | None = None
 
 
 def culprit(comparison: Comparison) -> str:
-    """The first value that differs."""
+    """The name of the first value that differs."""
     assert not comparison.ok and comparison.first_different is not None
     return comparison.first_different.name
 

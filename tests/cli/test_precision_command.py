@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Model(nn.Module):
-    """The keys of the second attention are ``offset`` and a little: in float16, at 1000, the little is lost."""
+    """The keys of the second attention are ``offset`` plus small numbers, which float16 loses at 1000."""
 
     def __init__(self, offset: float) -> None:
         super().__init__()

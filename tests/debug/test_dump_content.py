@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Blocks in a list, and a head whose weight is that of the first block."""
+    """Blocks in a list, and a head whose weight is tied to the first block's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -400,7 +400,7 @@ def run_repro(region: DumpedRegion, *arguments: str) -> subprocess.CompletedProc
 
 
 class Mixed(nn.Module):
-    """Weights that the session holds, a table that it looks things up in, bfloat16, booleans and numbers."""
+    """Weights as constants of the session, an embedding table, bfloat16, booleans and numbers."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -495,7 +495,7 @@ def test_a_model_that_no_pass_changed_is_written_once(compiled: Callable[..., An
 
 
 class Wrapped(nn.Module):
-    """As models of transformers are: their ``forward`` is in a decorator."""
+    """A model with a decorated ``forward``, as in transformers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from passes.engine.results import PassResult
 
 
 class Clock:
-    """A clock that stands still but for the time that writing takes."""
+    """A clock that advances only by the time of writing."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class SlowFolder(DumpFolder):
-    """A folder on a disk that takes a second for ten million characters."""
+    """A folder on a disk that writes ten million characters a second."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         super().__init__(root)
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def graph_of(index: int) -> CompiledGraph:
-    """A compiled graph without regions, with what forty passes did to it."""
+    """A compiled graph without regions, with the results of forty passes."""
     empty = fx.GraphModule({}, fx.Graph())
     results = [PassResult(f"pass_{i}", 0, 100, 100, 0.1) for i in range(40)]
     return CompiledGraph(GraphName(index, "forward"), empty, Split([], {}), [], empty, results)

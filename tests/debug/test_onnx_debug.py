@@ -29,7 +29,7 @@ from passes import Pass, PassContext
 
 
 class Classifier(torch.nn.Module):
-    """Linear, GELU, layer norm, a sigmoid in the middle, linear: enough for a culprit to have neighbours."""
+    """Linear, GELU, layer norm, sigmoid, linear: a culprit has nodes before and after it."""
 
     def __init__(self) -> None:
         super().__init__()

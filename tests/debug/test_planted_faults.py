@@ -280,7 +280,7 @@ def test_a_wrong_decomposition(name: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 class Damped(nn.Module):
-    """Twelve layers alike; the end of the model makes the fault of one as small as rounding."""
+    """Twelve equal layers; the end of the model reduces the error of one to the size of rounding."""
 
     def seventh(self, y: torch.Tensor) -> torch.Tensor:
         return F.silu(y)  # silu in the seventh layer
@@ -573,7 +573,7 @@ def test_a_pass_that_loses_a_gradient(shape: tuple[int, ...], planted: Callable[
 
 
 def turned(old: object, new: object) -> Callable[[fx.GraphModule, PassContext], int]:
-    """A pass that puts one operator in the place of another."""
+    """A pass that replaces one operator by another."""
 
     def run(module: fx.GraphModule, context: PassContext) -> int:
         nodes = [node for node in module.graph.nodes if node.target is old]

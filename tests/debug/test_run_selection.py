@@ -43,7 +43,7 @@ def debugged(model: Callable[..., Any], dump: Path, **options: object) -> Callab
 
 
 def graphs(dump: Path) -> dict[str, DumpedGraph]:
-    """The graphs of a dump, as far as it is written, by direction."""
+    """The graphs of a dump that are written so far, by direction."""
     flush_manifests()
     return {graph.direction: graph for graph in find_run(dump).graphs}
 

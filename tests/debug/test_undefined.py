@@ -35,7 +35,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], bo
 
 
 def judged(name: str, blame: str) -> tuple[GraphComparison, GraphComparison]:
-    """A verdict that names a node of ``sin``, the operator and ``cos``; before and after."""
+    """A verdict that names a node between ``sin``, the operator and ``cos``, before and after ``without_undefined``."""
     write, arguments, _ = CASES[name]
     graph = make_fx(lambda x, *more: write(x.sin(), *more).cos())(torch.randn(5, 3), *arguments)
     values = dict(zip(graph.graph.find_nodes(op="placeholder"), (torch.randn(5, 3), *arguments), strict=True))

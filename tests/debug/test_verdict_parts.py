@@ -150,7 +150,7 @@ def test_names_of_results() -> None:
 
 
 def first_wrong(before: fx.GraphModule, after: fx.GraphModule, *args: object) -> tuple[str, Verdict] | None:
-    """Its name and by how much, and that the order of the graphs' namesakes does not matter."""
+    """The first wrong node and its error; asserts that the order of the nodes does not matter."""
     found = first_wrong_node(before, after, args or (X,), torch.get_rng_state())
     return None if found is None else (found[0], found[2])
 

@@ -66,7 +66,7 @@ def bisected(dump: Path, graph: str = "0", **settings: object) -> Bisection:
 
 
 def fails_without_our_libraries(folder: Path) -> str:
-    """What ``repro.py`` prints in a process that has neither onnx nor PyTorch; it exits with 1."""
+    """The output of ``repro.py`` in a process without onnx and PyTorch; it must exit with 1."""
     script = (
         "import runpy, sys\n"
         "for name in ('torch', 'onnx', 'onnx_ir', 'dynamo_backends', 'passes'): sys.modules[name] = None\n"
@@ -285,7 +285,7 @@ def test_a_nan_that_is_masked_later(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def int8_product(dump: Path, layers: int = 4) -> Path:
-    """A dump whose session is wrong by an optimizer of ONNX Runtime, which is switched off otherwise."""
+    """A dump whose session is wrong by an optimizer of ONNX Runtime that our backends disable."""
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(layers)))
     model.register_buffer("weights", WEIGHTS)
 
@@ -359,7 +359,7 @@ def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
 
 
 def external_dump(folder: Path) -> Path:
-    """A dump whose weights are in a file beside the models, as those of more than 2 GB are; a pass took a wrong one."""
+    """A dump with external weights, as for more than 2 GB; a pass used a wrong one."""
     region = folder / "graph_000" / "inference" / "region_0"
     (region / "test_data_set_0").mkdir(parents=True)
     (region / "w.data").write_bytes(np.random.default_rng(0).normal(size=(2, 4, 4)).astype("f4").tobytes())
@@ -504,7 +504,7 @@ def test_two_regions_and_symbolic_shapes(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def refused_dump(folder: Path) -> Path:
-    """A dump as ``onnx_debug`` leaves it where ONNX Runtime refused a model: a kernel that is not there."""
+    """A dump of ``onnx_debug`` in which ONNX Runtime rejected a model: a kernel is missing."""
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
     names = ["x", "a", "b", "c", "d", "y"]
     operators = ["Sin", "Cast", "Tan", "Cast", "Cos"]
@@ -778,7 +778,7 @@ NAMES = ("argparse", "dataclasses", "json", "numpy", "onnx", "onnxruntime", "tem
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder has files that are called like packages."""
+    """The current folder has files with the names of packages."""
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('planted {name}')\n")
     monkeypatch.chdir(tmp_path)

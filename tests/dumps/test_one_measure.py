@@ -39,7 +39,7 @@ def numpy_of(value: torch.Tensor) -> np.ndarray:
 
 
 def pairs(dtype: torch.dtype, size: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Values in a dtype of two computations, and the exact ones: random, and with special ones among them."""
+    """The results of two computations in a dtype, and the exact ones: random numbers with special ones."""
     generator = torch.Generator().manual_seed(size)
     found = []
     for scale in (1e-6, 1.0, 1e4):

@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DumpedRun:
 
 
 class Everything(torch.nn.Module):
-    """What FX writes in other ways than ``name = function(arguments)``."""
+    """A graph with all forms that FX does not print as ``name = function(arguments)``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ def nearly_equal(*shape: int) -> torch.Tensor:
 
 
 def assert_right(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
-    """By rounding at each element, or within ten times eager's largest error: a lost summand is far more."""
+    """Within the tolerance at each element, or ten times eager's largest error: a lost summand exceeds both."""
     found = verdict(ours, eager, exact)
     is_near = found.ours is not None and found.eager is not None and found.ours.max_abs <= 10 * found.eager.max_abs
     assert is_near or not found.is_wrong, str(found)

@@ -174,7 +174,7 @@ class TestCommonSubexpressions:
 
 
 class Random(nn.Module):
-    """Draws in many ways, some equal, between no-ops, views and equal expressions."""
+    """Random operators, some of them equal, between no-ops, views and equal expressions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def check(
     settings: Mapping[str, object] = SETTINGS,
     tolerance: Mapping[str, float] | None = None,
 ) -> None:
-    """The pass fires so often, and the results are eager's."""
+    """Asserts how often the pass fires, and that the results are eager's."""
     with torch.no_grad():
         assert_same_as_eager(function, *args, settings=settings, tolerance=tolerance)
     assert fired() == times

@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 @pytest.fixture
 def plant() -> Iterator[Callable[..., None]]:
-    """Registers a pass for the length of a test."""
+    """Registers a pass for the duration of a test."""
     names: list[str] = []
 
     def add(name: str, function: Callable[..., int], **settings: object) -> None:

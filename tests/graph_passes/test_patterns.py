@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @pytest.fixture
 def plant() -> Iterator[Callable[[Pass], Pass]]:
-    """Registers a pass for the length of a test."""
+    """Registers a pass for the duration of a test."""
     planted: list[Pass] = []
 
     def add(item: Pass) -> Pass:

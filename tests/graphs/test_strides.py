@@ -54,7 +54,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def all_strides(results: object) -> list[tuple[int, ...]]:
-    """Those of dimensions of size one, too."""
+    """All strides, including those of dimensions of size one."""
     leaves = torch.utils._pytree.tree_leaves(results)
     return [leaf.stride() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

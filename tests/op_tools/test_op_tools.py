@@ -48,7 +48,7 @@ def quiet(tool: type[op_tools.OpTool], **arguments: object) -> op_tools.OpTool:
 
 
 def tools(folder: Path) -> dict[str, Callable[..., op_tools.OpTool]]:
-    """Each tool that leaves results as they are."""
+    """Each tool that does not change results."""
     return {
         "capture": lambda **arguments: op_tools.OpCapture(folder, quiet=True, **arguments),
         "compare": lambda **arguments: op_tools.OpAutoCompare(capture=None, quiet=True, **arguments),

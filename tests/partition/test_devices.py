@@ -32,7 +32,7 @@ def test_names_of_devices() -> None:
 
 
 def graph_of_two() -> tuple[fx.Node, fx.Node]:
-    """``x.sin()`` and its first size; ``x`` is on a device without memory, which stands for another than the CPU."""
+    """``x.sin()`` and its first size; ``x`` is on the meta device, which stands for any but the CPU."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(3, device="meta")

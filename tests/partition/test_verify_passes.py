@@ -41,7 +41,7 @@ VERIFY = {"options": {"verify_passes": True}}
 
 @pytest.fixture
 def plant() -> Iterator[Callable[..., None]]:
-    """Registers a pass for the length of a test."""
+    """Registers a pass for the duration of a test."""
     names: list[str] = []
 
     def register(name: str, function: Callable[..., int]) -> None:

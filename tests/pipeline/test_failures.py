@@ -33,7 +33,7 @@ def model() -> torch.nn.Module:
 
 
 def assert_trains_as_eager(backend: str = "onnxrt", **options: object) -> None:
-    """Results and gradients, of a model that is compiled anew."""
+    """Asserts eager's results and gradients for a newly compiled model."""
     torch._dynamo.reset()
     ours, theirs = model(), model()
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -138,7 +138,7 @@ def test_folders_that_disappear(backend: str, tmp_path: Path) -> None:
 
 
 class _Interrupted(BaseException):
-    """As KeyboardInterrupt, which would end the tests if it came a moment late."""
+    """Like KeyboardInterrupt, which would end the tests if it came a moment late."""
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")

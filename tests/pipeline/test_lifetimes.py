@@ -41,7 +41,7 @@ def alive(*types: type) -> list[object]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref]:
-    """References to the graphs of a test: those given to the observer, the split ones and those of the regions."""
+    """References to a test's graphs: those given to the observer, the split ones, and those of the regions."""
     references: list[weakref.ref] = []
     original = fx.GraphModule.__init__
 

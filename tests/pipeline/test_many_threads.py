@@ -23,7 +23,7 @@ OPSET = 23
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """Python gives the interpreter to another thread a thousand times as often as usual."""
+    """Python switches threads a thousand times as often as usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
     yield

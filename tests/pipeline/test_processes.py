@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def run(*command: str, seconds: float = 120, **environment: str) -> str:
-    """What a process prints; an error with its log where it fails."""
+    """The output of a process; an error with its log if it fails."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *command], env={**variables, **environment}, capture_output=True, text=True, timeout=seconds

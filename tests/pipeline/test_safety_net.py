@@ -40,7 +40,7 @@ def broken(*args: object, **kwargs: object) -> object:
 
 
 class _On:
-    """Raises in one of its calls, and is another function in the others; in all calls where ``call`` is ``None``."""
+    """Raises in one of its calls and otherwise calls another function; raises in all if ``call`` is ``None``."""
 
     def __init__(self, function: Callable[..., object], call: int | None) -> None:
         self._function = function
@@ -55,7 +55,7 @@ class _On:
 
 
 def assert_runs_as_eager(settings: Mapping[str, object] | None = None, calls: int = 2) -> None:
-    """Training, inference in each grad mode, and autocast."""
+    """Asserts eager's results in training, in inference in each grad mode, and under autocast."""
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
     assert_same_as_eager(model(), x, calls=calls, settings=settings)
     with torch.no_grad():

@@ -46,7 +46,7 @@ def imports_of(path: Path, *, types: bool = True) -> tuple[str, ...]:
 
 
 class _WithoutTypes(ast.NodeTransformer):
-    """Takes away what only a type checker sees."""
+    """Removes what only a type checker sees."""
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

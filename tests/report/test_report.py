@@ -73,7 +73,7 @@ def scale_hardswish(module: fx.GraphModule, context: PassContext) -> int:
 
 
 def compile_and_run(folder: Path) -> None:
-    """A small graph that is right, and the model, with its backward, in which a pass is wrong."""
+    """Compiles and runs a small right graph, and the model with its backward, in which a pass is wrong."""
     torch.manual_seed(0)
     options = {"dump_dir": str(folder)}
     torch.compile(lambda x: torch.relu(x) + 1, backend="onnx_debug", options=options)(torch.randn(3, 4))
@@ -425,7 +425,7 @@ NODES = 5000
 
 
 def enlarge(run: DumpedRun) -> None:
-    """Makes of the first graph of a run one of 5,000 nodes: its tables, its stages, its models."""
+    """Enlarges the first graph of a run to 5,000 nodes: its tables, stages and models."""
     manifest: dict[str, Any] = json.loads((run.folder / "manifest.json").read_text())
     entry = manifest["graphs"][0]
     folder = run.folder / entry["folder"]
@@ -549,7 +549,7 @@ HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.h
 
 
 def spoil(value: Any, keep: Callable[[str], bool]) -> Any:
-    """Each string in a JSON value, but those that ``keep`` names, becomes markup."""
+    """Replaces each string in a JSON value by markup, except those that ``keep`` names."""
     if isinstance(value, dict):
         return {key: item if keep(key) else spoil(item, keep) for key, item in value.items()}
     if isinstance(value, list):

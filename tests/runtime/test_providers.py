@@ -67,7 +67,7 @@ def region() -> fx.GraphModule:
 
 
 def checked(**sessions: object) -> tuple[CheckedSession, dict[str, Fake]]:
-    """A session on the providers that are named, which compute what is given or raise a text."""
+    """A session on the named providers, which compute the given results or raise the given text."""
     made = {name: Fake(compute) for name, compute in sessions.items()}
 
     def build(executable: Executable) -> Fake:

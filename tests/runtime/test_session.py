@@ -81,7 +81,7 @@ def test_a_variant_differs_in_what_is_given_alone() -> None:
 
 
 class Keeper(Observer):
-    """Keeps what is compiled."""
+    """An observer that keeps compiled graphs."""
 
     def __init__(self) -> None:
         self.graphs: list[CompiledGraph] = []
@@ -176,7 +176,7 @@ print(json.dumps(list(stored)))
 
 
 class Sorted(nn.Module):
-    """An encoder layer; what it sorts, and so PyTorch computes, cuts each graph in two."""
+    """An encoder layer with a sort, which runs in PyTorch and cuts each graph in two."""
 
     def __init__(self) -> None:
         super().__init__()
