@@ -168,13 +168,13 @@ def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: 
     import torch
     import torch._dynamo
 
-    from dynamo_backends.bench.memory import highest
+    from dynamo_backends.bench.memory import peak
 
     torch.set_num_threads(threads)
     module, step = build(name, layers, width)
     if mode == "eager":
         seconds = [_seconds(clock, lambda: step(module)) for _ in range(1 + _EAGER_RUNS)]
-        return {"seconds": min(seconds[1:]), "peak": highest()}
+        return {"seconds": min(seconds[1:]), "peak": peak()}
     phases = Phases(clock)
     with tempfile.TemporaryDirectory() as folder:
         _watch_comparison(phases)
@@ -191,7 +191,7 @@ def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: 
             "later": later,
             "seconds": spent,
             "calls": calls,
-            "peak": highest(),
+            "peak": peak(),
             "nodes": sum(graph["nodes"] for graph in manifest["graphs"]),
             "graphs": [[graph["direction"], graph["verdict"]] for graph in manifest["graphs"]],
             "disk": sum(path.stat().st_size for path in files),

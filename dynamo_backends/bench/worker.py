@@ -84,7 +84,7 @@ class RequestHandler:
         """Compiles and calls the model once for each size, then writes the results to judge."""
         gc.collect()
         self._bytes_before = memory.resident()
-        self._is_peak_reset = memory.forget_highest()
+        self._is_peak_reset = memory.reset_peak()
         seconds = []
         start = time.perf_counter()
         self._forward = self._compiled()
@@ -159,7 +159,7 @@ class RequestHandler:
         return model
 
     def _peak(self) -> int | None:
-        return self._above_before(memory.highest()) if self._is_peak_reset else None
+        return self._above_before(memory.peak()) if self._is_peak_reset else None
 
     def _above_before(self, value: int | None) -> int | None:
         """Bytes above the memory before compilation; ``None`` if the system does not report memory."""

@@ -148,7 +148,7 @@ class RunSelector:
 
     @property
     def is_done(self) -> bool:
-        """Whether no further run will be selected."""
+        """Whether no run will be selected any more, and no compared run awaits its backward."""
         with self._lock:
             is_full = len(self._compared) >= self._most
             return self._compare == "first" and is_full and not self._without_backward and not self._running

@@ -17,7 +17,7 @@ from ..numerics.tensor_measure import dense
 from .node_sessions import NodeSessions
 
 
-def reference_of(
+def expected_values_of(
     compiled: CompiledRegion, value: str, actual: Mapping[fx.Node, object], sessions: NodeSessions
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Computes the node whose result is ``value`` in PyTorch, on the inputs it has in the region's unoptimized model.

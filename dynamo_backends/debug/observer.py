@@ -42,7 +42,7 @@ from .captured_graph import CapturedGraph, ComparedCall, JointGraphs
 from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, SizesByName, VaryingSizes
 from .comparison_tables import regions_text, side_by_side_json, side_by_side_text
 from .dump_folder import DumpFolder, dump_folder, graph_folder
-from .expected_values import reference_of
+from .expected_values import expected_values_of
 from .manifest import Manifest
 from .node_sessions import NodeSessions
 from .pass_diffs import PassDiffs
@@ -254,7 +254,7 @@ class DebugObserver(Observer):
             return
         compiled = graph.regions[blame.region]
         try:
-            reference = reference_of(compiled, blame.value, run.values, self._sessions)
+            reference = expected_values_of(compiled, blame.value, run.values, self._sessions)
         except SessionError as error:
             logger.info("the expected values of %s are not dumped: %s", blame.value, error)
             return

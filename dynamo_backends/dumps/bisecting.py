@@ -28,7 +28,7 @@ import onnx_ir as ir
 from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, Command, fault_of, line_of
 from .blame import CauseKind
 from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
-from .cut_folder import Piece
+from .cut_folder import CutModel
 from .fault_search import (
     NodeResults,
     RanModel,
@@ -247,7 +247,7 @@ def _by_command(search: BisectionSearch, region: DumpedRegion, command: str) -> 
     result.value, result.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
     text = f"The check fails: {command}"
     inputs, expected = inputs_of(model, known), outputs_of(model, known)
-    piece = Piece(model, region_settings(region), inputs, expected, {}, "check", text)
+    piece = CutModel(model, region_settings(region), inputs, expected, {}, "check", text)
     return search.finish(piece, len(parts.nodes), confirm=lambda: check(kept))
 
 

@@ -22,14 +22,14 @@ import onnx_ir as ir
 
 from .blame import Cause, CauseKind
 from .candidate_runs import LONGEST, CandidateOutcome, CandidateRunner, Feeds, write_model
-from .cut_folder import Piece, run_repro, write_piece
+from .cut_folder import CutModel, run_repro, write_cut
 from .model_sessions import PLAIN
 from .reading import DATA_SET, DumpedGraph, DumpedRun, DumpError, write_data_set
 from .schema import Settings
 from .submodels import Parts, inputs_of, outputs_of
 from .value_differences import difference_from_reference
 
-MEMORY = "bisection.txt"  # the file of answers, in the folder of the cut
+ANSWERS = "bisection.txt"  # the file of answers, in the folder of the cut
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -122,7 +122,7 @@ class BisectionSearch:
         The answers are kept on disk, for this model file, ``question`` and settings.
         """
         digest = hashlib.sha256(model.read_bytes()).hexdigest()
-        memory = Memory(self.folder / MEMORY, [digest, question, settings, onnx.__version__])
+        memory = StoredAnswers(self.folder / ANSWERS, [digest, question, settings, onnx.__version__])
         self.result.resumed = memory.resumed
         best = len(start)
 
@@ -134,11 +134,11 @@ class BisectionSearch:
                 self.progress(f"{best} nodes still fail ({self.runner.count} sessions)")
             return answer
 
-        return smallest(list(start), fails)
+        return delta_debug(list(start), fails)
 
     def finish(
         self,
-        piece: Piece,
+        piece: CutModel,
         of: int,
         outcome: CandidateOutcome | None = None,
         *,
@@ -155,7 +155,7 @@ class BisectionSearch:
             confirm: whether the cut fails; by default its ``repro.py`` is run.
         """
         shutil.rmtree(self.folder / DATA_SET, ignore_errors=True)
-        write_piece(self.folder, piece, self.run.manifest.versions)
+        write_cut(self.folder, piece, self.run.manifest.versions)
         if before is not None:
             write_model(before, self.folder, "before.onnx", whole=True)
         self.progress("running repro.py in a fresh process")
@@ -177,7 +177,7 @@ def line_of(nodes: Sequence[ir.Node]) -> str:
     return next((node.metadata_props["source"] for node in nodes if node.metadata_props.get("source")), "")
 
 
-class Memory:
+class StoredAnswers:
     """Answers on disk, one a line. A file with answers about another ``identity`` is replaced.
 
     ``resumed`` is how many answers the file had.
@@ -270,10 +270,10 @@ def is_same_failure(one: CandidateOutcome, other: CandidateOutcome) -> bool:
     """Whether two failures are of one kind, with the same signal or, but for names, the same message."""
     if one.kind == "crashed":
         return (one.kind, one.message) == (other.kind, other.message)
-    return one.kind == other.kind and essence(one.message) == essence(other.message)
+    return one.kind == other.kind and normalized_message(one.message) == normalized_message(other.message)
 
 
-def essence(message: str) -> str:
+def normalized_message(message: str) -> str:
     """ONNX Runtime's message without names, paths and numbers, which differ between models."""
     first = next((line for line in message.splitlines() if line.strip()), "")
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|\S*/\S+", "_", first)
@@ -317,7 +317,7 @@ class Command:
             return done.returncode != 0
 
 
-def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+def delta_debug(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
     """Delta debugging: a part of ``items`` that fails, but not without any one of its items. All of them must fail.
 
     Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: tries halves, then smaller and

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..common.python_process import Ended, Worker, WorkerStartError, answer_requests, how_it_ended
+from ..common.python_process import Worker, WorkerExit, WorkerStartError, answer_requests, exit_code_text
 from .mixed_precision import in_float64
 from .model_sessions import PLAIN, ExecutionError, ModelSession
 from .model_values import reference_evaluator
@@ -87,9 +87,9 @@ class CandidateRunner:
                 answer = self._worker.ask(request, LONGEST)
             except WorkerStartError as error:  # not the model's fault
                 raise DumpError(str(error)) from error
-            if isinstance(answer, Ended):
+            if isinstance(answer, WorkerExit):
                 timeout = f"timeout after {LONGEST:g} seconds"
-                return CandidateOutcome("crashed", timeout if answer.timed_out else how_it_ended(answer.code))
+                return CandidateOutcome("crashed", timeout if answer.timed_out else exit_code_text(answer.code))
             return CandidateOutcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
 
     def exact(self, model: ir.Model, feeds: Feeds) -> Feeds | None:

@@ -20,16 +20,16 @@ from .bisection import (
     BisectionSearch,
     Diverges,
     FailsAs,
-    essence,
+    delta_debug,
     fault_of,
     is_same_failure,
     line_of,
+    normalized_message,
     reference,
-    smallest,
 )
 from .blame import Cause, CauseKind
 from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
-from .cut_folder import Piece
+from .cut_folder import CutModel
 from .model_sessions import PLAIN
 from .model_values import perturbed
 from .models import load_ir
@@ -219,7 +219,7 @@ def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
         search.tried(text, WRONG if wrong else RIGHT, name, wrong.get(name))
     kept = search.reduce(path, "diverges", settings, start, check)
     outputs = list(check.wrong(kept))
-    outputs = smallest(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
+    outputs = delta_debug(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     if model is None or not outputs:
         return None
@@ -230,11 +230,11 @@ def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
     expected = {name: known[name] for name in outputs}
     allowed = {name: _allowed(array, exact.get(name)) for name, array in expected.items()}
     text = f"{result.cause} of ONNX Runtime changes the result"
-    piece = Piece(model, settings, inputs_of(model, known), expected, allowed, "differs", text)
+    piece = CutModel(model, settings, inputs_of(model, known), expected, allowed, "differs", text)
     return search.finish(piece, len(parts.nodes))
 
 
-def _piece(ran: RanModel, model: ir.Model, known: Feeds, expected: Feeds, allowed: float, text: str) -> Piece:
+def _piece(ran: RanModel, model: ir.Model, known: Feeds, expected: Feeds, allowed: float, text: str) -> CutModel:
     """A cut that returns a wrong result, with the settings of the run, or unoptimized if only that shows the fault."""
     outcome = ran.search.runner.run(model, known, ran.settings)
     shows = outcome.kind == "ran" and all(
@@ -242,11 +242,11 @@ def _piece(ran: RanModel, model: ir.Model, known: Feeds, expected: Feeds, allowe
     )
     settings = ran.settings if shows else PLAIN
     allowed_by_output = dict.fromkeys(expected, allowed)
-    return Piece(model, settings, inputs_of(model, known), expected, allowed_by_output, "differs", text)
+    return CutModel(model, settings, inputs_of(model, known), expected, allowed_by_output, "differs", text)
 
 
 def _allowed(known: np.ndarray, exact: np.ndarray | None) -> float:
-    """See ``Piece.allowed``."""
+    """See ``CutModel.allowed``."""
     return tolerance(known, reference(known, exact)[0])
 
 
@@ -365,10 +365,10 @@ def bisect_failure(
     if not check(start):
         result.advice.append("only the whole model fails in this way, no part of it does")
         return result
-    kept = search.reduce(path, f"{outcome.kind} {essence(outcome.message)}", settings, start, check)
+    kept = search.reduce(path, f"{outcome.kind} {normalized_message(outcome.message)}", settings, start, check)
     outputs = [str(value.name) for value in parts.outputs_of(kept)]
     if len(outputs) > 1:
-        outputs = smallest(outputs, lambda names: check(kept, names))
+        outputs = delta_debug(outputs, lambda names: check(kept, names))
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     assert model is not None
     result.value, result.source = outputs[0], line_of([parts.nodes[i] for i in kept])
@@ -376,7 +376,7 @@ def bisect_failure(
     result.advice.append("report it to onnxruntime with the folder")
     text = {"refused": "ONNX Runtime rejects the model", "failed": "ONNX Runtime fails in the run"}
     said = f"{text.get(outcome.kind, 'ONNX Runtime crashes the process')}: {outcome.message}"
-    piece = Piece(model, settings, inputs_of(model, known), expected, {}, outcome.kind, said)
+    piece = CutModel(model, settings, inputs_of(model, known), expected, {}, outcome.kind, said)
     return search.finish(piece, len(parts.nodes), outcome)
 
 

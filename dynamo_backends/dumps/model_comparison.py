@@ -3,7 +3,7 @@
 ::
 
     first, second = load_model("before.onnx"), load_model("after.onnx")
-    comparison = compare(first, second, made_up(first, sizes={}, seed=0), Runtime())
+    comparison = compare(first, second, generated_inputs(first, sizes={}, seed=0), Runtime())
     comparison.verdict          # "ok", or "diverges at gelu (Gelu): …"
     comparison.rows             # a row for each value, aligned
 

@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..numerics.measure import FORMATS, ordinary
-from .bisection import smallest
+from .bisection import delta_debug
 from .mixed_precision import is_low, widened
 from .model_sessions import region_settings, session_of_region
 from .models import OnnxModel, load_ir
@@ -128,7 +128,7 @@ class RegionSearch:
             after = self.errors(names)
             outcome = "not precision"
             if _are_right(after):
-                found = smallest(names, lambda some: self._tried < MOST_SESSIONS and self._suffices(some))
+                found = delta_debug(names, lambda some: self._tried < MOST_SESSIONS and self._suffices(some))
                 outcome = "found" if self._tried < MOST_SESSIONS else "unfinished"
                 after = self.errors(found)
         nodes = [self._described(name) for name in found]

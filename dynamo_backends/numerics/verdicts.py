@@ -105,7 +105,7 @@ _CHANGED_UNITS = 64.0
 def is_changed(new: torch.Tensor, old: torch.Tensor) -> bool:
     """Whether an intermediate value differs in two models that should be equal, one of which is known to be wrong.
 
-    By more than 64 units in the last place; of discrete elements, more than one in a hundred.
+    By more than 64 units in the last place, see ``is_near``; of discrete elements, more than one in a hundred.
     """
     if is_discrete(old):
         return float((new != old).sum()) > _CHANGED_ELEMENTS * old.numel()

@@ -15,7 +15,7 @@ from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, RunTarget
 from ..numerics.tensor_measure import measure_tensor
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
-from .dispatch_modes import aside
+from .dispatch_modes import without_modes
 from .gradients import Gradients
 from .judge import CallJudge, ComparedValue
 from .names import function_of, why_not_comparable
@@ -63,7 +63,7 @@ def load_call(captured: CapturedCall) -> LoadedCall:
 
 
 @dataclasses.dataclass
-class RunCall:
+class RerunResult:
     """The outcome of running a captured call again."""
 
     captured: CapturedCall
@@ -81,7 +81,7 @@ class RunCall:
 
 def run_call(
     loaded: LoadedCall, *, runs: int = 1, forward_only: bool = False, compare: bool = False, runtime: str = "torch"
-) -> RunCall:
+) -> RerunResult:
     """Runs a captured call ``runs`` times, in PyTorch or with ``runtime="onnx"`` on ONNX Runtime, and if asked for
     compares the last run with float64.
 
@@ -90,7 +90,7 @@ def run_call(
     """
     function = on_onnx(loaded.function) if runtime == "onnx" else loaded.function
     has_backward = bool(loaded.grad_outputs) and not forward_only
-    result = RunCall(loaded.captured)
+    result = RerunResult(loaded.captured)
     clocks: list[Clock] = []
 
     def timer() -> Clock:
@@ -98,7 +98,7 @@ def run_call(
         return clocks[-1]
 
     target = RunTarget(function=function, timer=timer)
-    with aside(), torch.random.fork_rng(devices=[]):
+    with without_modes(), torch.random.fork_rng(devices=[]):
         if loaded.rng_state is not None:
             torch.set_rng_state(loaded.rng_state)
         execution = execution_of(loaded.function, loaded.args, loaded.kwargs)

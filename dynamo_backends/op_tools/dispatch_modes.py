@@ -94,7 +94,7 @@ def in_transform() -> bool:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     """A context for a tool's own computation: without modes, autograd, autocast and inference mode."""
     with watchers_disabled(), torch._C._DisableAutocast(), torch.inference_mode(False), torch.no_grad():
         yield

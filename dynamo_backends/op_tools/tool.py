@@ -21,7 +21,7 @@ from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..report.table_page import TablePage, write_table_page
 from .call import Call, results_of
-from .dispatch_modes import InstalledMode, aside, in_transform
+from .dispatch_modes import InstalledMode, in_transform, without_modes
 from .gradients import CallStart, Gradients, Hooks
 from .names import function_name, is_query
 from .operator_filter import Names, OperatorFilter
@@ -233,7 +233,7 @@ class OpTool:
     def _guard(self, what: str, work: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a part of the tool. An error in it is logged once, and the model runs on."""
         try:
-            with aside() if self._computes else contextlib.nullcontext():
+            with without_modes() if self._computes else contextlib.nullcontext():
                 return work(*arguments)
         except Exception as error:
             text = f"{type(error).__name__}: {first_line(str(error))}"

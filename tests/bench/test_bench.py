@@ -546,16 +546,16 @@ def test_short_calls_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_memory_is_that_of_this_process() -> None:
-    if memory.resident() is None or not memory.forget_highest():
+    if memory.resident() is None or not memory.reset_peak():
         pytest.skip("not on Linux, or /proc is not writable")
     before = memory.resident()
     with mmap.mmap(-1, 64 * 2**20) as block:  # the system's: malloc may have as much free that is resident already
         block[::4096] = b"x" * len(range(0, len(block), 4096))
         held = memory.resident()
     assert before is not None and held is not None and held - before > 60 * 2**20
-    assert memory.highest() > held - 2**20  # type: ignore[operator]  # the system counts in batches of pages
-    memory.forget_highest()
-    assert memory.highest() < held - 60 * 2**20  # type: ignore[operator]
+    assert memory.peak() > held - 2**20  # type: ignore[operator]  # the system counts in batches of pages
+    memory.reset_peak()
+    assert memory.peak() < held - 60 * 2**20  # type: ignore[operator]
 
 
 def test_a_turn_ends_when_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -797,7 +797,7 @@ def test_a_reference_that_cannot_be_made_does_not_end_the_run(
     def fail(*args: object) -> object:
         raise KeyError("select")
 
-    monkeypatch.setattr(observer, "reference_of", fail)
+    monkeypatch.setattr(observer, "expected_values_of", fail)
     monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), 1.01))
     function = compiled(lambda x: x.sinh(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     with torch.no_grad():

@@ -30,9 +30,9 @@ from dynamo_backends.cli import main
 from dynamo_backends.common import python_process
 from dynamo_backends.dumps import bisection, candidate_runs
 from dynamo_backends.dumps.bisecting import bisect
-from dynamo_backends.dumps.bisection import MEMORY, Bisection, smallest
+from dynamo_backends.dumps.bisection import ANSWERS, Bisection, delta_debug
 from dynamo_backends.dumps.candidate_runs import CandidateOutcome, CandidateRunner
-from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
+from dynamo_backends.dumps.cut_folder import CutModel, run_repro, write_cut
 from dynamo_backends.dumps.model_sessions import PLAIN, region_settings
 from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run, read_tensor
 from dynamo_backends.dumps.submodels import Parts
@@ -425,9 +425,9 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
     process.kill()
     process.wait()
     process.stderr.close()
-    with (folder / MEMORY).open("a") as file:
+    with (folder / ANSWERS).open("a") as file:
         file.write("fails:half a li")  # as if it had been killed while it wrote
-    kept = len((folder / MEMORY).read_text().splitlines()) - 2
+    kept = len((folder / ANSWERS).read_text().splitlines()) - 2
     again = bisected(dump, output=folder)
     assert again.resumed == kept > 0
     assert again.sessions < first.sessions
@@ -437,10 +437,10 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
 
 
 def test_answers_about_another_model_are_not_used(tmp_path: Path) -> None:
-    memory = bisection.Memory(tmp_path / MEMORY, ["one model"])
+    memory = bisection.StoredAnswers(tmp_path / ANSWERS, ["one model"])
     assert memory.ask([1], lambda: True)
-    assert bisection.Memory(tmp_path / MEMORY, ["one model"]).ask([1], lambda: False)
-    assert not bisection.Memory(tmp_path / MEMORY, ["another"]).ask([1], lambda: False)
+    assert bisection.StoredAnswers(tmp_path / ANSWERS, ["one model"]).ask([1], lambda: False)
+    assert not bisection.StoredAnswers(tmp_path / ANSWERS, ["another"]).ask([1], lambda: False)
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])
@@ -452,7 +452,7 @@ def test_delta_debugging(culprits: set[int]) -> None:
         asked += 1
         return culprits <= set(items)
 
-    assert set(smallest(range(100), fails)) == culprits  # type: ignore[arg-type]
+    assert set(delta_debug(range(100), fails)) == culprits  # type: ignore[arg-type]
     assert asked < 200
 
 
@@ -793,7 +793,7 @@ def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeyp
     assert outcome.kind == "ran", outcome
     settings = dataclasses.replace(PLAIN, custom_op_libraries=("/planted.so",))
     one = {"x": np.ones(1, np.float32)}
-    write_piece(hostile, Piece(trivial_model(), settings, one, {"y": one["x"]}, {"y": 0.0}, "differs", ""), {})
+    write_cut(hostile, CutModel(trivial_model(), settings, one, {"y": one["x"]}, {"y": 0.0}, "differs", ""), {})
     assert run_repro(hostile).kind == "right", "neither of the folder's files nor of a library that the dump names"
     command = [sys.executable, "-m", "dynamo_backends", "ls", "-d", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

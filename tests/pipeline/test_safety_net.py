@@ -155,9 +155,9 @@ def test_a_failure_is_an_error_where_that_is_asked_for(monkeypatch: pytest.Monke
 
 
 def test_errors_of_the_users_program_and_of_dynamo_are_theirs() -> None:
-    assert not safety_net.is_for_others(KeyError())
+    assert not safety_net.is_meant_for_caller(KeyError())
     for name in ("RestartAnalysis", "TensorifyScalarRestartAnalysis", "SkipFrame"):
-        assert safety_net.is_for_others(getattr(torch._dynamo.exc, name)())
+        assert safety_net.is_meant_for_caller(getattr(torch._dynamo.exc, name)())
     with pytest.raises(RuntimeError, match="too large"):
         compiled(lambda x: torch._assert_async(x.sum() < 0, "too large"))(torch.ones(3))
     assert counted("internal_failures") == 0

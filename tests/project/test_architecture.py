@@ -250,7 +250,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
         ("growth", {"cache/graphs", "graphs/late_compile"}),  # one check of what it assumes
         ("or_captured", {"backends"}),  # one net under a graph of Dynamo's, one under a graph of AOTAutograd's,
         (
-            "or_as_it_was",
+            "or_original",
             {"common/safety_net", "pipeline/runners", "pipeline/pipeline"},
         ),  # and one under the partitioner
     ],
