@@ -132,7 +132,7 @@ def _watch_comparison(phases: Phases) -> None:
         observer,
         recorded_run,
         repeated_runs,
-        run_verdict,
+        run_comparison,
         stage_comparison,
     )
     from dynamo_backends.numerics import graph_execution, local_error, verdicts
@@ -141,7 +141,7 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(observer, "record_run", "the call itself")
     phases.watch(recorded_run, "repeat_region", "run again")
     phases.watch(captured_graph.ComparedCall, "__init__", "copies of the arguments")
-    phases.watch(run_verdict, "compare_run", "node by node: the rest")
+    phases.watch(run_comparison, "compare_run", "node by node: the rest")
     phases.watch(graph_execution, "run_eager", "node by node: eager")
     phases.watch(graph_execution, "run_exact", "node by node: float64")
     phases.watch(local_error.NodeCheck, "__init__", "node by node: nodes by themselves")
@@ -154,13 +154,13 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(captured_graph.ComparedCall, "judge_backward", "captured graph")
     phases.watch(captured_graph.ComparedCall, "_wrong_decomposition", "decompositions")
     phases.watch(captured_graph.ComparedCall, "judge_joint", "stage joint")
-    phases.watch(run_verdict.Judge, "_post_grad", "stage post_grad")
+    phases.watch(run_comparison.Judge, "_post_grad", "stage post_grad")
     phases.watch(stage_comparison, "first_wrong_node", "stages node by node")
     phases.watch(stage_comparison, "first_wrong_node_in_float64", "stages node by node")
     phases.watch(observer.DebugObserver, "_write_test_data", "writing")
     phases.watch(observer.DebugObserver, "conclude", "writing")
     for module in (lockstep, verdicts, first_changed_node, repeated_runs, stage_comparison):
-        phases.watch(module, "distance", "distances")
+        phases.watch(module, "measure_tensor", "distances")
 
 
 def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: Callable[[], float]) -> dict[str, Any]:
@@ -168,13 +168,13 @@ def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: 
     import torch
     import torch._dynamo
 
-    from dynamo_backends.bench.memory import highest
+    from dynamo_backends.bench.memory import peak
 
     torch.set_num_threads(threads)
     module, step = build(name, layers, width)
     if mode == "eager":
         seconds = [_seconds(clock, lambda: step(module)) for _ in range(1 + _EAGER_RUNS)]
-        return {"seconds": min(seconds[1:]), "peak": highest()}
+        return {"seconds": min(seconds[1:]), "peak": peak()}
     phases = Phases(clock)
     with tempfile.TemporaryDirectory() as folder:
         _watch_comparison(phases)
@@ -191,7 +191,7 @@ def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: 
             "later": later,
             "seconds": spent,
             "calls": calls,
-            "peak": highest(),
+            "peak": peak(),
             "nodes": sum(graph["nodes"] for graph in manifest["graphs"]),
             "graphs": [[graph["direction"], graph["verdict"]] for graph in manifest["graphs"]],
             "disk": sum(path.stat().st_size for path in files),

@@ -1,9 +1,9 @@
 """More than a hundred architectures of ``transformers``, tiny and with random weights, for ``models_sweep.py``.
 
-A model is built from its configuration's class: the fields with standard names get small values, the rest keep their
-defaults or are given with the entry. ``ARCHITECTURES["llama"].build()`` is a model, ``.inputs(2, 12)`` are keyword
-inputs for it, with a batch of 2 and a length of 12 (tokens, samples of sound; others, as an image, have
-a length of their own).
+A model is built from the class of its configuration: fields with standard names get small values, the others keep their
+defaults or are given with the entry. ``ARCHITECTURES["llama"].build()`` is a model; ``.inputs(2, 12)`` are keyword
+inputs for it with a batch of 2 and a length of 12 (tokens, audio samples). Other inputs, such as images, have a fixed
+length.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Architecture:
     """One model.
 
     Attributes:
-        kind: of what it is an example.
-        build: makes it, with the random numbers of PyTorch's global generator.
+        kind: what it is an example of.
+        build: builds it, with random numbers of PyTorch's global generator.
         inputs: its keyword inputs for a batch and a length.
         generates: whether it is a decoder that ``generate`` can run on its ``input_ids`` or main input.
     """
@@ -71,7 +71,7 @@ ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def small(model_type: str, **given: object) -> tf.PreTrainedConfig:
-    """The configuration of a model type, small in all fields with standard names; ``given`` overrides.
+    """The configuration of a model type with small values in all fields with standard names; ``given`` overrides.
 
     Raises:
         KeyError: ``transformers`` has no such type.
@@ -549,7 +549,7 @@ _add(
 
 
 def image_in_text(count: int, image_token: int) -> Callable[[int, int], Inputs]:
-    """Text with ``count`` places for the parts of an image."""
+    """Text with ``count`` placeholder tokens for the image patches."""
 
     def inputs(batch: int, length: int) -> Inputs:
         text = tokens(batch, length + count)
@@ -604,7 +604,7 @@ for _name in ("timesformer", "vivit", "videomae"):
 
 
 class _Block(nn.Module):
-    """Two convolutions with the time between them, and a way around."""
+    """A residual block: two convolutions, with the time embedding added between them."""
 
     def __init__(self, channels_in: int, channels: int, time_channels: int) -> None:
         super().__init__()
@@ -620,7 +620,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Self-attention over the pixels, then attention to a text, as latent diffusion has it."""
+    """Self-attention over the pixels, then cross-attention to a text, as in latent diffusion."""
 
     def __init__(self, channels: int, context: int) -> None:
         super().__init__()

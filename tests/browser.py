@@ -1,7 +1,6 @@
 """A headless Chromium for tests of pages: Debian's packages ``chromium`` and ``chromium-driver``.
 
-``.ci/run`` installs them and sets ``NEEDS_CHROMIUM``, with which a test fails where it would be
-skipped.
+``.ci/run`` installs them and sets ``NEEDS_CHROMIUM``: then a test without a browser fails instead of being skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NEEDED = "NEEDS_CHROMIUM"
 
 
 class Browser:
-    """One page at a time, and what it said and asked for."""
+    """One page at a time, with its console messages and requests."""
 
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
@@ -39,31 +38,31 @@ class Browser:
         self.driver.get(page.resolve().as_uri() + (f"#{fragment}" if fragment else ""))
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What a script returns."""
+        """Runs a script and returns its result."""
         return self.driver.execute_script(script, *arguments)
 
     def wait(self, script: str) -> Any:
-        """What a script gives to the function ``done``, its last argument."""
+        """Runs a script that passes its result to the function ``done``, its last argument."""
         failed = "addEventListener('error', (event) => done(event.message));"
         return self.driver.execute_async_script(f"const done = arguments[arguments.length - 1]; {failed} {script}")
 
     def press(self, *keys: str) -> None:
-        """Keys, one after the other, for what has the focus."""
+        """Presses keys, one after the other, in the focused element."""
         for key in keys:
             ActionChains(self.driver).send_keys(key).perform()
         self.wait("requestAnimationFrame(() => requestAnimationFrame(done))")
 
     def text(self, selector: str) -> str:
-        """The text of the first element that fits."""
+        """The text of the first element that matches."""
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
     def click(self, selector: str) -> None:
-        """Clicks the first element that fits."""
+        """Clicks the first element that matches."""
         self.driver.find_element("css selector", selector).click()
         self.wait("requestAnimationFrame(() => requestAnimationFrame(done))")
 
     def measure(self) -> None:
-        """Measures from now on what pages take, see ``seconds``."""
+        """Starts to measure the processor time of pages, see ``seconds``."""
         self.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
 
     def seconds(self) -> float:
@@ -72,17 +71,17 @@ class Browser:
         return float(next(item["value"] for item in found if item["name"] == "TaskDuration"))
 
     def complaints(self) -> list[str]:
-        """What the page wrote to the console since it was opened: errors, and what its policy forbade."""
+        """The errors in the console since the page was opened, including violations of its security policy."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """What the page loaded since it was opened."""
+        """The URLs that the page loaded since it was opened."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
 
 def start_browser() -> Iterator[Browser]:
-    """A browser, which ends with the tests; skips the test where there is none."""
+    """A browser, closed when the tests end; skips the test if there is none."""
     chromium, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver_path is None:
         message = "no Chromium here: apt-get install chromium chromium-driver"

@@ -1,18 +1,18 @@
-"""Makes each of our functions raise once, one after the other, while a small model runs: no call of the user's may end.
+"""Makes each of our functions raise once, one after the other, while a small model runs: no call may fail.
 
 ::
 
     python tests/chaos.py --processes 4                             # all functions, each in one mode that reaches it
     python tests/chaos.py --processes 4 --every-mode                # each in all of them
-    python tests/chaos.py --sample 40 --seed 3                      # forty of them, by chance
+    python tests/chaos.py --sample 40 --seed 3                      # forty random ones
     python tests/chaos.py --modes onnxrt --only partition.regions.split_graph # one function
 
-Functions are methods, properties, constructors, lambdas and functions in functions, too. All modules but those in
-``NOT_RAISING`` are imported with changed source: each function begins with the question whether it is its turn to
-raise, so it does not matter by which name or reference it is called. For each function a process is forked that runs
-the model: inference with constant weights, other sizes, weights that change in place; training until autotuning ended;
-and all once more with what is on disk. Values, gradients and random numbers must be eager's, and a counter must tell of
-the failure.
+Functions include methods, properties, constructors, lambdas and nested functions. All modules but those in
+``NOT_RAISING`` are imported with changed source: each function first asks whether it should raise, so it does not
+matter by which name or reference it is called. For each function a process is forked that runs the model: inference
+with constant weights, other sizes, weights that change in place; training until autotuning has ended; and all of it
+again with the cache on disk. Values, gradients and random numbers must be eager's, and a counter must show the
+failure.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ GROUND = {
     "backends._compiled": "it calls the net",
     "backends._compiled.<lambda>": "asked by the net whether failures are to be raised",
     "debug.captured_graph.CapturedGraph.run_in_call": "calls the compiled graph, whose errors are the user's",
-    "debug.run_verdict.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
+    "debug.run_comparison.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
     "debug.observer._ComparedGraph.run": "a call of a graph; it calls the net",
     "debug.observer._ComparedGraph._compared": "the net under a compared run",
     "debug.record.RecordObserver.recorded.run": "a call of a graph; it calls the net",
@@ -91,7 +91,7 @@ MODES = ("onnxrt", "measured", "onnx_debug", "onnx_compiler", "onnx_compiler deb
 
 
 class Points:
-    """The beginnings of all functions: which were reached, and which one raises."""
+    """The entry points of all functions: which were reached, and which one raises."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -107,7 +107,7 @@ class Points:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing raises inside."""
+        """A context in which no function raises."""
         self.is_paused = True
         try:
             yield
@@ -127,7 +127,7 @@ POINTS = Points()
 
 
 class _Instrumented(ast.NodeTransformer):
-    """Puts a question at the beginning of each function."""
+    """Inserts a call of ``_question`` at the beginning of each function."""
 
     def __init__(self, module: str) -> None:
         self._path = [module]
@@ -182,7 +182,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def use_the_model(mode: str, folder: Path) -> None:
-    """What the user does; anything that raises here, or is not eager's, is a fault.
+    """The user's code. Anything that raises here, or differs from eager, is a fault.
 
     Args:
         mode: one of ``MODES``.
@@ -266,7 +266,7 @@ def use_the_model(mode: str, folder: Path) -> None:
 
 
 def run_one(mode: str, number: int, error: type[Exception]) -> dict[str, object]:
-    """Runs the model in this process with one function that raises; -1 for none. Returns what happened."""
+    """Runs the model in this process with one function that raises (-1 for none). Returns the outcome."""
     import torch
     from torch._dynamo.utils import counters
 
@@ -310,7 +310,7 @@ def _quiet() -> Iterator[None]:
 
 
 def forked(mode: str, number: int, error: type[Exception], file: Path) -> int:
-    """Starts ``run_one`` in a child, which writes what happened into a file; returns its process id."""
+    """Starts ``run_one`` in a child process, which writes the outcome to a file; returns the process id."""
     child = os.fork()
     if child:
         return child
@@ -324,7 +324,7 @@ def forked(mode: str, number: int, error: type[Exception], file: Path) -> int:
 def results_of(
     jobs: Sequence[tuple[str, int]], processes: int, until: float = float("inf")
 ) -> Iterator[tuple[str, int, dict[str, object]]]:
-    """What happened in each job, a mode and a function, as they end; none begins after ``until``."""
+    """The outcome of each job (a mode and a function) as they end. No job starts after ``until``."""
     folder = Path(tempfile.mkdtemp(prefix="chaos_jobs"))
     waiting, running = list(enumerate(jobs)), {}
     while waiting or running:
@@ -342,9 +342,9 @@ def results_of(
 
 
 def _import_all() -> None:
-    """Imports what the children need, and compiles something with PyTorch alone: forks start where all is imported.
+    """Imports what the children need, and compiles once, so that forks start with everything imported.
 
-    Nothing may be differentiated here: PyTorch's autograd does not work in forks then.
+    It computes no gradients: PyTorch's autograd does not work in forks of a process that has used it.
     """
     sys.meta_path.insert(0, _Finder())
     builtins._chaos_point = POINTS  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Shared helpers: a clean compiler around each test, and the comparison of a compiled function with eager.
+"""Shared helpers: a clean compiler for each test, and the comparison of a compiled function with eager.
 
-A test says what it compiles and with what it calls it; ``assert_same_as_eager`` says what must hold::
+A test says what it compiles and with which arguments; ``assert_same_as_eager`` compares everything::
 
     def test_several_outputs():
         assert_same_as_eager(lambda x: (x + 1, x * 2), torch.randn(2, 3))
@@ -37,14 +37,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out among the pr
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Tests given by name, and tests with ``-s``, run in this process; otherwise xdist counts the cores."""
+    """Runs tests given by name, or with ``-s``, in this process; otherwise one worker for each core."""
     by_name = all("::" in argument for argument in config.args)
     return 0 if by_name or config.option.capture == "no" else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Notes the processor time of each test, with that of the processes that it started and waited for."""
+    """Records the processor time of each test, with the processes that it started and waited for."""
     before = _processor_seconds()
     item.user_properties.append(("processor_seconds_before", before))
     return (yield)
@@ -75,7 +75,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Writes what each file took into ``durations.txt``, after a run of the whole suite in which all passed."""
+    """Writes the time of each file to ``durations.txt`` if the whole suite ran and passed."""
     option = session.config.option
     is_whole = session.config.args == session.config.getini("testpaths") and not (option.keyword or option.markexpr)
     if exitstatus or not is_whole or "PYTEST_XDIST_WORKER" in os.environ or option.deselect:
@@ -89,7 +89,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_compiler() -> Iterator[None]:
-    """Each test starts with nothing compiled, nothing counted, the same random numbers, and graph 0."""
+    """Each test starts without compiled graphs and counts, with the same random numbers, at graph 0."""
     threads = torch.get_num_threads()
     torch._dynamo.reset()
     counters.clear()
@@ -102,13 +102,13 @@ def clean_compiler() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def without_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a processor that has them, PyTorch runs bfloat16."""
+    """Pretends that the processor has no bfloat16 units; with them, PyTorch runs bfloat16."""
     monkeypatch.setattr(pass_target, "has_units_for_bfloat16", lambda: False)
 
 
 @pytest.fixture
 def planted() -> Iterator[Callable[[Pass], None]]:
-    """Registers a pass for the length of a test."""
+    """Registers a pass for the duration of a test."""
     names: list[str] = []
 
     def plant(item: Pass) -> None:
@@ -121,13 +121,15 @@ def planted() -> Iterator[Callable[[Pass], None]]:
 
 
 def counted(event: str) -> int:
-    """How often the backends counted an event since the test began."""
+    """How often an event was counted since the test began."""
     return counters["dynamo_backends"][event]
 
 
 def assert_on_onnx() -> None:
-    """All operators of this test's graphs run on ONNX Runtime but views and sums at repeated indices, and each region
-    ran there."""
+    """Asserts that all operators of this test's graphs ran on ONNX Runtime.
+
+    Except views and sums at repeated indices, which run in PyTorch.
+    """
     targets = [event.split()[1] for event in counters["dynamo_backends"] if event.startswith("fallback ")]
     sums = {str(target) for target in SUMS_AT_INDICES}
     in_pytorch = [target for target in targets if target not in sums and not _is_view(target)]
@@ -155,19 +157,19 @@ def assert_same_as_eager(
     settings: Mapping[str, object] | None = None,
     **kwargs: object,
 ) -> Callable[..., object]:
-    """Runs a function or module eagerly and compiled, each on its own copy of its state, and compares
+    """Runs a function or module in eager and compiled, each on its own copy of its state, and compares
 
-    - the results: structure, Python type, dtype, shape, strides, ``requires_grad``, value, NaN included;
+    - the results: structure, Python type, dtype, shape, strides, ``requires_grad``, values (NaN equals NaN);
     - which results share memory with each other and with the arguments;
-    - what became of the arguments and of the module's parameters and buffers;
+    - the arguments, and the module's parameters and buffers, after the call;
     - the state of the random generator;
-    - if results require gradients: the gradients of arguments and parameters, and the random state after.
+    - if results require gradients: the gradients of arguments and parameters, and the random state after the backward.
 
     Args:
         function: what is compiled.
-        args, kwargs: its arguments; they are copied, views of one tensor stay views of one tensor.
+        args, kwargs: its arguments; they are copied, and views of one tensor stay views of one tensor.
         calls: how many times both are called, in turn, on the same copies.
-        tolerance: ``rtol`` and ``atol``, where ``torch.testing``'s do not fit; the test says why.
+        tolerance: ``rtol`` and ``atol``, if ``torch.testing``'s are too small; the test says why.
         settings: arguments of ``torch.compile``.
 
     Returns:
@@ -195,7 +197,7 @@ def assert_same_as_eager(
 
 
 class _call:
-    """One call with a seed: its results, and on request the gradients of what they were computed from."""
+    """One call with a seed: its results, and on request the gradients of its inputs."""
 
     def __init__(self, function: Callable[..., object], inputs: tuple, seed: int) -> None:
         torch.manual_seed(seed)
@@ -226,7 +228,7 @@ def _tensors(structure: object) -> list[torch.Tensor]:
 
 
 def aliases_of(results: object, inputs: object) -> list[list[int]]:
-    """For each tensor among results and inputs, which others share its memory."""
+    """For each tensor among results and inputs, the positions of the others that share its memory."""
     owners: list[object] = []
     for position, tensor in enumerate(_tensors((results, inputs))):
         address = tensor.untyped_storage().data_ptr()
@@ -235,7 +237,7 @@ def aliases_of(results: object, inputs: object) -> list[list[int]]:
 
 
 def assert_same_values(actual: object, expected: object, **tolerance: float) -> None:
-    """Tensors are close, of equal dtype, shape and strides; structure and all else are equal."""
+    """Asserts that tensors are close, of equal dtype, shape and strides, and everything else is equal."""
     actual_leaves, actual_structure = tree_flatten(actual)
     expected_leaves, expected_structure = tree_flatten(expected)
     assert actual_structure == expected_structure
@@ -252,11 +254,11 @@ def assert_same_values(actual: object, expected: object, **tolerance: float) -> 
 
 
 def significant_strides(tensor: torch.Tensor) -> Sequence[int]:
-    """The strides that address anything.
+    """The strides of dimensions with more than one element.
 
-    An empty tensor and a dimension of size one have arbitrary strides, and PyTorch's fake tensors, from
-    which every compiler reads them, do not have eager's there: ``torch.randn(0, 3).t() + 1`` has strides
-    (1, 3), its fake tensor (1, 1).
+    Those of an empty tensor and of a dimension of size one are arbitrary, and PyTorch's fake tensors, from which every
+    compiler reads strides, differ from eager there: ``torch.randn(0, 3).t() + 1`` has strides (1, 3), its fake tensor
+    (1, 1).
     """
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return ()

@@ -1,7 +1,8 @@
-"""Ten steps of training in each process of a group, compiled and in eager, which must be equal; for ``torchrun``.
+"""Ten training steps in each process of a group, compiled and in eager, which must be equal; for ``torchrun``.
 
-``python -m torch.distributed.run --standalone --nproc-per-node 2 tests/distributed_steps.py FOLDER``: each backend with
-``DistributedDataParallel`` and ``fully_shard``, each around what is compiled and within it. The dumps are in FOLDER.
+``python -m torch.distributed.run --standalone --nproc-per-node 2 tests/distributed_steps.py FOLDER`` runs each backend
+with ``DistributedDataParallel`` and ``fully_shard``, each both around and inside the compiled module. The dumps are
+written to FOLDER.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Compile = Callable[[nn.Module], nn.Module]
 
 
 class Block(nn.Module):
-    """A layer in code that is not PyTorch's own, which Dynamo compiles wherever it meets it."""
+    """A layer outside PyTorch's own modules, so that Dynamo compiles its frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class Model(nn.Module):
 
 
 def sharded(compile: Compile = lambda module: module) -> nn.Module:
-    """A model of which each block is compiled, if that is asked for, and sharded, and then the whole."""
+    """A model whose blocks are optionally compiled, then sharded, then the whole."""
     model = Model()
     for i, block in enumerate(model.blocks):
         model.blocks[i] = fully_shard(compile(block))
@@ -60,7 +61,7 @@ WAYS: dict[str, Callable[[Compile], nn.Module]] = {
 
 
 def steps(module: nn.Module) -> Iterator[torch.Tensor]:
-    """The loss of each step, and all parameters after the last, whole."""
+    """The loss of each step, and all unsharded parameters after the last one."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
     for i in range(STEPS):
         x = torch.randn(3, 4, generator=torch.Generator().manual_seed(2 * i + dist.get_rank()))

@@ -1,4 +1,4 @@
-"""A dump for tests of what reads dumps, made by a process of its own: its graphs are numbered from 0."""
+"""Dumps for the tests of commands that read dumps, written by a separate process: its graphs are numbered from 0."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_dump(folder: Path, code: str, name: str = "model.py") -> None:
 
 
 def region_entry(**more: object) -> dict[str, object]:
-    """A region as the manifest has it: the only one of graph 0."""
+    """The manifest's entry of a region, the only one of graph 0."""
     return {
         "index": 0,
         "folder": "graph_000/inference/region_0",
@@ -55,7 +55,7 @@ def region_entry(**more: object) -> dict[str, object]:
 
 
 def graph_entry(**more: object) -> dict[str, object]:
-    """A graph as the manifest has it, with no region."""
+    """The manifest's entry of a graph without regions."""
     return {
         "index": 0,
         "direction": "inference",

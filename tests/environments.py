@@ -1,4 +1,4 @@
-"""Virtual environments for tests with other packages than those of ``constraints.txt``, kept between runs."""
+"""Virtual environments, kept between runs, for tests with other packages than those of ``constraints.txt``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Large samples written by hand, for entries of the operator database that ``large_samples`` cannot make large by
-rules, or not well: indices that repeat, matrices that have an inverse."""
+"""Large hand-written samples, for entries of the operator database that ``large_samples`` cannot enlarge well.
+
+Examples are repeated indices and invertible matrices.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every layer of ``torch.nn`` at an ordinary size, and functions whose gradients add at repeated indices.
+"""Every layer of ``torch.nn`` at a real size, and functions whose gradients add at repeated indices.
 
-An entry's name begins with the class it is about, ``Conv2d depthwise``; ``missing`` tells which classes have none.
+An entry's name begins with its class, ``Conv2d depthwise``; ``missing`` returns the classes without an entry.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Samples of PyTorch's operator database with a million elements and more.
 
-The database's samples have some hundred elements, too few for a kernel to use its threads. There are three ways to
-larger ones, tried in this order:
+The database's samples have some hundred elements, too few for a kernel to use several threads. They are enlarged in one
+of three ways, tried in this order:
 
-1. most sample functions make their shapes from the module constants ``S``, ``M`` and ``L`` (5, 10, 20). Samples made
-   with the constants as they are and doubled tell by which power a sample grows, and so which factor makes it large
-   enough;
-2. a sample whose input is a number of elements gets a larger number;
-3. the tensors of one sample are repeated along some of their dimensions, the same for all of them.
+1. Most sample functions compute their shapes from the module constants ``S``, ``M`` and ``L`` (5, 10, 20). Samples with
+   the original and with doubled constants show by which power a sample grows, and so the required factor.
+2. A sample whose input is a number of elements gets a larger number.
+3. The tensors of one sample are repeated along some of their dimensions, the same for all of them.
 
-``HAND_WRITTEN`` has samples for entries that none of them makes large, or that are worth their own.
+``HAND_WRITTEN`` has samples for entries that none of these makes large, or that need other values.
 
-Integer tensors beside floating-point ones are indices: they are made to repeat themselves often.
+Integer tensors next to floating-point ones are indices: they are reduced to few distinct values, so that they
+repeat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from hand_written_samples import HAND_WRITTEN, INDEX_VALUES
-from operators import call, copy_of, loss, name_of, seed
+from operators import call, copy_of, entry_name, loss, seed
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
@@ -375,7 +375,7 @@ def _repeated(
 
 
 def _hand_written(op: OpInfo, dtype: torch.dtype, gradients: bool, reasons: list[str]) -> Iterator[LargeSample]:
-    make = HAND_WRITTEN.get(name_of(op))
+    make = HAND_WRITTEN.get(entry_name(op))
     if make is None:
         return
     seed()

@@ -1,13 +1,13 @@
-"""Does anything grow? Compiles and resets, calls, and results let go: memory, threads, file handles, live objects.
+"""Checks that nothing grows with compiles and resets, calls, and freed results: memory, threads, files, objects.
 
 ::
 
     python tests/leaks.py                                   # 2,000 compiles, a million calls; about an hour
     python tests/leaks.py --compiles 200 --calls 100000
 
-Each line is a moment: the resident memory in MB, the threads, the open files, and Python's objects. The first tenth is
-left out of the verdict, as caches fill in it. PyTorch itself keeps some 500 objects of each compile (2.13), which
-``aot_eager`` shows: what compiles leave is compared with that. Exit code 1: something grew by more than its limit.
+Each line is one measurement: resident memory in MB, threads, open files, Python objects. The first tenth is not judged,
+since caches fill. PyTorch itself keeps some 500 objects of each compile (2.13), as ``aot_eager`` shows; the growth by
+compiles is compared with that. Exit code 1: something grew by more than its limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dynamo_backends.runtime.system_memory import give_back
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What a process holds after a number of rounds."""
+    """The memory, threads, files and objects of a process after some rounds."""
 
     rounds: int
     megabytes: float
@@ -54,7 +54,7 @@ def now(rounds: int) -> Moment:
 
 
 def watched(work: Callable[[int], object], rounds: int, looks: int = 10) -> Iterator[Moment]:
-    """Runs ``work`` again and again, and looks at the process ten times."""
+    """Runs ``work`` repeatedly, and measures the process ten times."""
     for i in range(rounds):
         work(i)
         if (i + 1) % max(rounds // looks, 1) == 0:
@@ -62,7 +62,7 @@ def watched(work: Callable[[int], object], rounds: int, looks: int = 10) -> Iter
 
 
 def compile_and_reset(backend: str = "onnxrt") -> Callable[[int], object]:
-    """A model of its own in each round, trained for a step, and all of it forgotten."""
+    """Compiles a new model in each round, trains it for a step, and resets."""
 
     def work(i: int) -> None:
         layer = torch.nn.Linear(4, 3 + i % 3)
@@ -88,18 +88,18 @@ def call_a_model() -> Callable[[int], object]:
 
 
 def rates(moments: Sequence[Moment]) -> tuple[float, float]:
-    """Megabytes and objects by which a round grows a process, after the first look."""
+    """The growth by each round in megabytes and objects, after the first measurement."""
     first, last = moments[min(1, len(moments) - 2)], moments[-1]
     rounds = last.rounds - first.rounds
     return (last.megabytes - first.megabytes) / rounds, (last.objects - first.objects) / rounds
 
 
 def growth(moments: Sequence[Moment], beside: Sequence[Moment] = ()) -> list[str]:
-    """What grew more than it may, in words.
+    """A message about what grew more than its limit.
 
     Args:
-        moments: of what is judged.
-        beside: of what PyTorch does without us; by default what does not grow at all.
+        moments: the measurements.
+        beside: those without our backends; by default nothing may grow.
     """
     first, last = moments[min(1, len(moments) - 2)], moments[-1]
     rounds = last.rounds - first.rounds
@@ -117,7 +117,7 @@ def growth(moments: Sequence[Moment], beside: Sequence[Moment] = ()) -> list[str
 
 
 def memory_of_results() -> tuple[float, float]:
-    """Megabytes that 64 results of 4 MB hold, and what is left of them when they are let go and nothing runs."""
+    """The megabytes of 64 results of 4 MB, and those left after they are freed and no session runs."""
     function = torch.compile(lambda x: x.exp() * 2, backend="onnxrt", dynamic=False)
     x = torch.ones(2**20)
     function(x)
@@ -133,7 +133,7 @@ def memory_of_results() -> tuple[float, float]:
 
 
 def told(what: str, moments: Iterator[Moment]) -> Iterator[Moment]:
-    """The moments, each printed."""
+    """The measurements, each printed."""
     for moment in moments:
         print(f"{what:10}{moment}", flush=True)
         yield moment

@@ -1,4 +1,4 @@
-"""More than a hundred architectures, each used in every way that a model is used: are the results eager's?
+"""Runs more than a hundred architectures in every mode, and compares the results with eager's.
 
 ::
 
@@ -7,12 +7,12 @@
     python tests/models_sweep.py --sample 1/10 --seed 7         # a random tenth of the cases
     python tests/models_sweep.py --out results.json --write-table   # and docs/models.md
 
-A case is an architecture of ``architectures.py`` in a mode of ``MODES``. A result must be about as near to float64's as
-eager's is. If the compiled model raises, or has graph breaks or more than one graph, the same is run with PyTorch's own
-backend ``aot_eager``: what fails or breaks there as well is PyTorch's. Each worker is a process: one that dies or takes
-longer than ``--limit`` seconds for a case is named.
+A case is an architecture of ``architectures.py`` in a mode of ``MODES``. A result must be about as near to float64 as
+eager's. If the compiled model raises, or has graph breaks or more than one graph, PyTorch's backend ``aot_eager`` runs
+the same case: what fails or breaks there too is PyTorch's. Each worker is a process; a case that crashes, or takes
+longer than ``--limit`` seconds, is reported.
 
-Exit code 1: a case is wrong, raises, dies, hangs, or has more graph breaks or graphs than under ``aot_eager``.
+Exit code 1: a case is wrong, raises, crashes, hangs, or has more graph breaks or graphs than with ``aot_eager``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ its end, and what leads to it is in eager's own error."""
 
 
 class Different(Exception):
-    """A result is not eager's; the message says which, by how much, and what was allowed."""
+    """A result is not eager's; the message says which, its error and the tolerance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +254,7 @@ def cases() -> list[tuple[str, str]]:
 
 
 def _without_dropout(model: nn.Module) -> None:
-    """Attention modules hold the probability as a number of their own, as stochastic depth does."""
+    """Sets dropout and stochastic depth to 0, including probabilities that modules hold as numbers."""
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or "drop" in name):
@@ -361,12 +361,11 @@ def difference(
     *,
     computed_in: torch.dtype = torch.float32,
 ) -> str:
-    """What is not as exact as eager, or an empty string. ``exact`` may be eager's.
+    """A message about results less exact than eager's, else ``""``. ``exact`` may be eager's.
 
-    What is in float32 and was computed in a lower precision is as exact as that.
-
-    A rounding of the largest number among all gradients (or all buffers) is no difference: the gradient of a bias
-    before a normalization is 0 but for the rounding of sums of others.
+    float32 results that were computed in a lower precision get its tolerance. An error of one rounding of the largest
+    number among all gradients (or all buffers) is allowed: the gradient of a bias before a normalization is 0 except
+    for the rounding of sums of others.
     """
     if actual.keys() != eager.keys():
         return f"other results: {sorted(actual.keys() ^ eager.keys())[:4]}"

@@ -1,4 +1,6 @@
-"""Plants small faults in one module, one at a time, and says which of them no test notices::
+"""Mutation testing: plants small faults in one module, one at a time, and lists those that no test notices.
+
+::
 
     pip install mutmut pytest-cov
     python tests/mutation.py dynamo_backends/graphs/aliases.py
@@ -6,17 +8,17 @@
     python tests/mutation.py dynamo_backends/graphs/aliases.py --only 77,81 --tests tests/graphs/test_aliases.py
 
 The faults are those of mutmut (another operator, another number, ``None`` instead of a value, the other branch) and
-four more: a statement less, a named argument less, a condition that always or never holds, an operand of ``and`` and
-``or`` less. Texts for people (messages, log lines) stay as they are. For each fault the tests run that reach its line,
-then those that reach its file, until one fails or the seconds are used up. Each fault has a process of its own, forked
-from one that has imported PyTorch, so that most take a second or two.
+four more: a removed statement, a removed keyword argument, a condition that always or never holds, a removed operand of
+``and`` and ``or``. Messages and log lines are not changed. For each fault the tests that reach its line run, then those
+that reach its file, until one fails or the time is over. Each fault runs in a process forked from one that has
+imported PyTorch, so most take a second or two.
 
-At its first use it runs the whole suite, which takes twice the usual time, to learn which tests reach which lines, and
-keeps that in ``.mutation``; ``--record`` learns it anew. Tests that start other processes (of the command line, of the
-documentation) notice nothing, because these have no fault.
+The first use runs the whole suite, which takes twice the usual time, to record which tests reach which lines, and keeps
+that in ``.mutation``; ``--record`` records it again. Tests that start other processes (of the command line, of the
+documentation) notice nothing, because the fault is not in these processes.
 
-A fault that survives is a test that is missing, code that does nothing, or the same program (the order of a set, a
-cache's size): a reader decides.
+A fault that survives is a missing test, code without effect, or an equivalent program (the order of a set, a cache's
+size): a reader decides.
 """
 
 from __future__ import annotations

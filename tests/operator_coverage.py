@@ -1,16 +1,16 @@
-"""Where each operator of PyTorch's database runs: on ONNX Runtime, in part there, or in PyTorch, and why.
+"""Where each operator of PyTorch's database runs: on ONNX Runtime, partly, or in PyTorch, and why.
 
-The first sample of each entry whose tensors have elements, float32 or, for an entry without it, its first dtype, as an
-inference graph with ``placement="onnx"``. Run as a script it writes the table of the documentation::
+The first sample of each entry whose tensors have elements runs as an inference graph with ``placement="onnx"``, in
+float32, or in its first dtype if it has no float32. As a script it writes the table of the documentation::
 
     python tests/operator_coverage.py                    # writes docs/operators.md
     python tests/operator_coverage.py --only sort,fmod   # prints these rows
 
-A node in PyTorch is of a class, by its schema, tags and dtypes: ``random`` (or memory without values), ``complex``,
-``view``, ``in place``; ``linear algebra`` are decompositions and solvers, which ONNX does not have. An entry whose
-nodes in PyTorch are all of such classes counts as one of them. So does a ``graph break``, an operator that Dynamo hands
-to no backend, as its result is no tensor or its shape depends on values. Others have no class: operators that no model
-of ``architectures.py`` uses, such as special functions, have no translation of ours.
+A node in PyTorch has a class, by its schema, tags and dtypes: ``random`` (also uninitialized memory), ``complex``,
+``view``, ``in place``, ``linear algebra`` (decompositions and solvers, which ONNX does not have). If all nodes of an
+entry that run in PyTorch have such a class, the entry has it too. ``graph break`` is an operator that Dynamo passes to
+no backend, since its result is not a tensor or its shape depends on values. The other nodes have no class: operators
+without a converter of ours, such as special functions, which no model of ``architectures.py`` uses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Samples of PyTorch's operator database with other values and in other memory, for ``operators.py``.
+"""Samples of PyTorch's operator database with other values or other memory, for ``operators.py``.
 
-Each variant takes the tensors of a sample and returns others: special values in the place of all numbers, or the same
-values elsewhere in memory. One that an operator refuses in eager is no case.
+Each variant maps the tensors of a sample to others: special values instead of all numbers, or the same values in
+another layout. A variant that eager rejects is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class NotApplicable(Exception):
-    """A variant says nothing of a tensor."""
+    """A variant cannot be applied to a tensor."""
 
 
 def _special(tensor: torch.Tensor, kinds: str) -> torch.Tensor:
@@ -121,7 +121,7 @@ LAYOUTS: Mapping[str, Change] = {
 
 
 def varied(arguments: object, change: Change) -> object | None:
-    """Arguments with each tensor changed that can be; ``None`` if none can."""
+    """The arguments with each tensor changed by the variant if it applies; ``None`` if it applies to none."""
     changed = 0
 
     def one(leaf: object) -> object:

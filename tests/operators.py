@@ -20,13 +20,13 @@ Compare: TypeAlias = "Callable[[object, object], str | None]"
 """How a first result differs from a second one, ``None`` if it does not."""
 
 
-def name_of(op: OpInfo) -> str:
+def entry_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 def entries() -> dict[str, OpInfo]:
     """The database's entries by name."""
-    return {name_of(op): op for op in op_db}
+    return {entry_name(op): op for op in op_db}
 
 
 def first_dtype(op: OpInfo) -> torch.dtype:
@@ -73,8 +73,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_random(op: OpInfo, sample: SampleInput) -> bool:
-    """Whether the result is random numbers or uninitialized memory: eager differs from itself with another
-    seed."""
+    """Whether the result is random or uninitialized memory: eager differs from itself with another seed."""
     if "empty" in op.name:
         return True
     results = []
@@ -128,7 +127,7 @@ def difference(actual: object, expected: object, *, exact: bool = False) -> str 
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that matter: an empty tensor has none, nor has a dimension of size 1."""
+    """The strides of dimensions with more than one element; none of an empty tensor."""
     if tensor.numel() == 0:
         return ()
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
@@ -216,7 +215,7 @@ def _owner(tensor: torch.Tensor) -> int | None:
 
 
 class _Holder(torch.nn.Module):
-    """An entry whose tensors but the first are a module's own, so that they are constants of the session."""
+    """An operator whose tensors except the first are held by a module, so that they are constants of the session."""
 
     def __init__(self, op: OpInfo, arguments: object) -> None:
         super().__init__()
@@ -245,7 +244,7 @@ def difference_with_weights(
         actual, expected
     ),
 ) -> str | None:
-    """How ``op`` differs from eager where all tensors but the first are constants, before and after they change.
+    """How ``op`` differs from eager if all tensors but the first are weights, before and after they change.
 
     ``compare`` gets our results, eager's, and the entry's arguments.
     """
@@ -269,7 +268,7 @@ def difference_with_weights(
 
 
 def _flip(holder: _Holder) -> None:
-    """Other numbers: those there are, the other way round."""
+    """Other numbers: the same in reverse order."""
     for name in holder._names:
         leaf = getattr(holder, name)
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.layout is torch.strided and leaf.ndim:

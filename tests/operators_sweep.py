@@ -1,4 +1,4 @@
-"""PyTorch's operator database through the backend, every operator in every dtype and in many ways: is it as eager?
+"""Runs every operator of PyTorch's database in every dtype and several modes, and compares with eager.
 
 ::
 
@@ -7,17 +7,17 @@
     python tests/operators_sweep.py --mode special --dtype float32,int64
     python tests/operators_sweep.py --mode values --only add,nn.functional.conv2d --samples all
 
-Modes: ``values``, the samples as they are; ``gradients``, compared too; ``dynamic``, with symbolic sizes; ``weights``,
-all tensors but the first held by a module; ``special``, with infinities, NaN, zeros, denormals and the largest numbers
-in the arguments; ``layouts``, with views, empty tensors, single elements, a dimension more, conjugate, negative bits.
+Modes: ``values``, the unchanged samples; ``gradients``, compared too; ``dynamic``, with symbolic sizes; ``weights``,
+all tensors but the first held by a module; ``special``, with infinities, NaN, zeros, subnormals and the largest numbers
+in the arguments; ``layouts``, with views, empty tensors, single elements, an additional dimension, conjugate and
+negative bits.
 
-A result is right that has eager's dtype, shape, strides, shared memory and values, signs of zeros with them. A value is
-right also where it is as near to the float64 result as eager's. Four kinds of difference are counted apart: ``sum
-overflows``, where a sum of the largest numbers overflows in one order and not in another; ``signs of zeros``, of
-operators that are not computed element by element; what PyTorch's own backend ``aot_eager`` gets wrong too; and what is
-``known``, see ``_KNOWN``.
+A right result has eager's dtype, shape, strides, shared memory and values, including signs of zeros. A value as near to
+the float64 result as eager's is right too. Four kinds of differences are counted separately: ``sum overflows``, where a
+sum of the largest numbers overflows in one order only; ``signs of zeros``, of operators that are not elementwise; what
+PyTorch's own backend ``aot_eager`` gets wrong too; and what is ``known``, see ``_KNOWN``.
 
-Exit code 1: something is wrong, raises, dies or hangs.
+Exit code 1: a case is wrong, raises, crashes or hangs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from operators import (
     difference,
     difference_with_weights,
     entries,
+    entry_name,
     is_random,
     loss,
-    name_of,
     samples,
     seed,
 )
@@ -172,7 +172,7 @@ def _judge_sample(op: OpInfo, sample: SampleInput, mode: str, variant: str) -> t
     theirs = _difference(op, sample, mode, variant, "aot_eager")
     if theirs is not None and theirs.startswith(ERROR) == found.startswith(ERROR):
         return PYTORCHS, found
-    if _KNOWN.get((name_of(op), variant), "?") in found:
+    if _KNOWN.get((entry_name(op), variant), "?") in found:
         return KNOWN, found
     kind = found.partition(":")[0]
     return kind if kind in (ERROR, OVERFLOWS, SIGNS) else WRONG, found

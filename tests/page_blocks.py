@@ -1,16 +1,18 @@
-"""Runs the code of a page as its reader would: each block alone, in an empty folder, as written::
+"""Runs the code of a page as a reader would: each block alone, in an empty folder, as written.
+
+::
 
     python tests/page_blocks.py README.md docs/passes.md
-    python tests/page_blocks.py --write docs/command_line.md  # puts what is printed into the page
+    python tests/page_blocks.py --write docs/command_line.md  # writes the output into the page
 
-A block marked ``python`` is the file ``app.py``, run by a process of its own. A block marked ``text`` right behind it,
-with nothing but an empty line between, must be what it prints. Lines that begin with ``$ dynamo-backends`` in a block
-marked ``console`` are run in the same folder, one after the other, and must print what follows them. Numbers, times,
-widths of tables and paths above the folder may differ; ``...`` on a line by itself stands for any lines. What stands
-behind the Markdown comment ``% the order changes from run to run`` is run, and not compared.
+A block marked ``python`` becomes the file ``app.py``, run in its own process. A block marked ``text`` directly after
+it, separated by an empty line only, must be its output. Lines that begin with ``$ dynamo-backends`` in a block marked
+``console`` run in the same folder, one after the other, and must print what follows them. Numbers, times, widths of
+tables and paths above the folder may differ; ``...`` on its own line stands for any lines. A block after the Markdown
+comment ``% the order changes from run to run`` is run, but its output is not compared.
 
-Blocks of output that follow no block of code are not looked at. The processes are forked from one that has imported
-PyTorch and nothing else.
+Blocks of output that follow no block of code are ignored. The processes are forked from one that has imported only
+PyTorch.
 """
 
 from __future__ import annotations
@@ -182,7 +184,7 @@ def _run(folder: Path, function: object, argument: str) -> tuple[int, str]:
 
 
 def _end() -> None:
-    """What an ordinary end of the process does and ``os._exit`` does not: the manifest's last write."""
+    """Runs what a process does at exit and ``os._exit`` does not: the manifest's last write."""
     import atexit
 
     atexit._run_exitfuncs()

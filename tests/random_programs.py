@@ -1,21 +1,21 @@
-"""Random programs against eager: operators by the hundred, dtypes, views, changes in place, control flow, gradients.
+"""Random programs against eager: operators, dtypes, views, in-place changes, control flow, gradients.
 
-A program is Python source: a function of a few tensors, a line for each step. A step that eager refuses is not taken,
-so every program runs in eager; compiled it must give the same: values, dtypes, shapes, strides, which results share
-memory, what became of the arguments, gradients, random state, for each of a few calls with other sizes.
+A program is Python source: a function of a few tensors, with a line for each step. Steps that eager rejects are
+dropped, so every program runs in eager. The compiled program must give the same in each of a few calls with other
+sizes: values, dtypes, shapes, strides, shared memory of results, changed arguments, gradients, random state.
 
-What differs and is no further from float64 than eager and rounding are is right. What differs, or raises, in the same
-way under ``aot_eager`` is PyTorch's own, and reported apart. A failing program is made smaller by leaving out steps,
-results and arguments for as long as it fails in the same way. (Hypothesis would shrink the random choices behind a
-program; leaving out steps, with a step's operand in its place, takes a tenth of the compiles.)
+A different value is right if it is as near to float64 as eager's error and rounding allow. What differs or raises in
+the same way with ``aot_eager`` is PyTorch's, and is reported separately. A failing program is reduced by removing
+steps, results and arguments as long as it fails in the same way. (Hypothesis would shrink the random choices that
+produced a program; replacing a step by one of its operands takes a tenth of the compiles.)
 
-Run as a script it tries many, in processes of their own, so that one that ends its process is seen::
+As a script it runs many programs in subprocesses, so that a crash is reported::
 
     python tests/random_programs.py 0 10000 --jobs 2
     python tests/random_programs.py 17 18 --shrink      # one, and the smallest program that fails like it
     python tests/random_programs.py 17 18 --show
 
-Exit code 1: a program differs, raises, hangs or ends its process.
+Exit code 1: a program differs, raises, hangs or crashes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_backends.numerics.program_execution import ReferenceRuns, Results, SharedCopies
+from dynamo_backends.numerics.reference_runs import ReferenceRuns, Results, SharedCopies
 from dynamo_backends.numerics.verdicts import is_discrete
 from passes.engine.fx.editing import is_view
 
@@ -340,7 +340,7 @@ def is_fine(program: Program) -> bool:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a call left: its results, the arguments after it, their gradients, and the random state."""
+    """The effects of a call: its results, the arguments after it, their gradients, and the random state."""
 
     results: list[object]
     arguments: list[torch.Tensor]
@@ -350,7 +350,7 @@ class Outcome:
 
 
 class Holder(torch.nn.Module):
-    """A function whose last arguments are a module's own."""
+    """A module that holds the last arguments of a function as parameters and buffers."""
 
     def __init__(self, function: Callable[..., object], held: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -419,7 +419,7 @@ def _tangent(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Complaint:
-    """How something differs: ``what`` is the same for the same kind of fault, ``text`` says more."""
+    """A difference: ``what`` is the same for the same kind of fault, ``text`` has the details."""
 
     what: str
     text: str = ""
@@ -550,7 +550,7 @@ def _against(program: Program, backend: str, expected: Sequence[Outcome]) -> lis
 
 
 def _is_foretold(program: Program, complaint: Complaint) -> bool:
-    """Whether strides differ, and PyTorch's fake tensors, by which all compilers go, are wrong of an operator's."""
+    """Whether strides differ only because the fake tensors of an operator have other strides."""
     if not complaint.what.startswith(("strides", "shared memory")):  # a view of other strides may be a copy
         return False
     fake_strides = FakeStrides()
@@ -654,12 +654,12 @@ def _is_unstable(program: Program, complaint: Complaint, expected: Sequence[Outc
 
 
 class OtherRounding(TorchDispatchMode):
-    """Lets every operator round some of its results to a next number; not beyond 1, as probabilities must not.
+    """A mode in which each operator rounds some of its results to the next number; not beyond 1, for probabilities.
 
-    What is exact stays: integers, but for functions that only come near to them.
+    Exact results stay: integers, except of functions that are not exact.
 
     Args:
-        seed: of which numbers are moved.
+        seed: of the choice of elements.
     """
 
     supports_higher_order_operators = True

@@ -1,8 +1,8 @@
-"""What random programs are made of: the steps of ``random_programs.py``, as Python source.
+"""The steps of the random programs of ``random_programs.py``, as Python source.
 
 A field ``{0}``, ``{1}`` or ``{2}`` is an operand. ``<dim>``, ``<n>``, ``<f>``, ``<k>``, ``<t>`` and ``<view>`` stand
-for a dimension, a small integer, a number, a boolean, a dtype and a view, drawn for each step. Steps need not suit
-all operands: what eager refuses is not taken.
+for a dimension, a small integer, a number, a boolean, a dtype and a view, drawn for each step. A step need not suit all
+operands: one that eager rejects is dropped.
 """
 
 from __future__ import annotations

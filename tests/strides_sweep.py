@@ -1,16 +1,18 @@
-"""Which operators' fake tensors have the strides that the real kernels return? ::
+"""Finds the operators whose fake tensors have the strides of the real kernels.
+
+::
 
     python tests/strides_sweep.py --processes 2                   # all, some ten minutes
     python tests/strides_sweep.py --only aten::roll,aten::cat     # some, with an example of each difference
     python tests/strides_sweep.py --write                         # and writes agreeing_operators.json
-    python tests/strides_sweep.py --sample 1/20 --seed 7          # does the file hold? Exit code 1: an entry is wrong
+    python tests/strides_sweep.py --sample 1/20 --seed 7          # checks the file; exit code 1: an entry is wrong
 
-PyTorch's operator database calls operators of ATen, forward and backward. Each of these calls is repeated in many
-layouts of its arguments (permuted, channels last, sliced, expanded, with sizes of one, with another dtype beside), by
-the real kernel, by the meta kernel (a ``FakeTensorMode``) and by our decomposition. An operator agrees where all three
-have the same strides in each layout; in dimensions of size one too, as kernels decide by these.
+The calls of ATen operators in PyTorch's operator database, forward and backward, are repeated in many layouts of their
+arguments (permuted, channels last, sliced, expanded, with sizes of one, with mixed dtypes) by the real kernel, by the
+meta kernel (a ``FakeTensorMode``) and by our decomposition. An operator agrees if all three have the same strides in
+each layout, also in dimensions of size one, since kernels choose their output layout by these.
 
-Each operator is judged in a process of its own: kernels do not expect all that they get here.
+Each operator is judged in its own process: some kernels crash on unexpected layouts.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _kind(leaf: object) -> object:
-    """What tells an argument of a call from that of another, to be varied both."""
+    """A key of an argument; calls whose arguments have other keys are varied separately."""
     if isinstance(leaf, torch.Tensor):
         return leaf.ndim, leaf.dtype, 1 in leaf.shape
     return leaf if isinstance(leaf, int) else type(leaf)
@@ -356,10 +358,10 @@ def _judge_in_child(sender: Any, func: Any, calls: Sequence[Call], decomposition
 
 
 def outcomes(calls: dict[Any, list[Call]], processes: int) -> dict[str, Outcome]:
-    """All operators, each by its name.
+    """The outcomes of all operators, by name.
 
-    Each has a process of its own; where that dies, sizes are left as they are. This thread forks them all: a child that
-    is forked while another thread forks may wait for a lock that nobody holds any more.
+    Each operator has its own process; after a crash, sizes are not varied. This thread forks all of them: a child
+    that is forked while another thread forks may wait for a lock forever.
     """
     table = {target: _plain(function) for target, function in decomposition_table().items()}
     waiting = [(func, True) for func in calls]
@@ -387,7 +389,7 @@ def outcomes(calls: dict[Any, list[Call]], processes: int) -> dict[str, Outcome]
 
 
 def _plain(function: Any) -> Any:
-    """A decomposition without what corrects its strides."""
+    """A decomposition without the wrapper that corrects its strides."""
     return function.args[1] if isinstance(function, functools.partial) and len(function.args) > 1 else function
 
 
@@ -404,7 +406,7 @@ def _agrees(outcome: Outcome, kind: str) -> bool:
 
 
 def wrongly_listed(found: dict[str, Outcome]) -> list[str]:
-    """The operators that differ, and of which the file says otherwise."""
+    """The operators that differ although the file lists them."""
     listed = json.loads(FILE.read_text(encoding="utf-8"))
     return sorted(name for kind in KINDS for name in listed[kind] if name in found and found[name].differed[kind])
 

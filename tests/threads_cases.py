@@ -1,4 +1,4 @@
-"""The cases of ``threads_sweep.py``: how each is compiled, run and judged, and which ONNX operators it has."""
+"""The cases of ``threads_sweep.py``: how each is compiled, run and judged, and its ONNX operators."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def layer_report(case: str, build: Callable[[], Layer], settings: Settings, *, i
 
 
 def _emission(case: str, name: str) -> Report:
-    """Compiles small samples, with gradients where there are, and says which ONNX operators came out."""
+    """Compiles small samples, with gradients if there are any, and returns the ONNX operators of their models."""
     operators: set[str] = set()
     if name.startswith("zoo."):
         from zoo import ZOO

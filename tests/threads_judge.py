@@ -1,8 +1,8 @@
-"""Whether a compiled function gives the same result at each call, with each number of threads, and the right one.
+"""Judges whether a compiled function returns the same, right result at each call and with each number of threads.
 
-``judge`` runs a ``Subject`` again and again and says one of ``OUTCOMES``. The order of summation may change with the
-number of threads, and even from run to run; then results differ by rounding. What rounding accounts for is measured,
-not chosen: the distance to float64, next to eager's own (``dynamo_backends.numerics.distance``).
+``judge`` runs a ``Subject`` repeatedly and returns one of ``OUTCOMES``. The order of summation may change with the
+number of threads, and even from run to run; then results differ by rounding. The tolerance is measured: the error
+against float64, compared with eager's (``dynamo_backends.numerics.tensor_measure``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.numerics.distance import distance, ordinary
 from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.program_execution import Float64, Recording
+from dynamo_backends.numerics.reference_runs import Float64, Recording
+from dynamo_backends.numerics.tensor_measure import measure_tensor, ordinary
 
 IDENTICAL = "identical"
 BETWEEN_THREADS = "rounding between threads"
@@ -58,20 +58,20 @@ class Subject:
 
 @dataclasses.dataclass
 class Verdict:
-    """What came out.
+    """The result of judging a subject.
 
     Attributes:
-        outcome: one of the module's outcomes.
+        outcome: one of ``OUTCOMES``.
         runs: how often it ran with each number of threads.
-        bad: number of wrong results (of those measured), by number of threads.
-        different: number of runs with other bits than the first, by number of threads. ``"at once"`` is the part
-            in which two Python threads call the function.
+        bad: number of wrong results among those measured, by number of threads.
+        different: number of runs with other bits than the first, by number of threads; ``"at once"`` for calls from two
+            Python threads at the same time.
         error: largest error against float64, relative to the largest value.
         eager_error: eager's.
         spread: largest difference between two runs with one number of threads, relative to the largest value.
         spread_threads: largest difference between numbers of threads.
-        eager_varies: whether eager itself gave other bits in a second run, or with another number of threads.
-        text: what is wrong, in words.
+        eager_varies: whether eager's bits differ in a second run, or with another number of threads.
+        text: what is wrong, for people.
     """
 
     outcome: str
@@ -271,7 +271,7 @@ class _Judge:
         return faults
 
     def _same(self, first: Results, second: Results) -> bool:
-        """Whether what is defined of two results has the same bits; notes whether the rest has not."""
+        """Whether the defined results of two runs have the same bits; records whether undefined ones differ."""
         if same_bits(first, second):
             return True
         positions = self.subject.undefined
@@ -321,7 +321,7 @@ def _relative(results: Results, others: Results) -> float:
     for a, b in zip(results, others, strict=True):
         if same_bits([a], [b]):
             continue
-        measured = distance(a, _widened(b))
+        measured = measure_tensor(a, _widened(b))
         worst = max(worst, measured.max_abs / measured.scale if measured.scale else measured.max_abs)
         if measured.nonfinite:
             return float("inf")
@@ -340,7 +340,7 @@ class _Bound:
 
     @classmethod
     def of(cls, exact: torch.Tensor, eager: Sequence[torch.Tensor], undefined: bool) -> _Bound:
-        found = [distance(value, exact) for value in eager]
+        found = [measure_tensor(value, exact) for value in eager]
         worst = max(range(len(found)), key=lambda i: (found[i].nonfinite, found[i].max_abs, found[i].max_ulp))
         off = max(_elements_off(value, exact) for value in eager)
         return cls(exact, eager[worst], found[worst], off, undefined)
@@ -366,12 +366,14 @@ class _Bound:
             return None, _error(self.eager_distance)
         parts = torch.view_as_real(self.exact) if self.exact.is_complex() else self.exact
         inner = torch.full(parts.shape, ordinary(parts.double().abs()))  # a running sum may come back to 0
-        ours = distance(value, self.exact, _widened(self.eager), *rounded, group_size=value.numel(), inner_size=inner)
+        ours = measure_tensor(
+            value, self.exact, _widened(self.eager), *rounded, group_size=value.numel(), inner_size=inner
+        )
         off = _elements_off(value, self.exact)
         chaotic = _error(self.eager_distance) > _CHAOTIC
         if off <= 2 * self.off if chaotic and not ours.nonfinite else ours.is_rounding:
             return None, _error(ours)
-        if distance(value, _widened(self.eager)).is_rounding:  # eager's jump, with eager's rounding
+        if measure_tensor(value, _widened(self.eager)).is_rounding:  # eager's jump, with eager's rounding
             return None, _error(ours)
         return (
             f"largest error {ours.max_abs:.3g} of {ours.scale:.3g} ({ours.nonfinite} not finite, {off} of "

@@ -1,7 +1,7 @@
-"""Every operator and layer at real sizes, again and again, with 1, 2 and 4 threads: are the results always right?
+"""Runs every operator and layer at real sizes repeatedly, with 1, 2 and 4 threads, to find data races.
 
-A kernel that uses its threads wrongly is right on small tensors, and wrong on large ones now and then. ONNX Runtime's
-``ScatterND`` that adds at repeated indices was so. This script looks for all others::
+A kernel with a data race is right on small tensors, and sometimes wrong on large ones, as ONNX Runtime's ``ScatterND``
+with a reduction was at repeated indices. This script looks for others::
 
     python tests/threads_sweep.py                         # all of it, about an hour on two cores
     python tests/threads_sweep.py --sample 1/30 --seed 7  # a random thirtieth
@@ -9,13 +9,11 @@ A kernel that uses its threads wrongly is right on small tensors, and wrong on l
 
 The cases are ``value/<entry>`` and ``gradient/<entry>`` for PyTorch's operator database; ``layer/<name>`` and
 ``function/<name>``, forward and backward, for the tables in ``large_layers.py``; and ``inference/<name>``, both
-without gradients. A run of all cases also takes the ``emit/<entry>`` and
-``emit/zoo.<name>``: they compile small samples only, and tell which ONNX operators our translations emit, so that the
-end of the report can say which of those never ran at size.
+without gradients. A run of all cases also compiles ``emit/<entry>`` and ``emit/zoo.<name>`` at small sizes: they show
+which ONNX operators our converters emit, so that the report can list those that never ran at a real size.
 
-Exit code 1: a result is wrong that is not in ``KNOWN``, or differs from run to run and not by what PyTorch's own
-``VARIES_BETWEEN_RUNS`` account for, a case raises, hangs or ends its process, or a layer has no
-case.
+Exit code 1: a result is wrong that is not in ``KNOWN``; a result differs from run to run, except by a little in graphs
+with PyTorch's operators of ``VARIES_BETWEEN_RUNS``; a case raises, hangs or crashes; or a layer has no case.
 """
 
 from __future__ import annotations

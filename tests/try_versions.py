@@ -1,13 +1,15 @@
-"""Tries the package with other versions of Python, PyTorch and its libraries; prints the table of docs/versions.md::
+"""Tests the package with other versions of Python, PyTorch and its libraries; prints the table of docs/versions.md.
+
+::
 
     python tests/try_versions.py                      # all that this machine has a Python for
     python tests/try_versions.py lowest python-3.12   # some of them; --list shows them
 
-Each has a virtual environment of its own, which is kept (``environments.py``), and runs a part of the tests in one
-process, some five minutes. Pythons are looked for on the path and in pyenv's folder. ``lowest`` has of each library
-that ``setup.cfg`` names the lowest version that it allows, as uv resolves it (``--resolution lowest-direct``).
+Each combination has its own virtual environment, which is kept (``environments.py``), and runs a part of the tests in
+one process, some five minutes. Pythons are searched on the path and in pyenv's folder. ``lowest`` uses the lowest
+version of each library that ``setup.cfg`` allows, as uv resolves it (``--resolution lowest-direct``).
 
-The exit code is 1 if a test failed somewhere, 2 if something was not there.
+Exit code 1: a test failed; 2: an interpreter is missing, or an installation failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What shows each known fault upstream: a small program that is right once the fault is mended.
+"""Demonstrations of the known upstream faults: small programs whose result is right once the fault is fixed.
 
 ``DEMONSTRATIONS`` has one for each entry of the tables (``exporter/upstream_faults.py``, ``runtime/kernel_faults.py``),
-by the entry's ``shown_by``. It is run with the entry taken out of the tables, and says whether the fault is there.
+by the entry's ``shown_by``. It runs with the entry removed from the tables, and returns whether the fault is there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def faults() -> list[Fault]:
 
 @contextlib.contextmanager
 def unknown(name: str) -> Iterator[None]:
-    """The tables without the entries that a demonstration shows, and nothing remembered of what they say."""
+    """Removes the entries that a demonstration shows from the tables, and clears the caches of their answers."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (upstream_faults, kernel_faults):
             patch.setattr(module, "FAULTS", tuple(fault for fault in module.FAULTS if fault.shown_by != name))
@@ -58,12 +58,12 @@ def unknown(name: str) -> Iterator[None]:
 
 
 def differs(function: Callable[..., object], *args: torch.Tensor, by: float | None = None) -> Callable[[], bool]:
-    """A demonstration: compiled, all of it on ONNX Runtime, the function returns another result than eager's.
+    """A demonstration: compiled, entirely on ONNX Runtime, the function returns another result than eager's.
 
     Args:
         function: what is compiled.
         args: its arguments.
-        by: the error that counts, where the default tolerances are too wide.
+        by: the error that counts, if the default tolerances are too large.
     """
 
     def run() -> bool:
@@ -81,7 +81,7 @@ def differs(function: Callable[..., object], *args: torch.Tensor, by: float | No
 
 
 def in_a_process(script: str) -> subprocess.CompletedProcess[str]:
-    """What a Python program writes."""
+    """The output of a Python program."""
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
 
 

@@ -1,12 +1,14 @@
-"""Runs tests with ``onnxruntime-openvino`` in the place of ``onnxruntime``, on its provider and on the CPU's::
+"""Runs tests with ``onnxruntime-openvino`` instead of ``onnxruntime``, on its provider and on the CPU's.
+
+::
 
     python tests/with_openvino.py                            # a part that takes some minutes
-    python tests/with_openvino.py tests/pipeline/test_models.py -n 2    # what is given is for pytest
+    python tests/with_openvino.py tests/pipeline/test_models.py -n 2    # arguments are passed to pytest
     python tests/with_openvino.py --run tests/operators_sweep.py --mode values --only add,sin  # a script instead
 
-It makes a virtual environment, once, in the folder ``~/.cache/dynamo-backends`` (in ``$XDG_CACHE_HOME`` if that is
-set), and installs this checkout in it with all else from ``constraints.txt``. What is compiled there has
-``providers=["OpenVINOExecutionProvider", "CPUExecutionProvider"]``, unless it says otherwise.
+It creates a virtual environment once, in the folder ``~/.cache/dynamo-backends`` (in ``$XDG_CACHE_HOME`` if that is
+set), and installs this checkout with the other packages of ``constraints.txt``. The default option there is
+``providers=["OpenVINOExecutionProvider", "CPUExecutionProvider"]``.
 
 The exit code is pytest's, or pip's if the installation fails.
 """

@@ -1,13 +1,15 @@
-"""Runs the tests with another version of PyTorch than that of ``constraints.txt``::
+"""Runs the tests with another version of PyTorch than that of ``constraints.txt``.
+
+::
 
     python tests/with_torch.py 2.15.0                    # all tests
-    python tests/with_torch.py 2.15.0 tests/project/test_docs.py -n 2  # what follows the version is for pytest
+    python tests/with_torch.py 2.15.0 tests/project/test_docs.py -n 2  # further arguments are passed to pytest
 
-It makes a virtual environment for the version, once, in the folder ``~/.cache/dynamo-backends`` (in
-``$XDG_CACHE_HOME`` if that is set), and installs this checkout in it with all else from ``constraints.txt``. PyPI has
-some versions with the libraries of CUDA only: that takes 6 GB.
+It creates a virtual environment for the version once, in the folder ``~/.cache/dynamo-backends`` (in
+``$XDG_CACHE_HOME`` if that is set), and installs this checkout with the other packages of ``constraints.txt``. PyPI has
+some versions with CUDA libraries only: these take 6 GB.
 
-The exit code is pytest's, or pip's if the installation fails. ``try_versions.py`` tries all versions.
+The exit code is pytest's, or pip's if the installation fails. ``try_versions.py`` tests all versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that judge cases for the sweeps: one that dies or hangs is named, and another takes its place."""
+"""Worker processes for the sweeps: a case that crashes or hangs its worker is reported, and the worker replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START = 300
 
 @dataclass(frozen=True)
 class Ended:
-    """There is no answer: the process died, the judge raised, or it took too long."""
+    """The reason why there is no answer: a crash, an exception of the judge, or the timeout."""
 
     why: str
 
@@ -46,7 +46,7 @@ def _work(connection: multiprocessing.connection.Connection, judge: Callable[[Ca
 
 
 class _Worker(Generic[Case, Answer]):
-    """A process that judges one case after the other, and is replaced when it dies or a case takes too long."""
+    """A process that judges one case after the other; replaced after a crash or timeout."""
 
     def __init__(self, judge: Callable[[Case], Answer], limit: float) -> None:
         self._judge, self._limit = judge, limit
@@ -95,11 +95,11 @@ class _Worker(Generic[Case, Answer]):
 def judged(
     cases: Sequence[Case], judge: Callable[[Case], Answer], *, processes: int, limit: float
 ) -> Iterator[tuple[Case, Answer | Ended, float]]:
-    """Each case with its answer and the seconds it took, as they come.
+    """Each case with its answer and its seconds, as they end.
 
     Args:
-        cases: what a process can be sent.
-        judge: a function of a module, not ``None``'s.
+        cases: what can be sent to a process.
+        judge: a module-level function that does not return ``None``.
         processes: how many at once, of one thread each.
         limit: seconds for a case.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime
 import torch
 
-from .loading import Inputs, Loaded
+from .loading import Inputs, LoadedCase
 
 
 class Exported:
@@ -20,7 +20,7 @@ class Exported:
         loaded: the model and its inputs; dimensions that differ between its sizes are dynamic.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedCase) -> None:
         first, *others = loaded.inputs
         shapes = torch.export.AdditionalInputs()
         for inputs in others:

@@ -38,7 +38,7 @@ class Inputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
+class LoadedCase:
     """A model, and inputs of one or several sizes."""
 
     model: torch.nn.Module
@@ -70,7 +70,7 @@ def seed_everything() -> None:
     numpy.random.seed(SEED)
 
 
-def load(case: Case) -> Loaded:
+def load(case: Case) -> LoadedCase:
     """Builds the model and inputs of a case.
 
     Raises:
@@ -89,23 +89,23 @@ def load(case: Case) -> Loaded:
     return loaded
 
 
-def _from_list(case: Case) -> Loaded:
+def _from_list(case: Case) -> LoadedCase:
     entry = MODELS[case.model]
     if case.mode == "decode":
         if entry.prompt is None:
             names = ", ".join(name for name, other in MODELS.items() if other.prompt is not None)
             raise UsageError(f"--decode needs a model with generate(); {case.model!r} has none, these have: {names}")
-        return Loaded(entry.build(), [Inputs((), entry.prompt())])
+        return LoadedCase(entry.build(), [Inputs((), entry.prompt())])
     model = entry.build()
     if not entry.needs_transformers:
-        return Loaded(model, [Inputs(tuple(entry.inputs(size).values()), {}) for size in entry.sizes])
+        return LoadedCase(model, [Inputs(tuple(entry.inputs(size).values()), {}) for size in entry.sizes])
     for module in model.modules():  # T5's decoder has a configuration of its own
         if hasattr(module, "config"):
             module.config.use_cache = False  # as in training and scoring: the results have no cache
-    return Loaded(model, [Inputs((), entry.inputs(size)) for size in entry.sizes])
+    return LoadedCase(model, [Inputs((), entry.inputs(size)) for size in entry.sizes])
 
 
-def _from_function(case: Case) -> Loaded:
+def _from_function(case: Case) -> LoadedCase:
     returned = from_place(case.model, "MODEL")()
     model, *sizes = returned if isinstance(returned, tuple) else (returned,)
     kinds = torch.Tensor | Mapping | tuple | list
@@ -118,7 +118,7 @@ def _from_function(case: Case) -> Loaded:
         )
     if case.dynamic and len(sizes) < 2:
         raise UsageError(f"--dynamic needs several sizes: let {case.model!r} return (model, inputs, inputs, ...)")
-    return Loaded(model, [_as_inputs(size) for size in sizes])
+    return LoadedCase(model, [_as_inputs(size) for size in sizes])
 
 
 def _as_inputs(value: Any) -> Inputs:

@@ -28,7 +28,7 @@ TIMED = (RIGHT, NOT_CHECKED)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """How to measure."""
 
     backends: Sequence[str]  # in the order of the table; the first is the baseline
@@ -40,7 +40,7 @@ class Settings:
 
 
 @dataclasses.dataclass
-class Row:
+class Measurement:
     """The measurement of one backend on one case; fields that were not measured are ``None``."""
 
     status: str = RIGHT  # see ``TIMED``
@@ -69,7 +69,7 @@ class Row:
 
     def fail(self, status: str, message: str) -> None:
         """Discards the measurements; the counters stay."""
-        failed = Row(status, message, graphs=self.graphs, graph_breaks=self.graph_breaks, events=self.events)
+        failed = Measurement(status, message, graphs=self.graphs, graph_breaks=self.graph_breaks, events=self.events)
         self.fill(vars(failed))
 
     def summarize(self, tokens: int | None) -> None:
@@ -92,7 +92,7 @@ class CaseResult:
     batch: int = 1
     sizes: list[str] = dataclasses.field(default_factory=list)  # of the inputs
     threads: int = 0  # of PyTorch in the workers
-    rows: dict[str, Row] = dataclasses.field(default_factory=dict)  # by backend
+    rows: dict[str, Measurement] = dataclasses.field(default_factory=dict)  # by backend
 
     @property
     def summary(self) -> str:
@@ -122,13 +122,13 @@ class CaseResult:
 class Bench:
     """Measures cases."""
 
-    settings: Settings
+    settings: BenchSettings
     say: Callable[[str], None]  # called with the current activity
     done: Callable[[str], None] = lambda text: None  # called with a line about each finished case
     keep: Callable[[str, str], None] = lambda name, text: None  # called with each worker's name and standard error
 
     def run(self, cases: Sequence[Case]) -> Json:
-        """Measures the cases one after the other and returns JSON, see ``CaseResult`` and ``Row``.
+        """Measures the cases one after the other and returns JSON, see ``CaseResult`` and ``Measurement``.
 
         After ``KeyboardInterrupt`` it returns the finished cases, if there are any.
 
@@ -189,11 +189,11 @@ class Bench:
                 if error.kind == "usage":
                     raise UsageError(str(error)) from None
                 return dataclasses.replace(result, message=f"{error.kind}: {error}")
-            rows = result.rows = {backend: Row() for backend in self.settings.backends}
+            rows = result.rows = {backend: Measurement() for backend in self.settings.backends}
             workers: dict[str, Process] = {}
 
             @contextlib.contextmanager
-            def worker_of(backend: str) -> Iterator[tuple[Row, Process]]:
+            def worker_of(backend: str) -> Iterator[tuple[Measurement, Process]]:
                 """Puts an error of the worker into its row and closes it."""
                 try:
                     yield rows[backend], workers[backend]
@@ -251,7 +251,7 @@ class Bench:
             UsageError: as ``measure``.
         """
         backends = list(dict.fromkeys([DYNAMO_EAGER, *self.settings.backends]))
-        settings = Settings(backends, timeout=self.settings.timeout)
+        settings = BenchSettings(backends, timeout=self.settings.timeout)
         after = case.model if ":" in case.model else ""
         small = Case("mlp", threads=case.threads, options=case.options, after=after)
         rows = Bench(settings, self.say, keep=self.keep).measure(small, "overhead of a call").rows
@@ -273,7 +273,7 @@ class Bench:
             yield process
 
     @staticmethod
-    def _judge(judge: Process, unchecked: str, row: Row, results: Path) -> None:
+    def _judge(judge: Process, unchecked: str, row: Measurement, results: Path) -> None:
         """Raises ``WorkerError`` if the results are wrong."""
         try:
             wrong = judge.ask("judge", results=str(results))["wrong"]

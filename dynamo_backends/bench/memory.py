@@ -14,12 +14,12 @@ def resident() -> int | None:
     return _field("VmRSS")
 
 
-def highest() -> int | None:
-    """The peak of the resident memory since ``forget_highest``, in bytes."""
+def peak() -> int | None:
+    """The peak of the resident memory since ``reset_peak``, in bytes."""
     return _field("VmHWM")
 
 
-def forget_highest() -> bool:
+def reset_peak() -> bool:
     """Resets the peak; returns whether the system can."""
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)

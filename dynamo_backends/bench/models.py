@@ -28,7 +28,7 @@ _SOUNDS: Sequence[Size] = ((2, 32_000), (3, 24_000), (4, 16_000))
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """A model of the list."""
 
     summary: str  # a few words for ``--help``
@@ -98,20 +98,20 @@ def _transformer(model: str, settings: dict[str, Any]) -> Callable[[], torch.nn.
     return build
 
 
-def _encoder(summary: str, model: str, **settings: Any) -> Entry:
-    return Entry(summary, _transformer(model, settings), _text, _TEXTS)
+def _encoder(summary: str, model: str, **settings: Any) -> ModelEntry:
+    return ModelEntry(summary, _transformer(model, settings), _text, _TEXTS)
 
 
-def _decoder(summary: str, model: str, **settings: Any) -> Entry:
-    return Entry(summary, _transformer(model, settings), _text, _TEXTS, prompt=_prompt)
+def _decoder(summary: str, model: str, **settings: Any) -> ModelEntry:
+    return ModelEntry(summary, _transformer(model, settings), _text, _TEXTS, prompt=_prompt)
 
 
-def _encoder_decoder(summary: str, model: str, **settings: Any) -> Entry:
-    return Entry(summary, _transformer(model, settings), _text_to_text, _TEXTS, prompt=_prompt)
+def _encoder_decoder(summary: str, model: str, **settings: Any) -> ModelEntry:
+    return ModelEntry(summary, _transformer(model, settings), _text_to_text, _TEXTS, prompt=_prompt)
 
 
-def _vision(summary: str, model: str, **settings: Any) -> Entry:
-    return Entry(summary, _transformer(model, settings), _image, _IMAGES)
+def _vision(summary: str, model: str, **settings: Any) -> ModelEntry:
+    return ModelEntry(summary, _transformer(model, settings), _image, _IMAGES)
 
 
 def _sizes(layers: int, width: int, heads: int, feed_forward: int) -> dict[str, int]:
@@ -169,12 +169,12 @@ _REGNET = {"embedding_size": 32, "hidden_sizes": [32, 64, 160, 384], "depths": [
 _CONVNEXT = {"hidden_sizes": [48, 96, 192, 384], "depths": [2, 2, 2, 2]}
 
 # fmt: off
-MODELS: dict[str, Entry] = {
-    "mlp": Entry(
+MODELS: dict[str, ModelEntry] = {
+    "mlp": ModelEntry(
         "two linear layers of 64", _mlp, lambda size: {"input": _normal(*size)}, ((8, 64), (16, 64), (32, 64)),
         needs_transformers=False,
     ),
-    "llama-seed": Entry(
+    "llama-seed": ModelEntry(
         "Llama of the demo, 1 layer of 512", _demo_llama, _demo_llama_inputs, ((2, 1024), (3, 512), (4, 256))
     ),
     "llama": _decoder(
@@ -208,15 +208,15 @@ MODELS: dict[str, Entry] = {
     "mobilenetv2": _vision("MobileNetV2, complete", "MobileNetV2ForImageClassification"),
     "regnet": _vision("RegNet, 1 + 2 + 4 + 1 layers from 32", "RegNetForImageClassification", **_REGNET),
     "resnet50": _vision("ResNet-50, complete", "ResNetForImageClassification"),
-    "clip": Entry(
+    "clip": ModelEntry(
         "CLIP, 4 + 4 layers of 256", _transformer("CLIPModel", _CLIP),
         lambda size: {**_text((size[0], 77)), **_image(size)}, _IMAGES,
     ),
-    "wav2vec2": Entry(
+    "wav2vec2": ModelEntry(
         "Wav2Vec2, 4 layers of 256, two seconds", _transformer("Wav2Vec2ForCTC", _WAV2VEC2),
         lambda size: {"input_values": _normal(*size)}, _SOUNDS,
     ),
-    "whisper": Entry(
+    "whisper": ModelEntry(
         "Whisper, 3 + 3 layers of 256, five seconds", _transformer("WhisperForConditionalGeneration", _WHISPER),
         _whisper_inputs, _TEXTS,
     ),

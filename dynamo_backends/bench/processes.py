@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..common.python_process import Ended, Worker, WorkerStartError, how_it_ended
+from ..common.python_process import Worker, WorkerExit, WorkerStartError, exit_code_text
 
 
 class WorkerError(Exception):
@@ -53,11 +53,11 @@ class Process:
         except WorkerStartError as error:
             self._ended = WorkerError("crashed", str(error))
             raise self._ended from None
-        if isinstance(answer, Ended):
+        if isinstance(answer, WorkerExit):
             if answer.timed_out:
                 self._ended = WorkerError("timed out", f"took longer than {self._timeout:g} s")
             else:
-                parts = (how_it_ended(answer.code), last_error(self._worker.errors))
+                parts = (exit_code_text(answer.code), last_error(self._worker.errors))
                 self._ended = WorkerError("crashed", ": ".join(filter(None, parts)))
             raise self._ended
         if "error" in answer:

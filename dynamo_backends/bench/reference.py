@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.program_execution import NotRepeatableError, ReferenceRuns, SharedCopies
+from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, SharedCopies
 from ..numerics.verdicts import verdict
 from .loading import SEED, Inputs
 from .steps import Steps, generated, leaves_of, loss_of
@@ -26,7 +26,7 @@ class Expected:
     exact: Sequence[object]
 
 
-class Reference:
+class CaseJudge:
     """Judges the results of a case. The constructor raises what the model raises in eager.
 
     Attributes:

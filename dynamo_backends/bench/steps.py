@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .case import Case
-from .loading import SEED, Inputs, Loaded
+from .loading import SEED, Inputs, LoadedCase
 
 Forward: TypeAlias = Callable[..., Any]
 """A model, compiled or not. If it has a method ``bound``, the function that this returns for ``Inputs`` is timed."""
@@ -40,7 +40,7 @@ class Steps:
         trained: the tensors that get gradients: parameters, and inputs that require them.
     """
 
-    def __init__(self, case: Case, loaded: Loaded) -> None:
+    def __init__(self, case: Case, loaded: LoadedCase) -> None:
         self.case = case
         self.loaded = loaded
         self.trained = [tensor for tensor in loaded.tensors if tensor.requires_grad]

@@ -41,7 +41,7 @@ _MAX_CALLS_TO_TUNE = 400
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Worker:
+class RequestHandler:
     """A method for each request, in the order of the module's docstring. No compiler is imported before ``first``."""
 
     def load(self, case: Mapping[str, Any], backend: str) -> dict[str, object]:
@@ -69,11 +69,11 @@ class Worker:
 
     def expect(self, backends: list[str]) -> dict[str, object]:
         """Checks that the backends exist, and runs the model in eager and in float64."""
-        from .reference import Reference
+        from .reference import CaseJudge
 
         check_registered(backends)
         _options_of_ours(self.case)
-        self.reference = Reference(self.steps)
+        self.reference = CaseJudge(self.steps)
         return {"unchecked": self.reference.unchecked}
 
     def judge(self, results: str) -> dict[str, object]:
@@ -84,7 +84,7 @@ class Worker:
         """Compiles and calls the model once for each size, then writes the results to judge."""
         gc.collect()
         self._bytes_before = memory.resident()
-        self._is_peak_reset = memory.forget_highest()
+        self._is_peak_reset = memory.reset_peak()
         seconds = []
         start = time.perf_counter()
         self._forward = self._compiled()
@@ -159,7 +159,7 @@ class Worker:
         return model
 
     def _peak(self) -> int | None:
-        return self._above_before(memory.highest()) if self._is_peak_reset else None
+        return self._above_before(memory.peak()) if self._is_peak_reset else None
 
     def _above_before(self, value: int | None) -> int | None:
         """Bytes above the memory before compilation; ``None`` if the system does not report memory."""
@@ -214,7 +214,7 @@ def _line(error: BaseException) -> str:
 
 def main() -> None:
     """Answers requests until standard input is closed."""
-    worker = Worker()
+    worker = RequestHandler()
 
     def answer(request: dict[str, Any]) -> dict[str, object]:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from ..bench.case import CACHES, OPTIMIZERS, OWN_NAMES, Case, UsageError, check_backends, check_model
-from ..bench.measuring import TIMED, Bench, Settings
+from ..bench.measuring import TIMED, Bench, BenchSettings
 from ..bench.models import MODELS
 from ..bench.plot import check_plot, plot
 from ..bench.table import table
@@ -118,7 +118,7 @@ def exit_code(results: dict[str, Any]) -> int:
     return int(any(row["status"] not in (*TIMED, "not supported") for row in rows))
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
+def _settings(arguments: argparse.Namespace) -> BenchSettings:
     """The settings; ``UsageError`` if an argument is invalid."""
     for name in arguments.models:
         check_model(name)
@@ -132,7 +132,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         check_plot(arguments.plot)
     if arguments.json not in (None, "-"):
         Path(arguments.json).open("a").close()  # raises before anything is measured if it cannot be written
-    return Settings(
+    return BenchSettings(
         backends,
         rounds=arguments.rounds,
         starts=arguments.starts,

@@ -24,7 +24,7 @@ from .common import (
     GRAPH,
     add_dump_arguments,
     complete_graphs,
-    counted,
+    count_text,
     print_json,
     run_of_graph,
     say,
@@ -34,7 +34,7 @@ from .common import (
 from .parser import Parser
 
 if TYPE_CHECKING:
-    from ..dumps.bisection import Bisection, Trial
+    from ..dumps.bisection import Bisection, BisectionStep
 
 DETAILS = (
     "With GRAPH (0, graph_000, graph_000/backward), names the decomposition, pass, converter, ONNX Runtime optimizer "
@@ -84,7 +84,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     target = arguments.target
     if not target:
-        raise ValueError("which graph (graph_000/forward), or which command (python train.py)?")
+        raise ValueError("name a graph (graph_000/forward) or a command (python train.py)")
     if GRAPH.fullmatch(target[0]):
         return _bisect_graph(_with_later_options(arguments))
     return _bisect_command(target, as_json=arguments.json)
@@ -151,7 +151,7 @@ def _text(bisection: Bisection) -> str:
         else:
             lines.append(f"NOT reproduced in a new process, so not a proof: {cut.said}")
     resumed = f", {bisection.resumed} results reused from an earlier search" if bisection.resumed else ""
-    lines.append(f"{counted(bisection.sessions, 'session')}{resumed}")
+    lines.append(f"{count_text(bisection.sessions, 'session')}{resumed}")
     return "\n".join(lines)
 
 
@@ -167,7 +167,7 @@ def _hints(line: str, arguments: argparse.Namespace, folder: Path) -> Iterator[s
         yield try_next(arguments, *command.replace(f" {folder} ", " ").split())
 
 
-def _error(trial: Trial) -> str:
+def _error(trial: BisectionStep) -> str:
     if trial.error is None:
         return ""
     return f"{trial.error:.3g}" if math.isfinite(trial.error) else "NaN, infinity or shape"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
 from ..dumps.listing import dynamo_graphs_of_run
-from ..dumps.reading import DumpedGraph, DumpError, Run, find_run
+from ..dumps.reading import DumpedGraph, DumpedRun, DumpError, find_run
 from .parser import ArgumentsError
 
 
@@ -139,7 +139,7 @@ def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -
     return list(dict.fromkeys(name for forms in both_forms for name in forms))
 
 
-def run_of_graph(arguments: argparse.Namespace, reference: str) -> Run:
+def run_of_graph(arguments: argparse.Namespace, reference: str) -> DumpedRun:
     """Finds the run that has a graph.
 
     Args:
@@ -202,8 +202,8 @@ def reporting_errors(argv: Sequence[str], work: Callable[[], int]) -> int:
     """Runs a command and reports its errors on standard error, and as ``{"error": …}`` if ``--json`` was given.
 
     Returns:
-        The exit code of ``work``; 2 if it raised. A traceback is printed unless the error is a user's mistake
-        (``ValueError`` or ``OSError``).
+        The exit code of ``work``; 2 if it raised, 0 if the reader of standard output closed it (``| head``). A
+        traceback is printed unless the error is a user's mistake (``ValueError`` or ``OSError``) or an interrupt.
 
     Raises:
         ArgumentsError: the arguments are invalid; it ends the process with exit code 2.
@@ -281,7 +281,7 @@ def try_again(arguments: argparse.Namespace, *words: str) -> str:
     return "try: " + shlex.join(["dynamo-backends", *given, *words])
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """``1 node``, ``2 nodes``."""
     return f"{number} {noun}{'s' * (number != 1)}"
 

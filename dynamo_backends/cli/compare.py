@@ -23,8 +23,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..dumps.model_comparison import Comparison
-    from ..dumps.model_rows import Row
+    from ..dumps.model_comparison import ModelComparison
+    from ..dumps.model_rows import AlignedRow
     from ..dumps.model_values import Runtime
     from ..dumps.value_differences import Difference
 
@@ -136,7 +136,7 @@ def _runtime(arguments: argparse.Namespace) -> Runtime:
     return Runtime(arguments.runtime, settings, arguments.optimize)
 
 
-def _text(comparison: Comparison, *, everything: bool) -> str:
+def _text(comparison: ModelComparison, *, everything: bool) -> str:
     """The table of a comparison, its legend and notes, and the verdict."""
     from ..dumps.value_differences import EQUAL
 
@@ -168,7 +168,7 @@ def legend_text(marks: Collection[str]) -> str:
     return "; ".join(f"{mark} {meaning}" for mark, meaning in LEGEND.items() if mark in marks)
 
 
-def _cells(row: Row, is_first: bool) -> Sequence[object]:
+def _cells(row: AlignedRow, is_first: bool) -> Sequence[object]:
     from ..dumps.models import shape_text
 
     sides = [side for side in (row.first, row.second) if side is not None]
@@ -202,7 +202,7 @@ def error_text(difference: Difference) -> str:
     return f"{difference.measured.max_abs:.1e}" if difference.dtype else f"{difference.differing} differ"
 
 
-def _largest_error(comparison: Comparison) -> str:
+def _largest_error(comparison: ModelComparison) -> str:
     """The largest error of the outputs, if all are right."""
     if not comparison.ok:
         return ""
@@ -213,8 +213,8 @@ def _largest_error(comparison: Comparison) -> str:
     return f": largest error {error_text(worst)} in {row.name}, tolerance {worst.measured.limit:.1e}"
 
 
-def _as_json(comparison: Comparison) -> dict[str, object]:
-    def row_as_json(row: Row) -> dict[str, object]:
+def _as_json(comparison: ModelComparison) -> dict[str, object]:
+    def row_as_json(row: AlignedRow) -> dict[str, object]:
         return {
             "mark": row.mark,
             "first": row.first,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..common.text_table import fit_table
-from .common import add_graph_arguments, add_repeat_arguments, counted, for_each_graph, try_again
+from .common import add_graph_arguments, add_repeat_arguments, count_text, for_each_graph, try_again
 
 if TYPE_CHECKING:
     from ..dumps.determinism import RegionDeterminism
@@ -39,7 +39,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: a
     values = [("node", value) for region in regions for value in region.values]
     values += [("result", value) for region in regions for value in region.results]
     threads, other_threads = regions[0].threads
-    runs = f"{arguments.runs + 1} runs with {counted(threads, 'thread')}, one with {other_threads}"
+    runs = f"{arguments.runs + 1} runs with {count_text(threads, 'thread')}, one with {other_threads}"
     if not values:
         hint = try_again(arguments, "--runs", str(10 * arguments.runs))
         return f"{graph.name}: no value differs in {runs}\nA race may need more runs to show. {hint}\n"
@@ -59,7 +59,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionDeterminism], arguments: a
             value.operator,
             f"{value.differing_runs} of {arguments.runs}"
             if value.other_threads == value.threads
-            else counted(value.other_threads, "thread"),
+            else count_text(value.other_threads, "thread"),
             f"{value.difference.measured.max_abs:.2e}",
             "yes" if value.is_rounding else "no",
             value.module,

@@ -15,7 +15,7 @@ from ..errors import first_line
 from .common import add_json_argument, positive, print_json, say
 
 if TYPE_CHECKING:
-    from ..op_tools.captured_calls import RunCall
+    from ..op_tools.captured_calls import RerunResult
     from ..op_tools.captures import CapturedCall
 
 DETAILS = ""
@@ -116,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--import {module}: {error}") from error
     from ..op_tools.captured_calls import load_call, run_call
 
-    results: list[RunCall] = []
+    results: list[RerunResult] = []
     failed: dict[str, str] = {}
     for call in calls:
         try:
@@ -143,7 +143,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 2 if failed else 0
 
 
-def _text(result: RunCall) -> str:
+def _text(result: RerunResult) -> str:
     lines = [result.captured.call + (f"  {result.captured.source}" if result.captured.source else "")]
     backward = [*result.backward, *[None] * (len(result.forward) - len(result.backward))]
     times = [
@@ -169,7 +169,7 @@ def _text(result: RunCall) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _as_json(result: RunCall) -> dict[str, Any]:
+def _as_json(result: RerunResult) -> dict[str, Any]:
     return {
         "folder": result.captured.folder,
         "operator": result.captured.operator,

@@ -16,8 +16,8 @@ from passes.engine.results import PassResult, Refusal
 
 from ..common.suggestions import unknown_name
 from ..common.text_table import fit_table
-from ..dumps.reading import Run, find_run
-from .common import add_dump_arguments, counted, print_json, short_path, try_next
+from ..dumps.reading import DumpedRun, find_run
+from .common import add_dump_arguments, count_text, print_json, short_path, try_next
 
 if TYPE_CHECKING:
     from passes.engine.manager import Pass
@@ -80,7 +80,7 @@ class Result:
     diff: Path | None
 
 
-def _results(run: Run) -> Iterator[Result]:
+def _results(run: DumpedRun) -> Iterator[Result]:
     graphs = [(f"graph {item.index}", item.passes, f"graph_{item.index:03d}") for item in run.dynamo_graphs]
     for graph in run.graphs:
         graphs.append((graph.name, graph.entry.passes, graph.reference))
@@ -170,14 +170,14 @@ def _near_misses(results: Sequence[Result]) -> list[tuple[str, Refusal]]:
 def why_text(name: str, results: Sequence[Result]) -> str:
     """Where a pass fired, the first of its diffs, and its near misses."""
     fired = [result for result in results if result.entry.fired]
-    lines = [f"{name} fired {counted(sum(result.entry.fired for result in fired), 'time')}."]
+    lines = [f"{name} fired {count_text(sum(result.entry.fired for result in fired), 'time')}."]
     for result in fired:
         entry = result.entry
         nodes = f" at {_listed(entry.matches)}" if entry.matches else ""
         undone = f", undone: {entry.undone}" if entry.undone else ""
         path = f"; {short_path(str(result.diff))}" if result.diff else ""
         counts = f"{entry.nodes_before} nodes before, {entry.nodes_after} after"
-        lines.append(f"  {result.graph}: {counted(entry.fired, 'time')}{nodes}{undone}, {counts}{path}")
+        lines.append(f"  {result.graph}: {count_text(entry.fired, 'time')}{nodes}{undone}, {counts}{path}")
     diff = next((result.diff for result in fired if result.diff), None)
     if diff is not None:
         changed = diff.read_text(encoding="utf-8").splitlines()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..common.text_table import fit_table
-from .common import add_graph_arguments, counted, for_each_graph, say, try_again, try_next
+from .common import add_graph_arguments, count_text, for_each_graph, say, try_again, try_next
 
 if TYPE_CHECKING:
     from ..dumps.precision import RegionPrecision, ResultError
@@ -50,7 +50,7 @@ def _region(graph: DumpedGraph, region: RegionPrecision, arguments: argparse.Nam
     where = f"{graph.name}, region_{region.region}"
     if region.outcome == "ok":
         hint = "" if arguments.strict else "\n" + try_again(arguments, "--strict")
-        number = counted(region.candidates, "node")
+        number = count_text(region.candidates, "node")
         return f"{where}: no node needs float32; the results are right with {number} in low precision{hint}\n"
     if region.outcome == "not precision":
         lines = [f"{where}: not a matter of precision; the results are wrong with all nodes in float32"]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..common.text_table import fit_table
-from .common import add_graph_arguments, add_repeat_arguments, counted, for_each_graph, try_next
+from .common import add_graph_arguments, add_repeat_arguments, count_text, for_each_graph, try_next
 
 if TYPE_CHECKING:
-    from ..dumps.operator_times import GroupTime, OperatorTime, RegionTimes
+    from ..dumps.operator_times import GroupTime, NodeTime, RegionTimes
     from ..dumps.reading import DumpedGraph
 
 DETAILS = "Runs the regions on their recorded inputs under ONNX Runtime's profiler. Times are milliseconds per run."
@@ -41,7 +41,7 @@ def _text(graph: DumpedGraph, regions: Sequence[RegionTimes], arguments: argpars
     text = (
         f"{graph.name}: {sum(row.milliseconds for row in rows):.3f} ms per run in {len(rows)} nodes, "
         f"{sum(region.milliseconds for region in regions):.3f} ms with ONNX Runtime's overhead "
-        f"({counted(len(regions), 'region')}, {counted(regions[0].threads, 'thread')}, {arguments.runs} runs)\n"
+        f"({count_text(len(regions), 'region')}, {count_text(regions[0].threads, 'thread')}, {arguments.runs} runs)\n"
     )
     if graph.entry.in_pytorch:
         text += f"operators in PyTorch, not measured: {len(graph.entry.in_pytorch)}\n"
@@ -65,7 +65,7 @@ def _totals(totals: Sequence[GroupTime], header: str) -> str:
     return fit_table(rows, [header, "nodes", "ms", "share"])
 
 
-def _nodes(rows: Sequence[OperatorTime]) -> str:
+def _nodes(rows: Sequence[NodeTime]) -> str:
     table = [
         (
             f"{row.milliseconds:.3f}",

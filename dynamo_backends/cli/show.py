@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..common.text_table import fit_table
 from ..dumps.schema import StageEntry
 from ..dumps.stage_graphs import FX_STAGES, STAGES, StageGraph, stage_graphs, stages_of
-from .common import add_graph_arguments, counted, is_coloured, print_json, run_of_graph, try_next
+from .common import add_graph_arguments, count_text, is_coloured, print_json, run_of_graph, try_next
 
 DETAILS = (
     "FX graphs are printed as Python and ONNX models as text, with types and the lines of the user's code. Without "
@@ -71,7 +71,7 @@ def _stages_text(stages: Sequence[StageEntry]) -> str:
 
 def _heading(stage: str, graph: StageGraph) -> str:
     region = f", region {graph.region}" if graph.region is not None else ""
-    return f"{stage}{region}: {counted(graph.operators, 'node')}  {graph.file}"
+    return f"{stage}{region}: {count_text(graph.operators, 'node')}  {graph.file}"
 
 
 def _coloured(text: str) -> str:

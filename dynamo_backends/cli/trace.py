@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ..bench.loading import load
     from ..errors import TranslationError
-    from ..explanations.tracing import TracingError, dtypes_of, export_model, said, trace
+    from ..explanations.tracing import TracingError, dtypes_of, export_model, summary_of, trace
     from ..options import parse_options
 
     loaded = load(Case(arguments.model))
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             model(*args, **kwargs)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
-            f"PyTorch cannot run {arguments.model} in {arguments.precision} on {arguments.device}: {said(error)}"
+            f"PyTorch cannot run {arguments.model} in {arguments.precision} on {arguments.device}: {summary_of(error)}"
         ) from error
 
     call = (args, kwargs)

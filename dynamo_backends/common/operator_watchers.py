@@ -24,7 +24,7 @@ class _Watchers(threading.local):
 
 _watchers = _Watchers()
 is_watched = False
-"""Whether this process ever had a watcher: a fast check before ``watch_this_thread``."""
+"""Whether this process ever had a watcher: a fast check before ``has_watchers``."""
 
 
 def add(watcher: Watcher) -> Watcher:
@@ -40,13 +40,13 @@ def remove(watcher: Watcher) -> None:
     _watchers.stack = tuple(item for item in _watchers.stack if item is not watcher)
 
 
-def watch_this_thread() -> bool:
+def has_watchers() -> bool:
     """Whether this thread has active watchers."""
     return bool(_watchers.stack)
 
 
 @contextlib.contextmanager
-def unseen(*, while_compiling: bool = False) -> Iterator[None]:
+def watchers_disabled(*, while_compiling: bool = False) -> Iterator[None]:
     """Disables all watchers and PyTorch's modes.
 
     Args:

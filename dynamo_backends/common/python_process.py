@@ -6,7 +6,7 @@ there would run. ``-P`` leaves it out. ``PYTHONPATH`` and editable installs stil
 ::
 
     worker = Worker("dynamo_backends.dumps.candidate_runs")
-    worker.ask({"model": "model.onnx"}, longest=600)     # the answer, or an ``Ended``
+    worker.ask({"model": "model.onnx"}, longest=600)     # the answer, or a ``WorkerExit``
     worker.stop()
 """
 
@@ -59,14 +59,14 @@ class WorkerStartError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class WorkerExit:
     """The exit of a worker that did not answer."""
 
     code: int  # as in ``subprocess``: negative for a signal
     timed_out: bool  # it was killed because it took too long
 
 
-def how_it_ended(code: int) -> str:
+def exit_code_text(code: int) -> str:
     """An exit code as text."""
     if code >= 0:
         return f"exit code {code}"
@@ -97,7 +97,7 @@ class Worker:
         return self._errors.read()
 
     def ask(self, request: object, longest: float) -> Any:
-        """Sends a request and returns the answer, or an ``Ended``.
+        """Sends a request and returns the answer, or a ``WorkerExit``.
 
         Args:
             request: data for JSON.
@@ -112,7 +112,7 @@ class Worker:
         if line:
             return json.loads(line)
         process, self._process = self._process, None
-        return Ended(_finished(process), timed_out)
+        return WorkerExit(_finished(process), timed_out)
 
     def stop(self) -> None:
         """Stops the process and its subprocesses."""

@@ -45,7 +45,7 @@ told_causes: set[tuple[object, ...]] = set()
 _told_lock = Lock()
 
 
-def is_for_others(error: BaseException) -> bool:
+def is_meant_for_caller(error: BaseException) -> bool:
     """Whether an exception is meant for Dynamo or the user, and is not an internal failure."""
     if isinstance(error, (UnsupportedOperatorError, AheadOfTimeError)):
         return True
@@ -104,7 +104,7 @@ def never_fails(what: str, instead: str, otherwise: Callable[[], U]) -> Callable
     return decorate
 
 
-def or_as_it_was(
+def or_original(
     module: fx.GraphModule,
     compile_it: Callable[[], T],
     in_pytorch: Callable[[fx.GraphModule], U],
@@ -131,7 +131,7 @@ def or_as_it_was(
         return compile_it()
     except Exception as error:
         torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)  # left by a failed trace of vmap or grad
-        if is_for_others(error) or must_compile():
+        if is_meant_for_caller(error) or must_compile():
             raise
         if isinstance(error, CandidateError):
             count("not_compiled_at_a_call")
@@ -145,8 +145,8 @@ def or_as_it_was(
 def or_captured(
     module: fx.GraphModule, compile_it: Callable[[], Callable[..., object]], *, must_compile: Callable[[], bool]
 ) -> Callable[..., object]:
-    """The compiled graph for Dynamo, or if that fails the captured graph, see ``or_as_it_was``."""
-    return or_as_it_was(
+    """The compiled graph for Dynamo, or if that fails the captured graph, see ``or_original``."""
+    return or_original(
         module,
         compile_it,
         lambda captured: captured.forward,

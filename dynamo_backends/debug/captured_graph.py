@@ -2,7 +2,7 @@
 
 Results, changed arguments and gradients are compared with it, in eager and in float64. If they differ, the stages in
 between are compared too: the passes of ``pre_grad``, AOTAutograd's trace and decompositions, the passes of ``joint``.
-``run_verdict`` compares the later stages.
+``run_comparison`` compares the later stages.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..common.operator_watchers import unseen
-from ..dumps.blame import Cause, Kind
+from ..common.operator_watchers import watchers_disabled
+from ..dumps.blame import Cause, CauseKind
 from ..exporter.decompositions import decomposition_table
 from ..graphs import aot
 from ..graphs.layout import significant_strides
 from ..graphs.locations import UserName, set_user_name
-from ..numerics.program_execution import ReferenceRuns, Results, SharedCopies, as_given, copies, is_plain
 from ..numerics.randomness import PrivateRandomness
+from ..numerics.reference_runs import ReferenceRuns, Results, SharedCopies, as_given, copies, is_strided
 from ..numerics.verdicts import Verdict
 from .chosen_runs import SelectedRun
 from .interpreter import flat
-from .rows import Blame, Finding, error_text
-from .stage_comparison import StageGraphs, Step, changed, copy_of, difference, interpret, name_of_result
+from .rows import Blame, Finding, exception_text
+from .stage_comparison import StageGraphs, Step, changed, copy_of, difference, name_of_result, run_graph
 from .wrong_decomposition import DecompositionCheck, NodeTracker
 
 logger = logging.getLogger(__name__)
@@ -169,10 +169,10 @@ class CapturedGraph:
     def begin_call(self, arguments: Sequence[object]) -> ComparedCall | None:
         """Copies the arguments of a call that is compared; ``None`` if they cannot be copied."""
         try:
-            with unseen():
+            with watchers_disabled():
                 return ComparedCall(self, self.all_arguments(arguments))
         except Exception as error:  # a tensor subclass may refuse to be copied; the user's run goes on
-            logger.warning("a call is not compared: %s", error_text(error))
+            logger.warning("a call is not compared: %s", exception_text(error))
             return None
 
     def run_in_call(self, compiled: Callable[..., Any], arguments: Sequence[object], call: ComparedCall | None) -> Any:
@@ -289,11 +289,11 @@ class ComparedCall:
 
     def share_arguments(self, other: ComparedCall) -> None:
         """Replaces copies by another call's equal copies, such as of unchanged weights."""
-        tensors = filter(is_plain, [*self.arguments, *other.arguments])
+        tensors = filter(is_strided, [*self.arguments, *other.arguments])
         users = collections.Counter(map(_storage, tensors))
         alone = {storage for storage, count in users.items() if count == 1}
         for i, (ours, theirs) in enumerate(zip(self.arguments, other.arguments, strict=True)):
-            if not is_plain(ours) or not is_plain(theirs) or not {_storage(ours), _storage(theirs)} <= alone:
+            if not is_strided(ours) or not is_strided(theirs) or not {_storage(ours), _storage(theirs)} <= alone:
                 continue
             if _is_same_copy(ours, theirs):
                 self.arguments[i] = theirs
@@ -348,7 +348,7 @@ class ComparedCall:
     def _run(self, graph: fx.GraphModule, copied: SharedCopies) -> ReferenceRuns:
         def run(*args: object) -> list[object]:
             with self._as_called():
-                return interpret(graph, args)
+                return run_graph(graph, args)
 
         return ReferenceRuns(run, copied, self.state, self._leaves)
 
@@ -385,7 +385,7 @@ class ComparedCall:
         last = self._captured.pre_grad.steps[-1].graph
         culprit = self._wrong_decomposition(last, tangents)
         differences = ((key, difference(before, traced, key)) for key in common)
-        wrong = (_wrong_result(last, key, found, Kind.TRACE) for key, found in differences if found.is_wrong)
+        wrong = (_wrong_result(last, key, found, CauseKind.TRACE) for key, found in differences if found.is_wrong)
         return culprit or next(wrong, None)
 
     def _wrong_decomposition(self, graph: fx.GraphModule, tangents: Mapping[object, torch.Tensor]) -> Blame | None:
@@ -429,7 +429,7 @@ def _inexact(twice: ReferenceRuns) -> list[str]:
     return [f"the reference of {name} is not float64: {reason}" for name, reason in twice.inexact.items()]
 
 
-def _wrong_result(graph: fx.GraphModule, key: object, found: Verdict, kind: Kind = Kind.RESULT) -> Blame:
+def _wrong_result(graph: fx.GraphModule, key: object, found: Verdict, kind: CauseKind = CauseKind.RESULT) -> Blame:
     name, source = name_of_result(graph, key)
     return Blame(name, Cause(kind), source=source, difference=found)
 

@@ -29,7 +29,7 @@ SizesByName = dict[str, object]
 """By the user's name of an argument: the shape of a tensor as a list, or the value of a number."""
 
 
-class Sizes:
+class VaryingSizes:
     """The sizes, strides and integers of a graph's arguments that may differ between calls."""
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -100,7 +100,7 @@ class RunSelector:
         compare: the option ``compare``.
     """
 
-    def __init__(self, sizes: Sizes, compare: str) -> None:
+    def __init__(self, sizes: VaryingSizes, compare: str) -> None:
         self._sizes = sizes
         self._compare = compare
         self._most = MOST_SIZES if sizes.is_dynamic else 1
@@ -148,7 +148,7 @@ class RunSelector:
 
     @property
     def is_done(self) -> bool:
-        """Whether no further run will be selected."""
+        """Whether no run will be selected any more, and no compared run awaits its backward."""
         with self._lock:
             is_full = len(self._compared) >= self._most
             return self._compare == "first" and is_full and not self._without_backward and not self._running
@@ -158,7 +158,7 @@ class RunSelector:
 class ComparedSizes:
     """The sizes at which runs of a compiled graph were compared."""
 
-    sizes: Sizes
+    sizes: VaryingSizes
     _keys: set[Hashable] = dataclasses.field(default_factory=set)
 
     def is_at_other_sizes(self, args: Sequence[object], *, compared: bool) -> bool:

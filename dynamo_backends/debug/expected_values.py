@@ -11,13 +11,13 @@ from torch.utils import _pytree as pytree
 
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledRegion
-from ..numerics.distance import dense
 from ..numerics.exact import Environment, run_eager, run_exact, widen
 from ..numerics.graph_execution import value_of
+from ..numerics.tensor_measure import dense
 from .node_sessions import NodeSessions
 
 
-def reference_of(
+def expected_values_of(
     compiled: CompiledRegion, value: str, actual: Mapping[fx.Node, object], sessions: NodeSessions
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Computes the node whose result is ``value`` in PyTorch, on the inputs it has in the region's unoptimized model.

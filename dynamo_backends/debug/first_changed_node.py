@@ -21,11 +21,11 @@ from torch.utils import _pytree as pytree
 
 from ..exporter.upstream_faults import is_uninitialized
 from ..graphs.locations import where
-from ..numerics.distance import dense, distance, ordinary
-from ..numerics.exact import REFUSALS, attribute
+from ..numerics.exact import KERNEL_ERRORS, attribute
 from ..numerics.graph_execution import FxExecution, PerturbedExecution
-from ..numerics.program_execution import copies
 from ..numerics.randomness import PERTURBATIONS
+from ..numerics.reference_runs import copies
+from ..numerics.tensor_measure import dense, measure_tensor, ordinary
 from ..numerics.verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
 from .interpreter import flat
 
@@ -78,7 +78,7 @@ def first_wrong_node(
         for item in list(perturbed):
             try:
                 item.reach(theirs)
-            except (*REFUSALS, IndexError):  # a shape depends on a comparison with another result
+            except (*KERNEL_ERRORS, IndexError):  # a shape depends on a comparison with another result
                 perturbed.remove(item)
         return _difference(*values, [item.exact[theirs] for item in perturbed])
 
@@ -96,7 +96,7 @@ def first_wrong_node_in_float64(
     """The same with both graphs in float64 alone.
 
     Raises:
-        REFUSALS: PyTorch has no float64 of one of the operators.
+        KERNEL_ERRORS: PyTorch has no float64 of one of the operators.
     """
     fakes = [leaf for node in before.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))]
     floats = [item for item in (*fakes, *arguments) if isinstance(item, torch.Tensor) and item.is_floating_point()]
@@ -182,7 +182,7 @@ def _difference_in_float64(before: object, after: object, tolerance: float) -> V
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.shape != new.shape:
             continue  # the comparison in eager found these
         old, new = dense(old), dense(new)
-        found = distance(new, old)
+        found = measure_tensor(new, old)
         if is_discrete(old):
             if found.max_ulp > _TIES * old.numel():
                 return Verdict(f"{found.max_ulp:.0f} of {old.numel()} elements differ")

@@ -26,11 +26,11 @@ from ..exporter.upstream_faults import is_uninitialized
 from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, Region, is_operator, operator_name
 from ..graphs.locations import module_path, source_line, stack, user_name
-from ..numerics.distance import dense, distance
-from ..numerics.exact import REFUSALS, Environment, run_eager
+from ..numerics.exact import KERNEL_ERRORS, Environment, run_eager
 from ..numerics.graph_execution import FxExecution
-from ..numerics.local_error import NodeCheck, Segment, name_of
+from ..numerics.local_error import NodeCheck, Segment, name_without_overload
 from ..numerics.measure import Measure, group_size_of
+from ..numerics.tensor_measure import dense, measure_tensor
 from ..numerics.value_range import extent, nonfinite_elements
 from ..partition.regions import is_ordered
 from .node_sessions import NodeSessions
@@ -157,7 +157,7 @@ class Lockstep:
         segment = self._missing[node] = self._segment(node)
         try:
             computed = segment.results(run_eager, segment.given)
-        except (*REFUSALS, IndexError):  # the inputs are wrong, such as an index
+        except (*KERNEL_ERRORS, IndexError):  # the inputs are wrong, such as an index
             computed = eager
         if not isinstance(computed, (tuple, list)):
             return computed
@@ -227,7 +227,7 @@ class Lockstep:
         region = self._region_of.get(node)
         source = self._measured.get(node.all_input_nodes[0]) if _only_rearranges(node) else None
         row.is_output = value.returned is not None and self._is_returned(node, value.index)
-        row.eager = (source and source.eager) or _without_share(distance(value.eager, value.exact))
+        row.eager = (source and source.eager) or _without_share(measure_tensor(value.eager, value.exact))
         in_model = value.returned
         if region is not None:
             row.region = region.index
@@ -300,7 +300,7 @@ class Lockstep:
         try:
             check = NodeCheck(segment)
             found = check.verdicts(actual if isinstance(actual, (tuple, list)) else [actual])
-        except (*REFUSALS, IndexError) as error:  # the inputs are wrong, such as an index
+        except (*KERNEL_ERRORS, IndexError) as error:  # the inputs are wrong, such as an index
             self._without_session[node.name] = first_line(str(error))
             return
         self._execution.inexact.update(check.inexact)
@@ -409,7 +409,7 @@ class Lockstep:
 
 def _only_rearranges(node: fx.Node) -> bool:
     """Whether a node's result has the elements of its only input, and so its error."""
-    if name_of(node) not in _REARRANGING or len(node.all_input_nodes) != 1:
+    if name_without_overload(node) not in _REARRANGING or len(node.all_input_nodes) != 1:
         return False
     fakes = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
     return all(isinstance(fake, torch.Tensor) for fake in fakes) and fakes[0].dtype == fakes[1].dtype
@@ -421,7 +421,7 @@ def _converter(node: fx.Node) -> str:
 
 
 def _propagated(actual: torch.Tensor, value: _Value) -> Measure:
-    return distance(actual, value.exact, value.eager, group_size=group_size_of(value.eager.shape))
+    return measure_tensor(actual, value.exact, value.eager, group_size=group_size_of(value.eager.shape))
 
 
 def _without_share(found: Measure) -> Measure:

@@ -12,17 +12,17 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from ..common.safety_net import caught, net
-from ..dumps.blame import Cause, Kind
+from ..dumps.blame import Cause, CauseKind
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph
-from ..numerics.distance import nearer
+from ..numerics.tensor_measure import nearer
 from ..numerics.verdicts import Verdict
 from .lockstep import Lockstep
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun
 from .repeated_runs import Instability
 from .rounding_runs import explained_by_rounding
-from .rows import Blame, GraphComparison, Row, error_text
+from .rows import Blame, GraphComparison, Row, exception_text
 from .undefined_results import undefined_values
 from .wrong_rewrite import ModelStep, find_rewrite, wrong_needed_pass
 
@@ -42,13 +42,13 @@ def compare_run(graph: CompiledGraph, run: RecordedRun, models: Models, sessions
         rows.extend(lockstep.rows())
     except Exception as error:
         caught(f"the comparison of {graph.name}", error, "The graph runs")
-        failures.append(f"the nodes after {len(rows)}: {error_text(error)}")
+        failures.append(f"the nodes after {len(rows)}: {exception_text(error)}")
     comparison = GraphComparison()
     try:
         comparison = _RowVerdict(graph, run, models, rows, sessions).comparison()
     except Exception as error:
         caught(f"the verdict on {graph.name}", error, "The graph runs")
-        failures.append(f"the verdict on the nodes: {error_text(error)}")
+        failures.append(f"the verdict on the nodes: {exception_text(error)}")
     if comparison.ok:
         reasons = failures or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
         comparison.not_comparable = "; ".join(reasons)
@@ -103,12 +103,12 @@ class _RowVerdict:
     def _cause(self, row: Row) -> Cause:
         """The cause of a value that is wrong in its exported model, or in PyTorch."""
         if row.region is None:
-            return Cause(Kind.PYTORCH)
+            return Cause(CauseKind.PYTORCH)
         compiled = self.graph.regions[row.region]
         name = ""
         with net(f"the search for what makes {row.name} wrong", "The graph runs"):
             name = wrong_needed_pass(compiled, self.run.session_of(compiled), self.run.values, row)
-        return Cause(Kind.PASS, name) if name else Cause(Kind.NODE)
+        return Cause(CauseKind.PASS, name) if name else Cause(CauseKind.NODE)
 
     def _stale_weight(self) -> GraphComparison | None:
         """The verdict on a session that returned a wrong result, and has an old value of a weight."""
@@ -123,7 +123,7 @@ class _RowVerdict:
                 for weight in node.all_input_nodes:
                     if weight in names:
                         reader = next(row for row in self.rows if row.name == value_names(node)[0])
-                        return self._diverges(reader, Cause(Kind.STALE_WEIGHT, names[weight]), self._nearer())
+                        return self._diverges(reader, Cause(CauseKind.STALE_WEIGHT, names[weight]), self._nearer())
         return None
 
     @functools.cached_property
@@ -149,7 +149,7 @@ class _RowVerdict:
                 return self._differs_between_runs(row, found, "every node by itself is right")
             compiled = self.graph.regions[row.region]
             bound, steps = self.run.session_of(compiled), self.models.get(row.region, ())
-            cause, value = Cause(Kind.OPTIMIZER), row.name
+            cause, value = Cause(CauseKind.OPTIMIZER), row.name
             with net(f"the search for the rewrite that makes {row.name} wrong", "The graph runs"):
                 cause, value = find_rewrite(compiled, bound, steps, self.run.values, row.name)
             note = f"every node of region_{row.region} by itself is right: a rewrite of its model makes the fault"
@@ -173,7 +173,7 @@ class _RowVerdict:
         return None
 
     def _differs_between_runs(self, row: Row, found: Instability, where: str) -> GraphComparison:
-        cause = Cause(Kind.UNSTABLE, "runs" if found.between_runs else "threads")
+        cause = Cause(CauseKind.UNSTABLE, "runs" if found.between_runs else "threads")
         difference = found.difference
         note = f"{where}: results {found} differ by {difference.max_abs:.3g}, at values up to {difference.scale:.3g}"
         if difference.nonfinite:
@@ -189,7 +189,7 @@ class _RowVerdict:
         while near_one := [rows[name] for name in first.inputs if self._rounded.get(name)]:
             first = near_one[0]  # its error is small relative to one, and becomes large in the node that reads it
         note = "every node by itself is right, and rounding does not explain the error here"
-        return self._diverges(first, Cause(Kind.UNEXPLAINED), note)
+        return self._diverges(first, Cause(CauseKind.UNEXPLAINED), note)
 
     def _by_chance(self) -> str:
         """The results of a right graph whose errors only random rounding explains."""

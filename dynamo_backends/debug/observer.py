@@ -22,9 +22,9 @@ from passes.engine.locks import Lock
 from passes.engine.manager import Listener
 from passes.engine.results import PassResult
 
-from ..common.operator_watchers import unseen
+from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
-from ..dumps.blame import Kind
+from ..dumps.blame import CauseKind
 from ..dumps.cut_folder import repro_text
 from ..dumps.schema import StageEntry
 from ..errors import CompiledNodesError, SessionError
@@ -39,17 +39,17 @@ from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernel_faults import serialized
 from ..runtime.memory_arena import ARENA
 from .captured_graph import CapturedGraph, ComparedCall, JointGraphs
-from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, Sizes, SizesByName
+from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, SizesByName, VaryingSizes
 from .comparison_tables import regions_text, side_by_side_json, side_by_side_text
 from .dump_folder import DumpFolder, dump_folder, graph_folder
-from .expected_values import reference_of
+from .expected_values import expected_values_of
 from .manifest import Manifest
 from .node_sessions import NodeSessions
 from .pass_diffs import PassDiffs
 from .record import Record, RecordObserver
-from .recorded_run import RecordedRun, are_plain, record_run
-from .rows import Blame, Finding, GraphComparison, error_text
-from .run_verdict import ComparedEntry, Judge, NodesAndStages
+from .recorded_run import RecordedRun, can_be_compared, record_run
+from .rows import Blame, Finding, GraphComparison, exception_text
+from .run_comparison import ComparedEntry, Judge, NodesAndStages
 from .stage_comparison import StageGraphs
 from .stage_files import StageFiles
 from .tensor_files import write_tensor
@@ -146,7 +146,7 @@ class DebugObserver(Observer):
         """Keeps the graph of a stage for comparisons."""
         if name == "dynamo" and self._compares:
             self._captured[graph.index] = CapturedGraph(self._options.opset)
-            self._selectors[graph] = RunSelector(Sizes(module), self._options.compare)
+            self._selectors[graph] = RunSelector(VaryingSizes(module), self._options.compare)
         if name == "aten":
             joints = self._joints
             joint = joints.pop(graph.index, None) if graph.direction == "inference" else joints.get(graph.index)
@@ -219,7 +219,7 @@ class DebugObserver(Observer):
         self._compiles[graph.name] = CompileContext.try_get()
         reference = "AOTAutograd's graph" if judge.captured is None else "Dynamo's graph"
         self._manifest.add_graph(graph, self._options, reference=reference)
-        sizes = Sizes(graph.module)
+        sizes = VaryingSizes(graph.module)
         if judge.captured is None:
             self._selectors[graph.name] = RunSelector(sizes, self._options.compare)
         selector = self._selectors[self._selected_by(judge)]
@@ -239,7 +239,7 @@ class DebugObserver(Observer):
 
         Dumps its values unless an earlier run was wrong, so that a graph's folder shows one run.
         """
-        with self._lock, unseen(), torch.no_grad():
+        with self._lock, watchers_disabled(), torch.no_grad():
             compared = self._judges[graph.name].judge(graph, run, call, self._sessions)
             count("compared_runs")
             if not self._manifest.has_fault(graph.name):
@@ -250,11 +250,11 @@ class DebugObserver(Observer):
 
     def _write_culprit(self, graph: CompiledGraph, run: RecordedRun, blame: Blame | None) -> None:
         """Writes the expected results of a node that is wrong alone; ``bisect`` needs them, without PyTorch."""
-        if blame is None or blame.region is None or blame.cause.kind != Kind.NODE:
+        if blame is None or blame.region is None or blame.cause.kind != CauseKind.NODE:
             return
         compiled = graph.regions[blame.region]
         try:
-            reference = reference_of(compiled, blame.value, run.values, self._sessions)
+            reference = expected_values_of(compiled, blame.value, run.values, self._sessions)
         except SessionError as error:
             logger.info("the expected values of %s are not dumped: %s", blame.value, error)
             return
@@ -311,7 +311,7 @@ class DebugObserver(Observer):
         """Logs an internal exception of a comparison, and makes it the verdict."""
         caught(f"the comparison of {graph}", error, "The graph runs")
         with net("the manifest", "The graph runs"):
-            self.failed(graph, f"the comparison failed: {error_text(error)}")
+            self.failed(graph, f"the comparison failed: {exception_text(error)}")
 
     def count_run(self, graph: CompiledGraph, *, at_other_sizes: bool) -> None:
         self._manifest.count_run(graph.name, at_other_sizes=at_other_sizes)
@@ -351,7 +351,7 @@ class _ComparedGraph:
         call: ComparedCall | None = None
         selected: SelectedRun | None = None
         with self._guarded(None):
-            if self.observer.is_open and are_plain(args):
+            if self.observer.is_open and can_be_compared(args):
                 call, selected = self._select(args)
         is_compared = call is not None or selected is not None
         return self._compared(args, call, selected) if is_compared else self.loaded.run(args)

@@ -17,12 +17,12 @@ from ..common.safety_net import net
 from ..graphs.artifacts import CompiledGraph, Runner
 from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
-from .recorded_run import are_plain
+from .recorded_run import can_be_compared
 from .rows import GraphComparison
 
 
 @dataclasses.dataclass
-class Run:
+class RecordedCall:
     """The inputs and outputs of one call of a graph, as copies.
 
     Runs share the copy of a tensor that did not change between calls, such as a weight.
@@ -50,7 +50,7 @@ class Record:
     direction: str
     graph_module: fx.GraphModule
     onnx_models: list[onnx.ModelProto]
-    runs: list[Run] = dataclasses.field(default_factory=list)
+    runs: list[RecordedCall] = dataclasses.field(default_factory=list)
     comparison: GraphComparison | None = None
 
     @property
@@ -123,11 +123,11 @@ class RecordObserver(Observer):
         def run(args: list[object]) -> object:
             inputs: list[object] | None = None
             with net("a record of the inputs", "The graph runs"):
-                inputs = self._snapshots.of(args) if are_plain(args) else None
+                inputs = self._snapshots.of(args) if can_be_compared(args) else None
             outputs = run_graph(args)
             with net("a record of the outputs", "The graph runs"):
                 if inputs is not None:
-                    record.runs.append(Run(inputs, self._snapshots.of(outputs)))
+                    record.runs.append(RecordedCall(inputs, self._snapshots.of(outputs)))
             return outputs
 
         return run

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..dumps.schema import Cost
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, RunnableRegion
-from ..numerics.program_execution import written_by
+from ..numerics.reference_runs import written_by
 from ..partition.program import LoadedProgram
 from ..partition.regions import ORIGINAL
 from ..runtime.binding import BoundSession
@@ -69,7 +69,7 @@ def record_run(graph: CompiledGraph, loaded: LoadedProgram, args: list[object]) 
     return recorded
 
 
-def are_plain(args: Sequence[object]) -> bool:
+def can_be_compared(args: Sequence[object]) -> bool:
     """Whether no value is a forward-mode AD dual, a ``vmap`` batch, or an autograd zero without memory.
 
     Runs with such values are not compared.

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..numerics.distance import distance, ordinary, same_elements
 from ..numerics.measure import FORMATS, Measure
+from ..numerics.tensor_measure import measure_tensor, ordinary, same_elements
 from ..runtime.binding import BoundSession
 
 _NODE_REPEATS = 10
@@ -139,5 +139,5 @@ def _differences(
         if not same_elements(before, after):
             is_float = before.is_floating_point()
             sums = torch.full(before.shape, _SUM_SIZE * ordinary(before)) if is_float else None
-            found = distance(after, before.double() if is_float else before, inner_size=sums)
+            found = measure_tensor(after, before.double() if is_float else before, inner_size=sums)
             yield i, Instability(threads, other_threads, before.dtype, found)

@@ -17,10 +17,10 @@ import torch
 from ..errors import SessionError
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph
-from ..numerics.distance import dense
-from ..numerics.exact import REFUSALS
+from ..numerics.exact import KERNEL_ERRORS
 from ..numerics.graph_execution import FxExecution, PerturbedExecution
 from ..numerics.randomness import MOST_PERTURBATIONS, PERTURBATIONS
+from ..numerics.tensor_measure import dense
 from ..numerics.verdicts import verdict
 from .lockstep import item_of, recorded_values
 from .node_sessions import NodeSessions
@@ -69,7 +69,7 @@ def explained_by_rounding(
         )
         try:
             _run(graph, item)
-        except (*REFUSALS, IndexError):  # a shape depends on a comparison with another result
+        except (*KERNEL_ERRORS, IndexError):  # a shape depends on a comparison with another result
             continue
         for name, (node, index) in positions.items():
             for values, found in ((item.exact, furthest), (item.near_one, furthest_near_one)):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from ..dumps.blame import Cause, Kind
+from ..dumps.blame import Cause, CauseKind
 from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, RowEntry, ValueFacts
 from ..errors import first_line
 from ..graphs.locations import Frame, location_text
@@ -24,7 +24,7 @@ _MOST_GRADIENTS = 2
 """Gradients that a verdict names; the manifest has all."""
 
 
-def error_text(error: Exception) -> str:
+def exception_text(error: Exception) -> str:
     """``ValueError: the first line of its message``."""
     return f"{type(error).__name__}: {first_line(str(error))}"
 
@@ -131,7 +131,7 @@ class Row(ValueFacts):
         return msgspec.convert(self, RowEntry, from_attributes=True)
 
 
-_DIFFERENCE_IN_NOTE = (Kind.PASS, Kind.DECOMPOSITION, Kind.TRACE, Kind.STAGE)
+_DIFFERENCE_IN_NOTE = (CauseKind.PASS, CauseKind.DECOMPOSITION, CauseKind.TRACE, CauseKind.STAGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Blame(BlamedValue):
     difference: Verdict = dataclasses.field(default=RIGHT, kw_only=True)
 
     def __str__(self) -> str:
-        name = self.user_name if self.cause.kind == Kind.RESULT and self.user_name else self.value
+        name = self.user_name if self.cause.kind == CauseKind.RESULT and self.user_name else self.value
         in_module = f" in {self.module}" if self.module else ""
         cause = str(self.cause) or ("converter" if self.code else "")
         cause += f" ({self.code})" if self.code else ""

@@ -19,13 +19,13 @@ from torch import fx
 
 from passes.engine.results import PassResult
 
-from ..dumps.blame import Cause, Kind
+from ..dumps.blame import Cause, CauseKind
 from ..errors import first_line
 from ..graphs.locations import user_name, where
 from ..graphs.operators import is_collective
-from ..numerics.distance import FLOAT64_ROUNDING, distance
-from ..numerics.exact import REFUSALS, WHATEVER_THE_FAKE_RESULT
-from ..numerics.program_execution import NotRepeatableError, ReferenceRuns, Results, SharedCopies
+from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS
+from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies
+from ..numerics.tensor_measure import FLOAT64_ROUNDING, measure_tensor
 from ..numerics.verdicts import RIGHT, Verdict, is_discrete, same_number
 from .first_changed_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter, flat
@@ -56,16 +56,16 @@ class StageGraphs:
 
     def start(self, stage: str, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
-        self.steps = [Step(Cause(Kind.STAGE, stage), copy_of(graph))]
+        self.steps = [Step(Cause(CauseKind.STAGE, stage), copy_of(graph))]
 
     def fired(self, result: PassResult, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
         if not result.undone:
-            self.steps.append(Step(Cause(Kind.PASS, result.name), copy_of(graph), True, result.matches))
+            self.steps.append(Step(Cause(CauseKind.PASS, result.name), copy_of(graph), True, result.matches))
 
     def end(self, stage: str, graph: fx.GraphModule) -> None:
         """The stage ends with ``graph``."""
-        self.steps.append(Step(Cause(Kind.STAGE, stage), copy_of(graph)))
+        self.steps.append(Step(Cause(CauseKind.STAGE, stage), copy_of(graph)))
 
     def drop(self) -> None:
         """Frees the graphs; no further run is compared."""
@@ -101,7 +101,7 @@ class StageGraphs:
         def run(step: Step) -> Results:
             module = step.graph if keys is None else _restricted(step.graph, keys)
             with torch.no_grad():
-                results = ReferenceRuns(lambda *args: interpret(module, args), copied, state).outputs
+                results = ReferenceRuns(lambda *args: run_graph(module, args), copied, state).outputs
             return results if keys is None else results.under(dict(enumerate(keys.values())))
 
         start = run(self.steps[0])
@@ -163,7 +163,7 @@ class StageGraphs:
         try:  # rounding could make the same fault in eager
             with torch.no_grad():
                 node = first_wrong_node_in_float64(first, second, arguments, torch.get_rng_state())
-        except REFUSALS as error:  # an operator without float64
+        except KERNEL_ERRORS as error:  # an operator without float64
             self.unchecked.append(f"{step.cause}: its nodes in float64 alone: {first_line(str(error))}")
             return None
         return blame(*node) if node is not None else None
@@ -173,7 +173,7 @@ def _described(module: fx.GraphModule) -> list[object]:
     return [(node.op, node.target, repr(node.args), repr(node.kwargs)) for node in module.graph.nodes]
 
 
-def interpret(module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
+def run_graph(module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
     """Runs a graph of any stage; returns its results as a flat list.
 
     Raises:
@@ -182,12 +182,12 @@ def interpret(module: fx.GraphModule, arguments: Sequence[object]) -> list[objec
     once = next((node for node in module.graph.nodes if is_collective(node.target)), None)
     if once is not None:
         raise NotRepeatableError(f"{once.target} communicates with other processes, and is not run again")
-    return flat(_Interpreter(module).run(*arguments, enable_io_processing=False))
+    return flat(_TolerantInterpreter(module).run(*arguments, enable_io_processing=False))
 
 
-class _Interpreter(Interpreter):
+class _TolerantInterpreter(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> object:
-        return super().call_function(WHATEVER_THE_FAKE_RESULT.get(target, target), args, kwargs)
+        return super().call_function(TOLERANT_REPLACEMENTS.get(target, target), args, kwargs)
 
 
 def changed(before: Results, after: Results) -> bool:
@@ -206,7 +206,7 @@ def _is_changed(old: object, new: object) -> bool:
         return True
     if is_discrete(old):
         return not torch.equal(old, new)
-    found = distance(new, old)
+    found = measure_tensor(new, old)
     return bool(found.nonfinite) or found.max_abs > FLOAT64_ROUNDING * (found.scale or 1.0)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from passes.engine.manager import all_passes
 from passes.engine.origins import written_at
 
-from ..dumps.blame import Kind
+from ..dumps.blame import CauseKind
 from ..numerics.measure import FORMATS
 from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
 from .chosen_runs import SizesByName
@@ -87,9 +87,9 @@ def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -
 
 def _code(blame: Blame, row: Row | None) -> str:
     """The line of the pass or the registered converter that is to blame; ``""`` if it is not known."""
-    if blame.cause.kind == Kind.PASS:
+    if blame.cause.kind == CauseKind.PASS:
         return next((written_at(item.written) for item in all_passes() if item.name == blame.cause.name), "")
-    return row.converter if row is not None and blame.cause.kind == Kind.NODE else ""
+    return row.converter if row is not None and blame.cause.kind == CauseKind.NODE else ""
 
 
 def _with_row(wrong: Blame, rows: Sequence[Row]) -> Blame:
@@ -102,7 +102,7 @@ def _with_row(wrong: Blame, rows: Sequence[Row]) -> Blame:
 
 def _gradients(blame: Blame, rows: Sequence[Row]) -> list[str]:
     """The names of the nearest gradients that depend on the blamed value; none if a result is blamed."""
-    if blame.cause.kind == Kind.RESULT:
+    if blame.cause.kind == CauseKind.RESULT:
         return []
     readers: collections.defaultdict[str, dict[str, Row]] = collections.defaultdict(dict)
     for row in rows:

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from passes.engine.origins import written_at
 
-from ..dumps.blame import Cause, Kind
+from ..dumps.blame import Cause, CauseKind
 from ..graphs.locations import where
 from ..numerics.call_execution import as_float64
-from ..numerics.exact import REFUSALS
+from ..numerics.exact import KERNEL_ERRORS
 from ..numerics.randomness import PERTURBATIONS, is_random, perturbed
 from ..numerics.verdicts import verdict
 from .interpreter import Interpreter
@@ -55,7 +55,7 @@ class DecompositionCheck(TorchDispatchMode):
             return
         try:
             exact = as_float64(operator, args, kwargs)
-        except REFUSALS:  # there is no float64 reference
+        except KERNEL_ERRORS:  # there is no float64 reference
             return
         native = operator(*args, **kwargs)
         leaves = list(zip(*(pytree.tree_leaves(item) for item in (result, native, exact)), strict=False))
@@ -73,7 +73,7 @@ class DecompositionCheck(TorchDispatchMode):
             found = verdict(actual, eager, exactly, [item[i] for item in others])
             if found.is_wrong:
                 name, source = self._tracker.current()
-                cause = Cause(Kind.DECOMPOSITION, str(operator))
+                cause = Cause(CauseKind.DECOMPOSITION, str(operator))
                 code = written_at(self._table[operator])
                 self.culprit = Blame(name or str(operator), cause, source=source, code=code, difference=found)
                 return

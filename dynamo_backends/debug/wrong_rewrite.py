@@ -18,11 +18,11 @@ from torch import fx
 from passes.engine.manager import all_passes
 from passes.engine.results import PassResult
 
-from ..dumps.blame import Cause, Kind
+from ..dumps.blame import Cause, CauseKind
 from ..errors import SessionError
 from ..graphs.artifacts import CompiledRegion
-from ..numerics.distance import distance
 from ..numerics.measure import Measure
+from ..numerics.tensor_measure import measure_tensor
 from ..numerics.verdicts import is_changed
 from ..partition.needed_passes import with_needed_passes
 from ..runtime.binding import BoundSession, OutputSpec
@@ -71,19 +71,19 @@ def find_rewrite(
         actual: the values of the run, by node.
         value: name of a tensor that is wrong in the session that ran, and right in the exported model.
     """
-    search = _Search(compiled, bound, actual, value)
+    search = _RewriteSearch(compiled, bound, actual, value)
     optimized = compiled.optimized_model
     if search.is_right(optimized):
-        return Cause(Kind.SESSION), value
+        return Cause(CauseKind.SESSION), value
     before = with_needed_passes(compiled.model)
     for step in steps:
         after = with_needed_passes(step.model)
         if search.is_right(after, optimize=False) is False:
-            return Cause(Kind.PASS, step.name), search.first_changed(before, after) or value
+            return Cause(CauseKind.PASS, step.name), search.first_changed(before, after) or value
         before = after
     if search.is_right(optimized, optimize=False) is False:
-        return Cause(Kind.PASS), search.first_changed(before, optimized) or value
-    return Cause(Kind.OPTIMIZER, _wrong_optimizer(search, optimized)), value
+        return Cause(CauseKind.PASS), search.first_changed(before, optimized) or value
+    return Cause(CauseKind.OPTIMIZER, _wrong_optimizer(search, optimized)), value
 
 
 def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], row: Row) -> str:
@@ -109,12 +109,12 @@ def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Map
             without, with_all = value(name), value()
             if without is None or with_all is None or row.local_onnx is None:
                 return ""
-            if distance(without, with_all.double()).share > row.local_onnx.share / 2:
+            if measure_tensor(without, with_all.double()).share > row.local_onnx.share / 2:
                 return name
     return ""
 
 
-def _wrong_optimizer(search: _Search, model: ir.Model) -> str:
+def _wrong_optimizer(search: _RewriteSearch, model: ir.Model) -> str:
     """The name of ONNX Runtime's optimizer that makes the fault; ``""`` if no single one does."""
     if not search.is_right(model, disabled=OPTIMIZERS):
         return ""
@@ -125,7 +125,7 @@ def _wrong_optimizer(search: _Search, model: ir.Model) -> str:
     return suspects[0] if search.is_right(model, disabled=suspects) else ""
 
 
-class _Search:
+class _RewriteSearch:
     """Runs variants of one region's session, and compares one value with the exported model's."""
 
     def __init__(
@@ -140,14 +140,14 @@ class _Search:
         assert expected is not None
         self._expected = expected.double()
         wrong = self._run(compiled.optimized_model)
-        self._error = distance(wrong, self._expected) if wrong is not None else Measure()
+        self._error = measure_tensor(wrong, self._expected) if wrong is not None else Measure()
 
     def is_right(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> bool | None:
         """Whether the error is rounding, or at most half of the wrong session's; ``None`` without the value."""
         found = self._run(model, optimize=optimize, disabled=disabled)
         if found is None:
             return None
-        error = distance(found, self._expected)
+        error = measure_tensor(found, self._expected)
         is_smaller = error.nonfinite <= self._error.nonfinite / 2 and error.max_abs <= self._error.max_abs / 2
         return error.is_rounding or is_smaller
 

@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from .bisection import RIGHT, WRONG, Bisection, Command, Search, fault_of, line_of
-from .blame import Kind
-from .candidate_runs import Feeds, Outcome, Runner
-from .cut_folder import Piece
+from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, Command, fault_of, line_of
+from .blame import CauseKind
+from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
+from .cut_folder import CutModel
 from .fault_search import (
     NodeResults,
     RanModel,
@@ -40,15 +40,15 @@ from .fault_search import (
     wrong_pass,
     wrong_translation,
 )
-from .model_sessions import PLAIN, check_providers, region_settings
+from .model_sessions import PLAIN, check_provider_options, region_settings
 from .models import load_ir, load_model
-from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpError, Run, checked
+from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpedRun, DumpError, checked
 from .schema import Settings
 from .submodels import Parts, inputs_of, outputs_of
 
 
 def bisect(
-    run: Run,
+    run: DumpedRun,
     reference: str,
     *,
     output: Path | None = None,
@@ -77,8 +77,8 @@ def bisect(
     if graph is None:
         graph = next((item for item in graphs if refused_models(item)), graphs[0])
     folder = output or graph.folder / "bisect"
-    with Runner() as runner:
-        search = Search(run, graph, folder, runner, progress)
+    with CandidateRunner() as runner:
+        search = BisectionSearch(run, graph, folder, runner, progress)
         if check is not None:
             result = _by_command(search, _region(search, region), check)
         elif refused or (graph.verdict in (None, "ok") and refused_models(graph)):
@@ -90,7 +90,7 @@ def bisect(
     return result
 
 
-def _by_verdict(search: Search, region: int | None) -> Bisection:
+def _by_verdict(search: BisectionSearch, region: int | None) -> Bisection:
     """Bisects a graph whose verdict says that it diverges."""
     result, entry = search.result, search.graph.entry
     if result.verdict in (None, "ok"):
@@ -105,24 +105,24 @@ def _by_verdict(search: Search, region: int | None) -> Bisection:
     if blamed.is_before_translation:
         return _in_pytorch(search)
     forward = _forward(search)
-    if blamed.kind == Kind.RESULT and forward is not None:
+    if blamed.kind == CauseKind.RESULT and forward is not None:
         result.place, result.cause = "forward", f"its forward {forward.verdict}"
         result.advice.append(f"dynamo-backends bisect {forward.reference}")
         return result
     if entry.status == "compared":
         search.tried("decompositions and FX passes, compared in PyTorch when the model ran", RIGHT)
-    if blamed.kind == Kind.UNSTABLE:
+    if blamed.kind == CauseKind.UNSTABLE:
         result.place = "kernel"
         result.advice.append(f"dynamo-backends determinism {result.graph}")
         return result
-    if blamed.kind == Kind.PYTORCH:
+    if blamed.kind == CauseKind.PYTORCH:
         result.place = "PyTorch"
         result.advice.append("the node ran in PyTorch: it has no ONNX model")
         return result
     return _in_region(search, _region(search, region))
 
 
-def _region(search: Search, named: int | None) -> DumpedRegion:
+def _region(search: BisectionSearch, named: int | None) -> DumpedRegion:
     """The region that the user names, that the verdict blames, or whose session failed; else the first."""
     graph, entry = search.graph, search.graph.entry
     regions = {region.index: region for region in graph.regions}
@@ -148,7 +148,7 @@ def _blamed_region(graph: DumpedGraph) -> int | None:
     return None
 
 
-def _forward(search: Search) -> DumpedGraph | None:
+def _forward(search: BisectionSearch) -> DumpedGraph | None:
     """The forward of a backward graph, if it diverges."""
     for graph in search.run.graphs if search.graph.direction == "backward" else ():
         if graph.index == search.graph.index and graph.direction == "forward" and graph.verdict not in (None, "ok"):
@@ -156,16 +156,16 @@ def _forward(search: Search) -> DumpedGraph | None:
     return None
 
 
-def _in_pytorch(search: Search) -> Bisection:
+def _in_pytorch(search: BisectionSearch) -> Bisection:
     """A fault before the translation, which the run found. It cannot be cut without PyTorch."""
     result = search.result
     kind, name = search.blamed.kind, search.blamed.name
     search.tried(result.cause, WRONG, result.value)
-    if kind == Kind.PASS:
+    if kind == CauseKind.PASS:
         result.place = "FX pass"
         result.advice.append(f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}")
         result.advice.append(f"dynamo-backends passes {search.run.folder} --why {name}")
-    elif kind == Kind.DECOMPOSITION:
+    elif kind == CauseKind.DECOMPOSITION:
         result.place = "decomposition"
         result.advice.append(f"to confirm, compare the decomposition with the operator {name}")
     else:
@@ -176,7 +176,7 @@ def _in_pytorch(search: Search) -> Bisection:
     return result
 
 
-def _in_region(search: Search, region: DumpedRegion) -> Bisection:
+def _in_region(search: BisectionSearch, region: DumpedRegion) -> Bisection:
     """Bisects a region that diverges."""
     settings, feeds = region_settings(region), region.recorded("input")
     parts = Parts(load_ir(region.model))
@@ -205,7 +205,7 @@ def _in_region(search: Search, region: DumpedRegion) -> Bisection:
     return result or _not_reproduced(search, region, outcome)
 
 
-def _not_reproduced(search: Search, region: DumpedRegion, ran: Outcome) -> Bisection:
+def _not_reproduced(search: BisectionSearch, region: DumpedRegion, ran: CandidateOutcome) -> Bisection:
     """The result if the fault does not show when the dumped model runs again."""
     result, outputs = search.result, ran.outputs
     result.place = "unknown"
@@ -222,7 +222,7 @@ def _not_reproduced(search: Search, region: DumpedRegion, ran: Outcome) -> Bisec
     return result
 
 
-def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection:
+def _by_command(search: BisectionSearch, region: DumpedRegion, command: str) -> Bisection:
     """Bisects the model that ran with the user's command."""
     result, path = search.result, region.optimized_model
     parts = Parts(load_ir(path))
@@ -247,21 +247,21 @@ def _by_command(search: Search, region: DumpedRegion, command: str) -> Bisection
     result.value, result.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
     text = f"The check fails: {command}"
     inputs, expected = inputs_of(model, known), outputs_of(model, known)
-    piece = Piece(model, region_settings(region), inputs, expected, {}, "check", text)
+    piece = CutModel(model, region_settings(region), inputs, expected, {}, "check", text)
     return search.finish(piece, len(parts.nodes), confirm=lambda: check(kept))
 
 
-def _providers(run: Run) -> Settings:
+def _providers(run: DumpedRun) -> Settings:
     """Settings with the providers that the run was given.
 
-    Raises ``DumpError`` if one has options that a dump may not set, see ``check_providers``.
+    Raises ``DumpError`` if one has options that a dump may not set, see ``check_provider_options``.
     """
     given = run.manifest.options.get("providers") or ["CPUExecutionProvider"]
     form = list[str | tuple[str, dict[str, object]]]
     pairs = [(item, {}) if isinstance(item, str) else item for item in checked(run.path, given, form, "providers")]
     names = tuple(name for name, _ in pairs)
     options = tuple({key: str(value) for key, value in given.items()} for _, given in pairs)
-    check_providers(names, options)
+    check_provider_options(names, options)
     return Settings(names, options)
 
 

@@ -20,16 +20,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .blame import Cause, Kind
-from .candidate_runs import LONGEST, Feeds, Outcome, Runner, write_model
-from .cut_folder import Piece, run_repro, write_piece
+from .blame import Cause, CauseKind
+from .candidate_runs import LONGEST, CandidateOutcome, CandidateRunner, Feeds, write_model
+from .cut_folder import CutModel, run_repro, write_cut
 from .model_sessions import PLAIN
-from .reading import DATA_SET, DumpedGraph, DumpError, Run, write_data_set
+from .reading import DATA_SET, DumpedGraph, DumpedRun, DumpError, write_data_set
 from .schema import Settings
 from .submodels import Parts, inputs_of, outputs_of
-from .value_differences import distance
+from .value_differences import difference_from_reference
 
-MEMORY = "bisection.txt"  # the file of answers, in the folder of the cut
+ANSWERS = "bisection.txt"  # the file of answers, in the folder of the cut
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class BisectionStep:
     """One step of a bisection.
 
     ``outcome`` is ``right``, ``wrong``, ``refused``, ``failed``, ``crashed``, or why it is unknown. ``value`` is the
@@ -77,7 +77,7 @@ class Bisection:
     cause: str = ""  # the pass, the optimizer, the operator, or the error message
     value: str = ""  # the first wrong value
     source: str = ""  # the user's line
-    trials: list[Trial] = dataclasses.field(default_factory=list)
+    trials: list[BisectionStep] = dataclasses.field(default_factory=list)
     cut: Cut | None = None
     advice: list[str] = dataclasses.field(default_factory=list)  # what to do next
     sessions: int = 0  # how many were created
@@ -87,25 +87,25 @@ class Bisection:
 
 
 @dataclasses.dataclass
-class Search:
+class BisectionSearch:
     """The state of a bisection. ``result`` is the bisection so far, ``blamed`` the cause that the verdict names."""
 
-    run: Run
+    run: DumpedRun
     graph: DumpedGraph
     folder: Path  # of the cut
-    runner: Runner
+    runner: CandidateRunner
     progress: Callable[[str], None]  # is called with a line of text
 
     def __post_init__(self) -> None:
         blame = self.graph.entry.blame
-        self.blamed = Cause(blame.kind, blame.name) if blame else Cause(Kind.RESULT)
+        self.blamed = Cause(blame.kind, blame.name) if blame else Cause(CauseKind.RESULT)
         self.result = Bisection(self.graph.reference, self.graph.verdict)
 
     def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
         """Records a step."""
-        self.result.trials.append(Trial(what, outcome, value, error))
+        self.result.trials.append(BisectionStep(what, outcome, value, error))
 
-    def values(self, parts: Parts, feeds: Feeds) -> Outcome:
+    def values(self, parts: Parts, feeds: Feeds) -> CandidateOutcome:
         """All tensors of a model, computed without optimizations."""
         return self.runner.run(parts.exposed(), feeds, PLAIN)
 
@@ -122,7 +122,7 @@ class Search:
         The answers are kept on disk, for this model file, ``question`` and settings.
         """
         digest = hashlib.sha256(model.read_bytes()).hexdigest()
-        memory = Memory(self.folder / MEMORY, [digest, question, settings, onnx.__version__])
+        memory = StoredAnswers(self.folder / ANSWERS, [digest, question, settings, onnx.__version__])
         self.result.resumed = memory.resumed
         best = len(start)
 
@@ -134,13 +134,13 @@ class Search:
                 self.progress(f"{best} nodes still fail ({self.runner.count} sessions)")
             return answer
 
-        return smallest(list(start), fails)
+        return delta_debug(list(start), fails)
 
     def finish(
         self,
-        piece: Piece,
+        piece: CutModel,
         of: int,
-        outcome: Outcome | None = None,
+        outcome: CandidateOutcome | None = None,
         *,
         before: ir.Model | None = None,
         confirm: Callable[[], bool] | None = None,
@@ -155,7 +155,7 @@ class Search:
             confirm: whether the cut fails; by default its ``repro.py`` is run.
         """
         shutil.rmtree(self.folder / DATA_SET, ignore_errors=True)
-        write_piece(self.folder, piece, self.run.manifest.versions)
+        write_cut(self.folder, piece, self.run.manifest.versions)
         if before is not None:
             write_model(before, self.folder, "before.onnx", whole=True)
         self.progress("running repro.py in a fresh process")
@@ -177,7 +177,7 @@ def line_of(nodes: Sequence[ir.Node]) -> str:
     return next((node.metadata_props["source"] for node in nodes if node.metadata_props.get("source")), "")
 
 
-class Memory:
+class StoredAnswers:
     """Answers on disk, one a line. A file with answers about another ``identity`` is replaced.
 
     ``resumed`` is how many answers the file had.
@@ -211,7 +211,7 @@ def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, 
     The known value is the reference if it overflows where float64 does not.
     """
     is_exact = exact is not None and exact.dtype == np.float64 and exact.shape == known.shape
-    if exact is None or not is_exact or distance(known, exact).measured.nonfinite:
+    if exact is None or not is_exact or difference_from_reference(known, exact).measured.nonfinite:
         return known, []
     return exact, [known]
 
@@ -220,7 +220,7 @@ def fault_of(value: np.ndarray, known: np.ndarray, exact: np.ndarray | None = No
     """The error of a wrong value, infinite if it is NaN or of another type; ``None`` if the value is right."""
     if value.dtype != known.dtype or value.shape != known.shape:
         return float("inf")
-    found = distance(value, *reference(known, exact))
+    found = difference_from_reference(value, *reference(known, exact))
     return None if found.is_rounding else found.error
 
 
@@ -231,7 +231,7 @@ class Diverges:
     parts: Parts
     known: Feeds  # right values of all tensors, computed without optimizations
     settings: Settings
-    runner: Runner
+    runner: CandidateRunner
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
         return bool(self.wrong(kept, outputs))
@@ -255,8 +255,8 @@ class FailsAs:
     parts: Parts
     known: Feeds | None  # values of its tensors; ``None`` if only the session is created
     settings: Settings
-    runner: Runner
-    outcome: Outcome  # of the whole model
+    runner: CandidateRunner
+    outcome: CandidateOutcome  # of the whole model
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
         model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
@@ -266,14 +266,14 @@ class FailsAs:
         return is_same_failure(self.runner.run(model, feeds, self.settings), self.outcome)
 
 
-def is_same_failure(one: Outcome, other: Outcome) -> bool:
+def is_same_failure(one: CandidateOutcome, other: CandidateOutcome) -> bool:
     """Whether two failures are of one kind, with the same signal or, but for names, the same message."""
     if one.kind == "crashed":
         return (one.kind, one.message) == (other.kind, other.message)
-    return one.kind == other.kind and essence(one.message) == essence(other.message)
+    return one.kind == other.kind and normalized_message(one.message) == normalized_message(other.message)
 
 
-def essence(message: str) -> str:
+def normalized_message(message: str) -> str:
     """ONNX Runtime's message without names, paths and numbers, which differ between models."""
     first = next((line for line in message.splitlines() if line.strip()), "")
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|\S*/\S+", "_", first)
@@ -317,7 +317,7 @@ class Command:
             return done.returncode != 0
 
 
-def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+def delta_debug(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
     """Delta debugging: a part of ``items`` that fails, but not without any one of its items. All of them must fail.
 
     Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: tries halves, then smaller and

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 
-class Kind(enum.StrEnum):
+class CauseKind(enum.StrEnum):
     """The kind of a cause. ``name`` is that of the ``Cause``."""
 
     NODE = "node"  # a node on ONNX Runtime: its translation or its kernel, ``bisect`` finds which
@@ -24,15 +24,15 @@ class Kind(enum.StrEnum):
 
 
 _STAGES = {
-    Kind.NODE: "onnx",
-    Kind.PYTORCH: "run",
-    Kind.DECOMPOSITION: "joint",
-    Kind.TRACE: "joint",
-    Kind.OPTIMIZER: "session",
-    Kind.SESSION: "run",
-    Kind.STALE_WEIGHT: "run",
-    Kind.UNSTABLE: "run",
-    Kind.UNEXPLAINED: "run",
+    CauseKind.NODE: "onnx",
+    CauseKind.PYTORCH: "run",
+    CauseKind.DECOMPOSITION: "joint",
+    CauseKind.TRACE: "joint",
+    CauseKind.OPTIMIZER: "session",
+    CauseKind.SESSION: "run",
+    CauseKind.STALE_WEIGHT: "run",
+    CauseKind.UNSTABLE: "run",
+    CauseKind.UNEXPLAINED: "run",
 }
 
 
@@ -40,15 +40,15 @@ _STAGES = {
 class Cause:
     """A cause: its kind, and the name of the pass, operator, optimizer, stage or weight."""
 
-    kind: Kind
+    kind: CauseKind
     name: str = ""
 
     @property
     def stage(self) -> str:
         """The first stage with a wrong result; ``""`` if unknown."""
-        if self.kind == Kind.PASS:
+        if self.kind == CauseKind.PASS:
             return self.name.partition(".")[0] or "onnx"
-        return self.name if self.kind == Kind.STAGE else _STAGES.get(self.kind, "")
+        return self.name if self.kind == CauseKind.STAGE else _STAGES.get(self.kind, "")
 
     @property
     def is_before_translation(self) -> bool:
@@ -58,23 +58,23 @@ class Cause:
     @property
     def blames_no_node(self) -> bool:
         """Whether every node of ``model.onnx`` is right by itself."""
-        return self.kind in (Kind.PASS, Kind.OPTIMIZER, Kind.SESSION, Kind.UNEXPLAINED)
+        return self.kind in (CauseKind.PASS, CauseKind.OPTIMIZER, CauseKind.SESSION, CauseKind.UNEXPLAINED)
 
     def __str__(self) -> str:
-        if self.kind == Kind.UNSTABLE:
+        if self.kind == CauseKind.UNSTABLE:
             return "depends on the number of threads" if self.name == "threads" else "not deterministic"
         with_name, without = _TEXTS.get(self.kind, ("", ""))
         return with_name.format(self.name) if self.name else without
 
 
 _TEXTS = {
-    Kind.PASS: ("pass {}", "the passes of the stage onnx"),
-    Kind.DECOMPOSITION: ("decomposition of {}", "a decomposition"),
-    Kind.TRACE: ("", "AOTAutograd's trace"),
-    Kind.STAGE: ("stage {}", "a stage"),
-    Kind.OPTIMIZER: ("ONNX Runtime optimizer {}", "ONNX Runtime's optimizers"),
-    Kind.SESSION: ("", "the session that ran; another session of the same model is right"),
-    Kind.STALE_WEIGHT: ("the session that ran has an old value of {}", "the session that ran has an old weight"),
-    Kind.UNEXPLAINED: ("", "no node by itself explains it"),
+    CauseKind.PASS: ("pass {}", "the passes of the stage onnx"),
+    CauseKind.DECOMPOSITION: ("decomposition of {}", "a decomposition"),
+    CauseKind.TRACE: ("", "AOTAutograd's trace"),
+    CauseKind.STAGE: ("stage {}", "a stage"),
+    CauseKind.OPTIMIZER: ("ONNX Runtime optimizer {}", "ONNX Runtime's optimizers"),
+    CauseKind.SESSION: ("", "the session that ran; another session of the same model is right"),
+    CauseKind.STALE_WEIGHT: ("the session that ran has an old value of {}", "the session that ran has an old weight"),
+    CauseKind.UNEXPLAINED: ("", "no node by itself explains it"),
 }
 """The text of a cause with a name, and without. Nodes and results have none."""

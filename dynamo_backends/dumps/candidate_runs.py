@@ -2,7 +2,7 @@
 
 ::
 
-    with Runner() as runner:
+    with CandidateRunner() as runner:
         outcome = runner.run(model, {"x": x}, settings)
         outcome.kind         # "ran", "refused", "failed" or "crashed"
 
@@ -23,9 +23,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..common.python_process import Ended, Worker, WorkerStartError, answer_requests, how_it_ended
+from ..common.python_process import Worker, WorkerExit, WorkerStartError, answer_requests, exit_code_text
 from .mixed_precision import in_float64
-from .model_sessions import PLAIN, ExecutionError, Session
+from .model_sessions import PLAIN, ExecutionError, ModelSession
 from .model_values import reference_evaluator
 from .models import OnnxModel
 from .reading import DATA_SET, DumpError, read_data_set, write_data_set
@@ -42,7 +42,7 @@ _MOST_NODES = 64  # larger models are too slow for onnx's reference evaluator, w
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class CandidateOutcome:
     """The result of a candidate."""
 
     kind: str  # ``built`` (session only), ``ran``, ``refused`` (no session), ``failed`` (error in the run), ``crashed``
@@ -50,20 +50,20 @@ class Outcome:
     outputs: Feeds = dataclasses.field(default_factory=dict)  # by name, in the model's order, if it ran
 
 
-class Runner:
+class CandidateRunner:
     """Runs candidates in one worker process, which is restarted after a crash. ``count`` is how many ran."""
 
     def __init__(self) -> None:
         self._worker = Worker(f"{__package__}.candidate_runs")
         self.count = 0
 
-    def __enter__(self) -> Runner:
+    def __enter__(self) -> CandidateRunner:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._worker.stop()
 
-    def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> Outcome:
+    def run(self, model: ir.Model | Path, feeds: Feeds | None, settings: Settings) -> CandidateOutcome:
         """Creates a session of a model, or of a file, and runs it.
 
         ``feeds`` are the inputs, and may hold other values; with ``None`` the session is created but not run.
@@ -87,10 +87,10 @@ class Runner:
                 answer = self._worker.ask(request, LONGEST)
             except WorkerStartError as error:  # not the model's fault
                 raise DumpError(str(error)) from error
-            if isinstance(answer, Ended):
+            if isinstance(answer, WorkerExit):
                 timeout = f"timeout after {LONGEST:g} seconds"
-                return Outcome("crashed", timeout if answer.timed_out else how_it_ended(answer.code))
-            return Outcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
+                return CandidateOutcome("crashed", timeout if answer.timed_out else exit_code_text(answer.code))
+            return CandidateOutcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
 
     def exact(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
         """The outputs of a model computed in float64, by name; ``None`` if that fails.
@@ -115,7 +115,7 @@ class Runner:
 
 
 def main() -> None:
-    """Entry point of the worker: answers the requests of a ``Runner``."""
+    """Entry point of the worker: answers the requests of a ``CandidateRunner``."""
     answer_requests(_answer)
 
 
@@ -126,7 +126,7 @@ def _answer(request: dict[str, Any]) -> dict[str, str]:
         proto = onnx.load_model(path, load_external_data=False)
         model = OnnxModel(proto, Path(request["external_data"]), str(path))
     try:
-        session = Session(model, msgspec.convert(request["settings"], Settings))
+        session = ModelSession(model, msgspec.convert(request["settings"], Settings))
         if not request["data"]:
             return {"kind": "built", "message": ""}
         outputs = session(dict(read_data_set(Path(request["data"]), "input")))

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
-from ..common.python_process import how_it_ended, worker_environment
+from ..common.python_process import exit_code_text, worker_environment
 from ..numerics import measure
 from ..runtime.custom_operators import libraries_of_environment
-from .candidate_runs import LONGEST, Feeds, Outcome, write_model
+from .candidate_runs import LONGEST, CandidateOutcome, Feeds, write_model
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
 from .schema import GraphEntry, RegionEntry, RunEntry, Settings, StageEntry
 
@@ -27,7 +27,7 @@ _IMPORT = "from dynamo_backends.numerics.measure import measure\n"
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class CutModel:
     """A model that was cut out, with its data."""
 
     model: ir.Model
@@ -39,7 +39,7 @@ class Piece:
     text: str  # a description of the fault
 
 
-def write_piece(folder: Path, piece: Piece, versions: Mapping[str, str]) -> None:
+def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> None:
     """Writes the folder: ``model.onnx``, ``test_data_set_0``, ``repro.py``, ``README.txt``, ``manifest.json``.
 
     ``versions`` are those of the libraries of the dumped run.
@@ -67,30 +67,30 @@ def repro_text(settings: Mapping[str, Any]) -> str:
     return source.replace(_SETTINGS, f"{rule}\n\nSETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
 
 
-def run_repro(folder: Path) -> Outcome:
+def run_repro(folder: Path) -> CandidateOutcome:
     """Runs ``repro.py`` in a fresh process.
 
-    The kind is one of ``Piece.outcome``; ``right`` if the fault does not show, ``not run`` if the script itself fails.
+    The kind is one of ``CutModel.outcome``; ``right`` if the fault does not show, ``not run`` if the script fails.
     """
     try:
         # -P: a file of the folder may have the name of a package
         command = [sys.executable, "-P", str(folder / "repro.py")]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=worker_environment())
     except subprocess.TimeoutExpired:
-        return Outcome("crashed", f"timeout after {LONGEST:g} seconds")
+        return CandidateOutcome("crashed", f"timeout after {LONGEST:g} seconds")
     lines = ended.stdout.strip().splitlines()
     for line in lines if ended.returncode == 1 else ():
         kind, _, said = line.partition(": ")
         if kind in ("differs", "refused", "failed"):
-            return Outcome(kind, said)
+            return CandidateOutcome(kind, said)
     if ended.returncode in (1, 2):  # an exception (onnxruntime is missing), or data that was not stored
-        return Outcome("not run", ended.stderr.strip()[-300:])
+        return CandidateOutcome("not run", ended.stderr.strip()[-300:])
     if ended.returncode:
-        return Outcome("crashed", how_it_ended(ended.returncode))
-    return Outcome("right", lines[-1] if lines else "")
+        return CandidateOutcome("crashed", exit_code_text(ended.returncode))
+    return CandidateOutcome("right", lines[-1] if lines else "")
 
 
-def _readme(piece: Piece, versions: Mapping[str, str]) -> str:
+def _readme(piece: CutModel, versions: Mapping[str, str]) -> str:
     known = ", ".join(f"{name} {version}" for name, version in versions.items())
     operators = ", ".join(f"{node.op_type} ({node.domain or 'ai.onnx'})" for node in piece.model.graph)
     return (
@@ -103,7 +103,7 @@ def _readme(piece: Piece, versions: Mapping[str, str]) -> str:
     )
 
 
-def _manifest(piece: Piece, versions: Mapping[str, str]) -> RunEntry:
+def _manifest(piece: CutModel, versions: Mapping[str, str]) -> RunEntry:
     """The folder as a run of one graph with one region."""
     nodes = len(piece.model.graph)
     stages = [StageEntry("onnx", nodes, "model.onnx"), StageEntry("onnx_optimized", nodes, same_as="onnx")]

@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .model_sessions import Session, operator_of, region_settings, session_of_region
+from .model_sessions import ModelSession, operator_of, region_settings, session_of_region
 from .model_values import exposing
 from .models import OnnxModel, load_model
 from .reading import DumpedGraph, DumpedRegion
@@ -127,7 +127,7 @@ class _Repeated:
                 results.append(self._described(name, producers.get(name), 1, found, other_threads=threads[1]))
         return RegionDeterminism(self.region.index, self.runs, threads, results, self._origins())
 
-    def _session(self, model: OnnxModel, settings: Settings, write: Path | None = None) -> Session:
+    def _session(self, model: OnnxModel, settings: Settings, write: Path | None = None) -> ModelSession:
         return session_of_region(self.region, model, settings, self._inputs, write=write)
 
     def _origins(self) -> list[UnstableValue]:
@@ -187,7 +187,9 @@ class _Repeated:
         )
 
 
-def _differences(session: Session, inputs: Mapping[str, OnnxValue], runs: int) -> dict[str, tuple[int, Difference]]:
+def _differences(
+    session: ModelSession, inputs: Mapping[str, OnnxValue], runs: int
+) -> dict[str, tuple[int, Difference]]:
     """The outputs that differ from the first run: in how many runs, and the largest difference.
 
     Nothing is compared until all runs are over, since races are rarer with other work between runs.

@@ -17,26 +17,26 @@ from .bisection import (
     RIGHT,
     WRONG,
     Bisection,
+    BisectionSearch,
     Diverges,
     FailsAs,
-    Search,
-    essence,
+    delta_debug,
     fault_of,
     is_same_failure,
     line_of,
+    normalized_message,
     reference,
-    smallest,
 )
-from .blame import Cause, Kind
-from .candidate_runs import Feeds, Outcome, Runner
-from .cut_folder import Piece
+from .blame import Cause, CauseKind
+from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
+from .cut_folder import CutModel
 from .model_sessions import PLAIN
 from .model_values import perturbed
 from .models import load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError, read_data_set
 from .schema import Level, Settings
 from .submodels import Parts, inputs_of
-from .value_differences import distance, tolerance
+from .value_differences import difference_from_reference, tolerance
 
 _FEW_NODES = 64  # up to this size all kernels of a model are checked if the verdict names no node
 
@@ -68,7 +68,7 @@ class NodeResults:
 class RanModel:
     """A model of a region, and the values of its tensors."""
 
-    search: Search
+    search: BisectionSearch
     parts: Parts
     known: Feeds  # the values of all tensors, computed without optimizations
     settings: Settings  # of the session of the compared run
@@ -98,7 +98,7 @@ def wrong_translation(ran: RanModel, node: NodeResults | None) -> Bisection | No
         has_right_type = known[name].dtype == eager.dtype
         if has_right_type and _overflows_alike(translated, eager):
             translated = _as_type(translated, eager.dtype)
-        error = distance(translated, exact, [eager], dtype=eager.dtype)
+        error = difference_from_reference(translated, exact, [eager], dtype=eager.dtype)
         if has_right_type and error.is_rounding:
             continue
         search.tried(what, WRONG, name, error.error if has_right_type else float("inf"))
@@ -142,9 +142,11 @@ def wrong_kernel(ran: RanModel, node: NodeResults | None) -> Bisection | None:
             continue
         for name, array in search.runner.run(model, known, PLAIN).outputs.items():
             right = _as_type(exact[name], array.dtype)
-            error = distance(array, right)
+            error = difference_from_reference(array, right)
             if not error.is_rounding:
-                error = distance(array, exact[name], _perturbed_results(search.runner, model, known, name))
+                error = difference_from_reference(
+                    array, exact[name], _perturbed_results(search.runner, model, known, name)
+                )
             if error.is_rounding:
                 continue
             search.tried(what, WRONG, name, error.error)
@@ -157,7 +159,7 @@ def wrong_kernel(ran: RanModel, node: NodeResults | None) -> Bisection | None:
     return None
 
 
-def _perturbed_results(runner: Runner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
+def _perturbed_results(runner: CandidateRunner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
     """A result in float64, computed a few times from inputs that are perturbed by one unit of rounding."""
     perturbed_results = []
     for seed in range(_PERTURBATIONS):
@@ -186,9 +188,9 @@ def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
         if error is None:
             continue
         search.tried(what, WRONG, name, error)
-        name_of_pass = search.blamed.name if search.blamed.kind == Kind.PASS else ""
+        name_of_pass = search.blamed.name if search.blamed.kind == CauseKind.PASS else ""
         result.place, result.value = "ONNX pass", name
-        result.cause = str(Cause(Kind.PASS, name_of_pass))
+        result.cause = str(Cause(CauseKind.PASS, name_of_pass))
         options = {"passes": {"disable": [name_of_pass or "onnx.*"]}}
         result.advice.append(f"to confirm, run again with {options=}; before.onnx is what the pass was given")
         if name_of_pass:
@@ -217,7 +219,7 @@ def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
         search.tried(text, WRONG if wrong else RIGHT, name, wrong.get(name))
     kept = search.reduce(path, "diverges", settings, start, check)
     outputs = list(check.wrong(kept))
-    outputs = smallest(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
+    outputs = delta_debug(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     if model is None or not outputs:
         return None
@@ -228,11 +230,11 @@ def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
     expected = {name: known[name] for name in outputs}
     allowed = {name: _allowed(array, exact.get(name)) for name, array in expected.items()}
     text = f"{result.cause} of ONNX Runtime changes the result"
-    piece = Piece(model, settings, inputs_of(model, known), expected, allowed, "differs", text)
+    piece = CutModel(model, settings, inputs_of(model, known), expected, allowed, "differs", text)
     return search.finish(piece, len(parts.nodes))
 
 
-def _piece(ran: RanModel, model: ir.Model, known: Feeds, expected: Feeds, allowed: float, text: str) -> Piece:
+def _piece(ran: RanModel, model: ir.Model, known: Feeds, expected: Feeds, allowed: float, text: str) -> CutModel:
     """A cut that returns a wrong result, with the settings of the run, or unoptimized if only that shows the fault."""
     outcome = ran.search.runner.run(model, known, ran.settings)
     shows = outcome.kind == "ran" and all(
@@ -240,11 +242,11 @@ def _piece(ran: RanModel, model: ir.Model, known: Feeds, expected: Feeds, allowe
     )
     settings = ran.settings if shows else PLAIN
     allowed_by_output = dict.fromkeys(expected, allowed)
-    return Piece(model, settings, inputs_of(model, known), expected, allowed_by_output, "differs", text)
+    return CutModel(model, settings, inputs_of(model, known), expected, allowed_by_output, "differs", text)
 
 
 def _allowed(known: np.ndarray, exact: np.ndarray | None) -> float:
-    """See ``Piece.allowed``."""
+    """See ``CutModel.allowed``."""
     return tolerance(known, reference(known, exact)[0])
 
 
@@ -309,7 +311,7 @@ def refused_models(graph: DumpedGraph) -> list[Path]:
     return sorted((graph.folder / "refused").glob("*.onnx"))
 
 
-def bisect_refused(search: Search, settings: Settings) -> Bisection:
+def bisect_refused(search: BisectionSearch, settings: Settings) -> Bisection:
     """The smallest part of a model that ONNX Runtime rejects; ``DumpError`` if no model was rejected."""
     result = search.result
     models = refused_models(search.graph)
@@ -336,7 +338,12 @@ def bisect_refused(search: Search, settings: Settings) -> Bisection:
 
 
 def bisect_failure(
-    search: Search, parts: Parts, feeds: Feeds | None, settings: Settings, outcome: Outcome, path: Path
+    search: BisectionSearch,
+    parts: Parts,
+    feeds: Feeds | None,
+    settings: Settings,
+    outcome: CandidateOutcome,
+    path: Path,
 ) -> Bisection:
     """The smallest part of a model with the same failure.
 
@@ -358,10 +365,10 @@ def bisect_failure(
     if not check(start):
         result.advice.append("only the whole model fails in this way, no part of it does")
         return result
-    kept = search.reduce(path, f"{outcome.kind} {essence(outcome.message)}", settings, start, check)
+    kept = search.reduce(path, f"{outcome.kind} {normalized_message(outcome.message)}", settings, start, check)
     outputs = [str(value.name) for value in parts.outputs_of(kept)]
     if len(outputs) > 1:
-        outputs = smallest(outputs, lambda names: check(kept, names))
+        outputs = delta_debug(outputs, lambda names: check(kept, names))
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     assert model is not None
     result.value, result.source = outputs[0], line_of([parts.nodes[i] for i in kept])
@@ -369,11 +376,11 @@ def bisect_failure(
     result.advice.append("report it to onnxruntime with the folder")
     text = {"refused": "ONNX Runtime rejects the model", "failed": "ONNX Runtime fails in the run"}
     said = f"{text.get(outcome.kind, 'ONNX Runtime crashes the process')}: {outcome.message}"
-    piece = Piece(model, settings, inputs_of(model, known), expected, {}, outcome.kind, said)
+    piece = CutModel(model, settings, inputs_of(model, known), expected, {}, outcome.kind, said)
     return search.finish(piece, len(parts.nodes), outcome)
 
 
-def _known_values(search: Search, parts: Parts, feeds: Feeds) -> Feeds:
+def _known_values(search: BisectionSearch, parts: Parts, feeds: Feeds) -> Feeds:
     """All values if the model runs without optimizations, else those before the node that fails, found by halving."""
     whole = search.values(parts, feeds)
     if whole.kind == "ran":

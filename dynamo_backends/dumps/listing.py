@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from .reading import MANIFEST, DumpError, Run, read_run
+from .reading import MANIFEST, DumpedRun, DumpError, read_run
 from .schema import DynamoGraphEntry
 
 
@@ -56,7 +56,7 @@ def _summary(folder: Path) -> RunSummary:
     return RunSummary(str(folder), run.manifest.started, len(graphs), diverging, not_ok)
 
 
-def dynamo_graphs_of_run(run: Run) -> list[DynamoGraphSummary]:
+def dynamo_graphs_of_run(run: DumpedRun) -> list[DynamoGraphSummary]:
     """Dynamo's graphs in the order of compilation; ``DumpError`` if the manifest is damaged."""
     return [_dynamo_graph(entry) for entry in run.dynamo_graphs]
 

@@ -3,7 +3,7 @@
 ::
 
     first, second = load_model("before.onnx"), load_model("after.onnx")
-    comparison = compare(first, second, made_up(first, sizes={}, seed=0), Runtime())
+    comparison = compare(first, second, generated_inputs(first, sizes={}, seed=0), Runtime())
     comparison.verdict          # "ok", or "diverges at gelu (Gelu): …"
     comparison.rows             # a row for each value, aligned
 
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .model_inputs import computed_inputs, read_feeds, same_inputs
-from .model_rows import Row, aligned_rows, first_different
+from .model_rows import AlignedRow, aligned_rows, first_different
 from .model_sessions import random_operators
 from .model_values import Runtime, coarsest_unit, perturbed_values, run_model
 from .models import OnnxModel, load_model
@@ -31,17 +31,17 @@ from .value_differences import EQUAL, ONLY_FIRST, ONLY_SECOND, ROUNDING, OnnxVal
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """The result of comparing two models."""
 
     names: tuple[str, str]  # of the models
-    rows: Sequence[Row]  # initializers and inputs, then results in the order of the first model, then outputs
-    first_different: Row | None  # the row at which they begin to diverge
+    rows: Sequence[AlignedRow]  # initializers and inputs, then results in the order of the first model, then outputs
+    first_different: AlignedRow | None  # the row at which they begin to diverge
     notes: Sequence[str]  # such as how inputs were matched, or which were generated
     measured: bool  # whether the rounding error was measured; if not, only the fixed tolerance of the dtype counts
 
     @property
-    def outputs(self) -> list[Row]:
+    def outputs(self) -> list[AlignedRow]:
         """The rows of the outputs."""
         return [row for row in self.rows if "output" in (row.first and row.first.kind, row.second and row.second.kind)]
 
@@ -78,7 +78,7 @@ def compare(
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     spare: Mapping[str, OnnxValue] | None = None,
-) -> Comparison:
+) -> ModelComparison:
     """Runs two models on the same inputs and compares their values.
 
     Args:
@@ -116,11 +116,11 @@ def compare(
         measured = False
         notes.append(f"the rounding error was not measured ({error}), only the tolerance of the dtype counts")
     rows = aligned_rows(one, other, matched, rounded)
-    return Comparison((first.name, second.name), rows, first_different(rows), notes, measured)
+    return ModelComparison((first.name, second.name), rows, first_different(rows), notes, measured)
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class ComparedModel:
     """A model to compare."""
 
     path: Path
@@ -128,20 +128,20 @@ class Target:
     data: Path | None  # a folder with stored inputs
 
     @classmethod
-    def of(cls, path: Path, name: str, folder: Path) -> Target:
+    def of(cls, path: Path, name: str, folder: Path) -> ComparedModel:
         """A model with the data set of a folder, if there is one."""
         return cls(path, name, folder / DATA_SET if (folder / DATA_SET).is_dir() else None)
 
 
 def compare_targets(
-    first: Target,
-    second: Target,
+    first: ComparedModel,
+    second: ComparedModel,
     runtime: Runtime,
     *,
     inputs: Sequence[str] = (),
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
-) -> Comparison:
+) -> ModelComparison:
     """Compares two models on ``inputs`` (see ``read_feeds``), by default on those stored with the first or the second,
     else on generated ones.
 
@@ -157,7 +157,7 @@ def compare_targets(
     return compare(one, other, ours or theirs, runtime, sizes=sizes, seed=seed, spare=theirs)
 
 
-def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Target]:
+def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[ComparedModel]:
     """The models that a reference names; ``DumpError`` if there is none.
 
     Args:
@@ -168,18 +168,20 @@ def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Ta
     """
     path = Path(reference)
     if path.is_file():
-        return [Target.of(path, reference, path.parent)]
+        return [ComparedModel.of(path, reference, path.parent)]
     if path.suffix == ".onnx":
         raise DumpError(f"{reference} does not exist")
     run = find_run(path if path.is_dir() else dump)
     found = []
     for graph, region in run.regions_of(reference):
         name = f"{graph.reference}/region_{region.index}"
-        found.append(Target.of(region.model_of(stage), name, region.folder))
+        found.append(ComparedModel.of(region.model_of(stage), name, region.folder))
     return found
 
 
-def paired(first: Sequence[Target], second: Sequence[Target]) -> tuple[list[tuple[Target, Target]], list[Target]]:
+def paired(
+    first: Sequence[ComparedModel], second: Sequence[ComparedModel]
+) -> tuple[list[tuple[ComparedModel, ComparedModel]], list[ComparedModel]]:
     """The pairs of models to compare, and those that are left out.
 
     Equal numbers of models are paired in order. Otherwise a graph was split differently, and those with the most
@@ -196,7 +198,7 @@ def paired(first: Sequence[Target], second: Sequence[Target]) -> tuple[list[tupl
         for one in first
         for other in second
     }
-    pairs: list[tuple[Target, Target]] = []
+    pairs: list[tuple[ComparedModel, ComparedModel]] = []
     left = [*first, *second]
     for one, other in sorted(similarity, key=lambda pair: -similarity[pair]):
         if one in left and other in left:

@@ -3,7 +3,7 @@
 ::
 
     feeds = read_feeds(["graph_000/forward/region_0/test_data_set_0"], model)
-    feeds = made_up(model, sizes={"batch": 3}, seed=0)
+    feeds = generated_inputs(model, sizes={"batch": 3}, seed=0)
     feeds, other_feeds, matched, notes = same_inputs(model, other, feeds, {"batch": 3}, seed=0)
 """
 
@@ -58,7 +58,7 @@ def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxV
     return {names[i] if i < len(names) else name: value for i, (name, value) in enumerate(found)}
 
 
-def made_up(
+def generated_inputs(
     model: OnnxModel, *, sizes: Mapping[str, int], seed: int, wanted: Sequence[InputType] | None = None
 ) -> dict[str, OnnxValue]:
     """Random inputs: normally distributed numbers; indices within the indexed axis; 0 and 1 for other integers.
@@ -231,7 +231,7 @@ def same_inputs(
 ) -> tuple[dict[str, OnnxValue], dict[str, OnnxValue], list[Matched], list[str]]:
     """The inputs of both models, the matches, and notes. Inputs that the other model computes are missing.
 
-    ``feeds`` are values of inputs of either model, ``sizes`` and ``seed`` as for ``made_up``.
+    ``feeds`` are values of inputs of either model, ``sizes`` and ``seed`` as for ``generated_inputs``.
     """
     matched = match(first, feeds, second)
     notes = []
@@ -249,7 +249,7 @@ def same_inputs(
     if missing:
         types = {item.name: item for item in second.inputs}
         sized = [_with_sizes_of(item, types.get(name_of.get(item.name, ""), item)) for item in missing]
-        ours |= made_up(first, sizes=_sizes_of(first, ours) | dict(sizes), seed=seed, wanted=sized)
+        ours |= generated_inputs(first, sizes=_sizes_of(first, ours) | dict(sizes), seed=seed, wanted=sized)
         notes.append(f"generated (seed {seed}): {listed([item.name for item in missing])}")
     theirs: dict[str, OnnxValue] = {}
     for item in second.inputs:

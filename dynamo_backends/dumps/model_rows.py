@@ -56,7 +56,7 @@ class Side:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class AlignedRow:
     """Two corresponding values, or a value that only one model has."""
 
     mark: str  # a key of ``LEGEND``
@@ -74,7 +74,7 @@ class Row:
 
 def aligned_rows(
     one: ModelRun, other: ModelRun, matched: Sequence[Matched], rounded: Mapping[str, OnnxValue]
-) -> list[Row]:
+) -> list[AlignedRow]:
     """The rows of inputs and constants, of results, and of outputs.
 
     Args:
@@ -139,15 +139,17 @@ def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], trust
     return a.operator == b.operator and _have_one_type(a, b) and ours == [name for name in b.inputs if name]
 
 
-def _row(a: NodeValue | None, b: NodeValue | None, rounded: Mapping[str, OnnxValue], *, trusted: bool = False) -> Row:
+def _row(
+    a: NodeValue | None, b: NodeValue | None, rounded: Mapping[str, OnnxValue], *, trusted: bool = False
+) -> AlignedRow:
     first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
     if a is None or b is None:
-        return Row(ONLY_FIRST if b is None else ONLY_SECOND, first, second)
+        return AlignedRow(ONLY_FIRST if b is None else ONLY_SECOND, first, second)
     found = difference(a.value, b.value, rounded.get(f"output {a.name}" if a.kind == "output" else a.name))
-    return Row(found.mark(DIFFERENT if trusted else UNSURE), first, second, found)
+    return AlignedRow(found.mark(DIFFERENT if trusted else UNSURE), first, second, found)
 
 
-def _output_rows(one: ModelRun, other: ModelRun, rounded: Mapping[str, OnnxValue]) -> list[Row]:
+def _output_rows(one: ModelRun, other: ModelRun, rounded: Mapping[str, OnnxValue]) -> list[AlignedRow]:
     """The rows of the outputs, matched by name, then by value, by type, and by shape and kind."""
     ours, theirs = _outputs(one), _outputs(other)
     pairs = {name: theirs.pop(name) for name in ours if name in theirs}
@@ -181,7 +183,7 @@ def _have_one_kind(a: NodeValue, b: NodeValue) -> bool:
     return a.value.shape == b.value.shape and kind_of(a.value.dtype) == kind_of(b.value.dtype)
 
 
-def first_different(rows: Sequence[Row]) -> Row | None:
+def first_different(rows: Sequence[AlignedRow]) -> AlignedRow | None:
     """The first row that differs, in the order of the first model; ``None`` if all outputs agree."""
     different = [row for row in rows if row.mark == DIFFERENT]
     is_wrong = any(row.first is not None and row.first.kind == "output" for row in different)

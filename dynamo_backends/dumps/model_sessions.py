@@ -2,7 +2,7 @@
 
 ::
 
-    session = Session(load_model("model.onnx"), Settings())
+    session = ModelSession(load_model("model.onnx"), Settings())
     session({"x": x})["y"]
 
     session = session_of_region(region, model, region_settings(region), inputs)    # with the constants of the run
@@ -68,7 +68,7 @@ class ExecutionError(DumpError):
 PLAIN = Settings(graph_optimization_level="ORT_DISABLE_ALL", threads=1)  # a session without optimizations
 
 
-class Session:
+class ModelSession:
     """A session of a model.
 
     Args:
@@ -147,7 +147,7 @@ class Session:
                 runs.append((tensors, self._session.run(plain, feeds) if plain else []))
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "failed", error) from error
-        found = [dict(zip([*bound, *plain], [*map(as_array, some), *others], strict=True)) for some, others in runs]
+        found = [dict(zip([*bound, *plain], [*map(ort_array, some), *others], strict=True)) for some, others in runs]
         return [{name: item[name] for name in self._is_tensor} for item in found]
 
     def end_profiling(self) -> Path:
@@ -173,17 +173,17 @@ def session_of_region(
     *,
     write: Path | None = None,
     profile: Path | None = None,
-) -> Session:
+) -> ModelSession:
     """A session of a model of a region, with the same inputs as constants as in the run; ``inputs`` has their values.
 
     Raises:
-        DumpError: as ``Session``, or a constant was not recorded.
+        DumpError: as ``ModelSession``, or a constant was not recorded.
     """
     missing = [name for name in region.entry.constants if name not in inputs]
     if missing:
         raise DumpError(f"{region.folder}: the dump is incomplete, the weight {missing[0]} was not recorded")
     constants = {name: inputs[name] for name in region.entry.constants}
-    return Session(model, settings, constants, write=write, profile=profile)
+    return ModelSession(model, settings, constants, write=write, profile=profile)
 
 
 def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:
@@ -194,12 +194,12 @@ def region_settings(region: DumpedRegion, threads: int | None = None, *, provide
     settings = region.entry.session
     if provider is not None:
         settings = dataclasses.replace(settings, providers=(available_provider(provider),), provider_options=())
-    check_providers(settings.providers, settings.provider_options)
+    check_provider_options(settings.providers, settings.provider_options)
     check_config(settings.config)
     return dataclasses.replace(settings, threads=threads or settings.threads or 1)
 
 
-def check_providers(providers: Sequence[str], options: Sequence[Mapping[str, str]]) -> None:
+def check_provider_options(providers: Sequence[str], options: Sequence[Mapping[str, str]]) -> None:
     """Checks the provider options of a dump. ``options`` may be shorter than ``providers``.
 
     Raises ``DumpError`` if an option is neither ours nor set by the environment.
@@ -267,7 +267,7 @@ _NUMPYS = frozenset(range(1, 16))
 """ONNX's numbers of the dtypes that numpy has: from float32 (1) to complex128 (15)."""
 
 
-def as_array(result: onnxruntime.OrtValue) -> np.ndarray:
+def ort_array(result: onnxruntime.OrtValue) -> np.ndarray:
     """A tensor of ONNX Runtime as an array, also if numpy lacks its dtype."""
     number = result.element_type()
     if number in _NUMPYS:

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 
 from ..errors import first_line
-from .model_sessions import Session, operator_of
+from .model_sessions import ModelSession, operator_of
 from .models import OnnxModel, is_external, load_model
 from .reading import DumpError
 from .schema import Settings
@@ -76,7 +76,7 @@ def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime
     if not runtime.optimize:
         return _run_exposed(model, feeds, runtime)
     with tempfile.TemporaryDirectory() as folder:
-        session = Session(model, runtime.settings, write=Path(folder))
+        session = ModelSession(model, runtime.settings, write=Path(folder))
         optimized = load_model(f"{folder}/model.onnx", f"{model.name} (optimized)")
         run = _run_exposed(optimized, feeds, runtime)
         # Exposed values prevent fusions, so the outputs come from the session without them.
@@ -117,7 +117,7 @@ def _run_exposed(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runt
     if runtime.name == "reference":
         found = _reference_results(exposed, feeds)
     else:
-        found = Session(exposed, runtime.settings.unoptimized)(feeds)
+        found = ModelSession(exposed, runtime.settings.unoptimized)(feeds)
     values = [NodeValue("initializer", name, value=value) for name, value in model.initializers.items()]
     values += [NodeValue("input", name, value=value) for name, value in feeds.items()]
     for node in model.proto.graph.node:

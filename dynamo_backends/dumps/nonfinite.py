@@ -27,7 +27,7 @@ _SIDES = ("eager", "onnx")
 
 
 @dataclasses.dataclass(frozen=True)
-class Input:
+class NodeInput:
     """An input of a node."""
 
     name: str
@@ -52,7 +52,7 @@ class Birth:
     side: str  # ``both``, ``eager`` or ``onnx``
     only_in_session: bool  # on ONNX Runtime in the session that ran, but not if all values are exposed (no fusions)
     why: str  # the usual reason, or ``""``
-    inputs: Sequence[Input]
+    inputs: Sequence[NodeInput]
     examples: Sequence[ElementEntry]  # some of the elements, with those of the inputs that they come from
     reaches: Sequence[str]  # the results of the graph that have it
     ends_at: Sequence[tuple[str, str, str]]  # the first nodes that read it and are finite: name, operator and line
@@ -112,7 +112,7 @@ def _is_born(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str) -
 
 
 def _birth(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Birth:
-    inputs = [Input(name, _extent(rows[name], "eager")) for name in row.inputs if name in rows]
+    inputs = [NodeInput(name, _extent(rows[name], "eager")) for name in row.inputs if name in rows]
     eager, onnx, exposed = _count(row, "eager", key), _count(row, "onnx", key), row.onnx_extent
     reaches, ends_at = _follow(rows, row.name)
     wanted = ("nan",) if key == "nan" else ("inf", "-inf")
@@ -150,7 +150,7 @@ def _follow(rows: Mapping[str, RowEntry], name: str) -> tuple[list[str], list[tu
     return reaches, ends_at
 
 
-def _why(row: RowEntry, key: str, inputs: Sequence[Input], examples: Sequence[ElementEntry]) -> str:
+def _why(row: RowEntry, key: str, inputs: Sequence[NodeInput], examples: Sequence[ElementEntry]) -> str:
     """The usual reason for such a result of these inputs, or of the elements that it comes from, if known."""
     name = row.operator.removeprefix("aten.").split(".")[0].lstrip("_")
     extents = [item.extent for item in inputs if item.extent is not None]

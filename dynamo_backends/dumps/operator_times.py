@@ -39,7 +39,7 @@ _KERNEL = "_kernel_time"  # the suffix of a node's name in ONNX Runtime's profil
 
 
 @dataclasses.dataclass(frozen=True)
-class OperatorTime:
+class NodeTime:
     """A node of the session."""
 
     node: str  # its name in ONNX Runtime
@@ -62,7 +62,7 @@ class RegionTimes:
     threads: int  # of the session
     runs: int
     milliseconds: float  # of one run of the session, including the time between nodes
-    rows: Sequence[OperatorTime]  # in execution order
+    rows: Sequence[NodeTime]  # in execution order
 
     def as_json(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -118,8 +118,8 @@ def by_module(times: Iterable[RegionTimes]) -> list[GroupTime]:
     return _grouped(times, lambda row: (row.module or WHOLE_MODEL) if row.fx_nodes else NOT_ATTRIBUTED)
 
 
-def _grouped(times: Iterable[RegionTimes], name_of: Callable[[OperatorTime], str]) -> list[GroupTime]:
-    groups: dict[str, list[OperatorTime]] = {}
+def _grouped(times: Iterable[RegionTimes], name_of: Callable[[NodeTime], str]) -> list[GroupTime]:
+    groups: dict[str, list[NodeTime]] = {}
     for item in times:
         for row in item.rows:
             groups.setdefault(name_of(row), []).append(row)
@@ -147,7 +147,7 @@ def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTim
         found = attribution.of(node)
         modules = tuple(dict.fromkeys(item.get("module", "") for item in found))
         rows.append(
-            OperatorTime(
+            NodeTime(
                 node=node.name,
                 operator=operator_of(node),
                 provider=provider,

@@ -22,13 +22,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..numerics.measure import FORMATS, ordinary
-from .bisection import smallest
+from .bisection import delta_debug
 from .mixed_precision import is_low, widened
 from .model_sessions import region_settings, session_of_region
 from .models import OnnxModel, load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError
 from .schema import RowEntry
-from .value_differences import distance
+from .value_differences import difference_from_reference
 
 _COMPARED = ("float16", "bfloat16", "float32")  # dtypes of the results that are compared
 
@@ -128,7 +128,7 @@ class RegionSearch:
             after = self.errors(names)
             outcome = "not precision"
             if _are_right(after):
-                found = smallest(names, lambda some: self._tried < MOST_SESSIONS and self._suffices(some))
+                found = delta_debug(names, lambda some: self._tried < MOST_SESSIONS and self._suffices(some))
                 outcome = "found" if self._tried < MOST_SESSIONS else "unfinished"
                 after = self.errors(found)
         nodes = [self._described(name) for name in found]
@@ -179,7 +179,7 @@ class RegionSearch:
     def _error(self, name: str, value: np.ndarray) -> ResultError:
         exact = np.asarray(self._exact[name], np.float64)
         coarser = FORMATS[value.dtype.name].epsilon / FORMATS["float32"].epsilon
-        found = distance(value, exact, inner=ordinary(exact) * coarser).measured
+        found = difference_from_reference(value, exact, inner=ordinary(exact) * coarser).measured
         row = self.rows.get(name)
         eager = row.eager if row is not None and not self.strict else None
         known = FORMATS[value.dtype.name].factor * (eager.share or 0.0) if eager else 0.0

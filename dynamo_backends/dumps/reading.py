@@ -144,7 +144,7 @@ class DumpedGraph:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class DumpedRun:
     """The dump of one process."""
 
     folder: Path
@@ -236,7 +236,7 @@ def _existing(own: Path, inherited: Path | None) -> Path:
     return inherited if inherited is not None and not own.exists() else own
 
 
-def find_run(folder: str | Path | None = None) -> Run:
+def find_run(folder: str | Path | None = None) -> DumpedRun:
     """Finds a run; ``DumpError`` if there is none, or its manifest cannot be read.
 
     ``folder`` is a run folder, anything in it, or a dump folder (by default ``default_folder()``), whose latest run is
@@ -267,7 +267,7 @@ def latest_run(root: str | Path) -> Path:
     raise DumpError(f"no run folder under {root}; torch.compile(..., backend='onnx_debug') makes one")
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> DumpedRun:
     """Reads a run folder; ``DumpError`` if its manifest is missing, damaged, not ours, or of another version."""
     path = folder / MANIFEST
     manifest = read_json(path, object)
@@ -279,7 +279,7 @@ def read_run(folder: Path) -> Run:
         said = f"{path} was written by {older} version of dynamo-backends"
         raise DumpError(f"{said} (schema {version}, this one reads {SCHEMA_VERSION}); dump again")
     _check_no_links(folder)
-    return Run(folder, checked(path, manifest, RunEntry))
+    return DumpedRun(folder, checked(path, manifest, RunEntry))
 
 
 def _check_no_links(folder: Path) -> None:

@@ -4,7 +4,8 @@
     python repro.py another.onnx        # another model with the same inputs
 
 It needs only onnxruntime and numpy. It prints the largest differences, the wrong ones first. Exit codes: 0 if all
-outputs are within the tolerance; 1 if not, or if the session cannot be created or run; 2 if the inputs were not stored.
+outputs are within the tolerance, or the session is created and no outputs were stored; 1 if not, or if the session
+cannot be created or run; 2 if the inputs were not stored.
 
 The commands that run models of dumps create their sessions with the functions here, too.
 """

@@ -18,7 +18,7 @@ import msgspec
 
 from passes.engine.results import PassResult
 
-from .blame import Kind
+from .blame import CauseKind
 
 Direction = Literal["inference", "forward", "backward"]
 
@@ -103,7 +103,7 @@ class FallbackEntry:
 
 
 @dataclasses.dataclass(frozen=True)
-class DistanceEntry:
+class MeasureEntry:
     """A ``numerics.measure.Measure``; numbers that are NaN or infinite are ``None``."""
 
     max_abs: float | None
@@ -123,8 +123,8 @@ class ErrorEntry:
     """The error of a value, and eager's if known."""
 
     value: str
-    onnx: DistanceEntry
-    eager: DistanceEntry | None
+    onnx: MeasureEntry
+    eager: MeasureEntry | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ class BlamedValue:
 class BlameEntry(BlamedValue):
     """The value that a verdict names, and the cause, see ``blame.Cause``."""
 
-    kind: Kind
+    kind: CauseKind
     name: str
     stage: str = ""
     cause: str = ""  # for people
@@ -297,7 +297,7 @@ class InstabilityEntry:
 
     threads: int
     other_threads: int
-    difference: DistanceEntry
+    difference: MeasureEntry
 
 
 @dataclasses.dataclass
@@ -335,11 +335,11 @@ class RowEntry(ValueFacts):
     """
 
     stack: Sequence[FrameEntry] = ()  # outermost first
-    onnx: DistanceEntry | None = None  # the propagated error, against float64
-    eager: DistanceEntry | None = None  # eager's error, against float64
-    local_onnx: DistanceEntry | None = None  # the local error, against eager if that is within rounding, else float64
-    local_eager: DistanceEntry | None = None  # eager's local error, against the same reference
-    session: DistanceEntry | None = None  # the error in the session that ran, if it returned or kept the value
+    onnx: MeasureEntry | None = None  # the propagated error, against float64
+    eager: MeasureEntry | None = None  # eager's error, against float64
+    local_onnx: MeasureEntry | None = None  # the local error, against eager if that is within rounding, else float64
+    local_eager: MeasureEntry | None = None  # eager's local error, against the same reference
+    session: MeasureEntry | None = None  # the error in the session that ran, if it returned or kept the value
     session_instability: InstabilityEntry | None = None  # if the session's value differed in another run
     local_instability: InstabilityEntry | None = (
         None  # the same for the node alone; measured if an error is no rounding

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..graphs.graph_text import GraphNode
-from .reading import DumpedGraph, Run
+from .reading import DumpedGraph, DumpedRun
 from .stage_graphs import StageGraph, stage_graphs
 
 
@@ -57,7 +57,7 @@ class StageDiff:
         return sum(change.kind == kind for change in self.changes)
 
 
-def diff_stages(run: Run, graph: DumpedGraph, before: str, after: str) -> list[StageDiff]:
+def diff_stages(run: DumpedRun, graph: DumpedGraph, before: str, after: str) -> list[StageDiff]:
     """Compares two stages of a graph, two ONNX stages region by region.
 
     Raises ``DumpError`` if the graph has no such stage, or a file cannot be read.

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..common.suggestions import unknown_name
 from ..graphs.graph_text import GraphNode, model_text, onnx_nodes, without_freeing
 from .models import load_ir
-from .reading import DumpedGraph, DumpError, Run, read_json
+from .reading import DumpedGraph, DumpedRun, DumpError, read_json
 from .schema import FxGraphEntry, StageEntry, stage_named
 
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
@@ -59,7 +59,7 @@ class StageGraph:
         return sum(node.kind == "node" for node in self.nodes)
 
 
-def stages_of(run: Run, graph: DumpedGraph) -> list[StageEntry]:
+def stages_of(run: DumpedRun, graph: DumpedGraph) -> list[StageEntry]:
     """The stages of a graph, in order; ``DumpError`` if the manifest is damaged."""
     found = [entry for name in FX_STAGES if (entry := _entry(run, graph, name)) is not None]
     for name in ONNX_STAGES:
@@ -77,7 +77,7 @@ def stages_of(run: Run, graph: DumpedGraph) -> list[StageEntry]:
     return found
 
 
-def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
+def stage_graphs(run: DumpedRun, graph: DumpedGraph, name: str) -> list[StageGraph]:
     """The graph of a stage, or those of its regions. A stage that changed nothing has the graph of an earlier stage.
 
     Raises ``DumpError`` if the graph has no such stage, or its file cannot be read.
@@ -108,7 +108,7 @@ def stage_graphs(run: Run, graph: DumpedGraph, name: str) -> list[StageGraph]:
     return [StageGraph(path, entry.file, without_freeing(text))]
 
 
-def _entry(run: Run, graph: DumpedGraph, name: str) -> StageEntry | None:
+def _entry(run: DumpedRun, graph: DumpedGraph, name: str) -> StageEntry | None:
     if name not in ("dynamo", "pre_grad", "joint"):
         return stage_named(graph.entry.stages, name)
     of_dynamo = next((entry for entry in run.dynamo_graphs if entry.index == graph.index), None)

@@ -2,8 +2,8 @@
 
 ::
 
-    distance(value, exact, [eager]).is_rounding         # against float64
-    difference(first, second, rounded).is_rounding      # neither of them is the reference
+    difference_from_reference(value, exact, [eager]).is_rounding  # against float64
+    difference(first, second, rounded).is_rounding                # neither of them is the reference
 
 The rule is that of ``numerics/measure.py``. The known rounding error is that of another right computation, or of
 ``first`` computed from perturbed inputs (``model_values.perturbed_values``).
@@ -112,7 +112,7 @@ def difference(first: OnnxValue, second: OnnxValue, rounded: OnnxValue = None) -
     return Difference(differing=1, what=f"{described(first)} and {described(second)}")
 
 
-def distance(
+def difference_from_reference(
     value: np.ndarray,
     exact: np.ndarray,
     others: Sequence[np.ndarray] = (),
@@ -137,7 +137,7 @@ def distance(
 
 def tolerance(known: np.ndarray, right: np.ndarray) -> float:
     """The allowed error, as a multiple of the dtype's tolerance, if the right result ``known`` has an error itself."""
-    found = distance(known, right).measured
+    found = difference_from_reference(known, right).measured
     rule = FORMATS.get(known.dtype.name)
     if rule is None or found.max_ulp <= 1 or not math.isfinite(found.share):
         return 1.0

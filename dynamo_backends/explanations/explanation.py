@@ -115,7 +115,7 @@ def remedy_of(kind: Kind, operator: str) -> str:
 def _lines(explanation: Explanation) -> Iterator[str]:
     graphs, breaks = explanation.graphs, sum(graph.breaks for graph in explanation.graphs)
     number = sum(sum(graph.operators.values()) for graph in graphs)
-    yield f"{_counted(len(graphs), 'graph')}, {_counted(breaks, 'graph break')}, {_counted(number, 'operator')}"
+    yield f"{_count(len(graphs), 'graph')}, {_count(breaks, 'graph break')}, {_count(number, 'operator')}"
     for graph in graphs:
         yield f"\ngraph {graph.index}: {graph.function}, {graph.line}"
         yield _wrapped(f"  calls {_counts(graph.operators)}")
@@ -125,16 +125,16 @@ def _lines(explanation: Explanation) -> Iterator[str]:
             yield textwrap.indent(_for_users(graph.details), "    ")
         for part in graph.graphs:
             share = f"{100 * part.share_on_onnx:.0f} %"
-            yield f"  {part.name}: {share} of the operators on ONNX Runtime, in {_counted(part.regions, 'region')}"
+            yield f"  {part.name}: {share} of the operators on ONNX Runtime, in {_count(part.regions, 'region')}"
             if part.on_onnx:
                 yield _wrapped(f"    there: {_counts(part.on_onnx)}")
             if part.in_pytorch:
                 yield textwrap.indent(_fallback_table(part.in_pytorch), "    ")
     for message, times in explanation.unused.items():
-        yield f"\nruns in Python ({_counted(times, 'time')}), because Dynamo cannot trace it:"
+        yield f"\nruns in Python ({_count(times, 'time')}), because Dynamo cannot trace it:"
         yield textwrap.indent(_for_users(message), "    ")
     own = [guard for guard in explanation.guards if guard.name.startswith("L[")]
-    yield f"\n{_counted(len(explanation.guards), 'guard')}, {len(own)} of them on arguments and local variables"
+    yield f"\n{_count(len(explanation.guards), 'guard')}, {len(own)} of them on arguments and local variables"
     if own:
         rows = dict.fromkeys((guard.name, guard.kind, _condition(guard), guard.line) for guard in own)
         yield textwrap.indent(fit_table(rows, ("guard", "kind", "condition", "where")), "  ")
@@ -163,7 +163,7 @@ def _counts(operators: Mapping[str, int]) -> str:
     return ", ".join(name if number == 1 else f"{name} x{number}" for name, number in operators.items()) or "nothing"
 
 
-def _counted(number: int, what: str) -> str:
+def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 

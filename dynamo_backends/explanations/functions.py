@@ -65,7 +65,7 @@ def explain(
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         torch._dynamo.reset()
-        listener = _Listener()
+        listener = _GraphRecorder()
         lowering = _SplitLowering(Support(checked.opset, checked.providers))
         pipeline = Pipeline(checked, listener, lowering)
         try:
@@ -101,7 +101,7 @@ def coverage(
     return lambda *args, **kwargs: explained(*args, **kwargs).as_json()
 
 
-class _Listener(Observer):
+class _GraphRecorder(Observer):
     """Records Dynamo's graphs and messages."""
 
     def __init__(self) -> None:

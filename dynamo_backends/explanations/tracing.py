@@ -58,10 +58,10 @@ def trace(method: str, model: torch.nn.Module, call: Call) -> Traced:
             warnings.simplefilter("ignore")  # torch.jit is deprecated
             return METHODS[method](model, call)
     except Exception as error:  # the model and four compilers raise any type
-        raise TracingError(said(error)) from error
+        raise TracingError(summary_of(error)) from error
 
 
-def said(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
     """The type of an error and the first paragraph of its message, at most five lines."""
     lines = str(error).strip().splitlines()
     end = next((i for i, line in enumerate(lines) if not line.strip()), len(lines))

@@ -189,7 +189,7 @@ class RunnableRegion:
         self._internal_failures = 0
 
     def __call__(self, *args: object) -> Sequence[object]:
-        if operator_watchers.is_watched and operator_watchers.watch_this_thread():
+        if operator_watchers.is_watched and operator_watchers.has_watchers():
             return operator_watchers.call(self, args)
         return self._run(self.session, args)
 

@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .exact import WIDER
-from .program_execution import Context, Float64, Recording, Run, copies, requires_grad, version_of
+from .reference_runs import Context, Float64, FunctionRun, Recording, copies, requires_grad, version_of
 from .verdicts import epsilon
 
 Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
@@ -30,7 +30,7 @@ Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class RunTarget:
     """In which precision, and where, a call is run.
 
     Attributes:
@@ -68,7 +68,7 @@ class Target:
         return value.detach().to(self.device or value.device, dtype, copy=True)
 
 
-FLOAT64 = Target(wide=True)
+FLOAT64 = RunTarget(wide=True)
 
 
 class ChangedSinceError(RuntimeError):
@@ -110,7 +110,7 @@ class CallExecution:
         self._requires_grad = [requires_grad(leaf) for _, leaf in paths]
         self._own = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths]
         self._versions = list(map(version_of, self._own))
-        self._before: list[object] | None = Target().copies(self._own, in_memory=self._in_memory)
+        self._before: list[object] | None = RunTarget().copies(self._own, in_memory=self._in_memory)
 
     @property
     def coarsest(self) -> torch.dtype:
@@ -123,7 +123,7 @@ class CallExecution:
         """The caller's own tensors among the arguments."""
         return [leaf for leaf in self._own if isinstance(leaf, torch.Tensor)]
 
-    def run(self, target: Target, change: Change | None = None, *, with_gradients: bool = False) -> CallRun:
+    def run(self, target: RunTarget, change: Change | None = None, *, with_gradients: bool = False) -> CallRun:
         """Calls the function on copies of the arguments. To be used after the call itself.
 
         Args:
@@ -140,10 +140,10 @@ class CallExecution:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Copies of the arguments as they were before the call."""
-        args, kwargs = pytree.tree_unflatten(self._leaves(Target(), with_gradients=True), self.spec)
+        args, kwargs = pytree.tree_unflatten(self._leaves(RunTarget(), with_gradients=True), self.spec)
         return args, kwargs
 
-    def _leaves(self, target: Target, *, with_gradients: bool, change: Change | None = None) -> list[object]:
+    def _leaves(self, target: RunTarget, *, with_gradients: bool, change: Change | None = None) -> list[object]:
         leaves = target.copies(self._arguments(), in_memory=self._in_memory)
         if change is not None:
             leaves = _changed(self.names, leaves, change)
@@ -172,7 +172,7 @@ class CallRun:
     """
 
     def __init__(
-        self, execution: CallExecution, target: Target, leaves: Sequence[object], *, with_gradients: bool
+        self, execution: CallExecution, target: RunTarget, leaves: Sequence[object], *, with_gradients: bool
     ) -> None:
         first = {id(leaf): name for name, leaf in reversed(list(zip(execution.names, leaves, strict=True)))}
         self._leaves = {first[id(leaf)]: leaf for leaf in leaves if requires_grad(leaf)}
@@ -189,7 +189,7 @@ class CallRun:
         are_leaves, mode = [not execution.writes] * len(leaves), self._float64 if target.wide else None
         is_elsewhere = target.function is not None
         with torch.set_grad_enabled(with_gradients):
-            self._run = Run(call, leaves, are_leaves, execution.random_state, mode, is_elsewhere=is_elsewhere)
+            self._run = FunctionRun(call, leaves, are_leaves, execution.random_state, mode, is_elsewhere=is_elsewhere)
         self.returned = self._run.returned
         self.results: dict[str, torch.Tensor] = dict(named_tensors(self.returned, "output"))
         returned = {id(value) for value in self.results.values()}

@@ -30,7 +30,7 @@ WIDER = {
     torch.complex64: torch.complex128,
 }
 
-REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
+KERNEL_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
 """What operators raise for a dtype that they do not support; those written in Python use assertions."""
 
 BIT_CASTS = {aten.view.dtype}
@@ -59,7 +59,7 @@ def _batch_norm_functional(input: torch.Tensor, *args: object) -> object:
     return (*results, mean, variance)
 
 
-WHATEVER_THE_FAKE_RESULT = {
+TOLERANT_REPLACEMENTS = {
     aten.view.default: aten.reshape.default,
     aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
@@ -122,7 +122,7 @@ def _function_of(node: fx.Node) -> Function:
     if node.op == "call_module":
         assert node.graph.owning_module is not None
         return node.graph.owning_module.get_submodule(str(node.target))
-    function = WHATEVER_THE_FAKE_RESULT.get(node.target, node.target)
+    function = TOLERANT_REPLACEMENTS.get(node.target, node.target)
     assert callable(function)
     return function
 
@@ -154,7 +154,7 @@ def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: d
         return widened_copies(eager)
     try:
         result = run_only_exact(node, environment)
-    except REFUSALS as error:
+    except KERNEL_ERRORS as error:
         if inexact is not None:
             inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
         return widened_copies(eager)
@@ -172,7 +172,7 @@ def run_only_exact(node: fx.Node, environment: Environment) -> object:
         environment: the float64 values that it reads.
 
     Raises:
-        REFUSALS: PyTorch has no float64 kernel.
+        KERNEL_ERRORS: PyTorch has no float64 kernel.
     """
     function = _function_of(node)
     if not _has_float64(function):
@@ -196,7 +196,7 @@ def call_wide(function: Function, args: Any, kwargs: dict[str, object]) -> Any:
         for other_args, other_kwargs in _equivalent_calls(function, args, kwargs):
             try:
                 wide = function(*other_args, **other_kwargs)
-            except REFUSALS:  # it does not accept these arguments
+            except KERNEL_ERRORS:  # it does not accept these arguments
                 continue
             if not _is_narrow(wide):
                 return wide
@@ -225,7 +225,7 @@ def _may_be_called_again(function: Any) -> bool:
     """Whether a function is PyTorch's; a user's own may have side effects."""
     if isinstance(function, torch._ops.OpOverload):
         return function.namespace in ("aten", "prims")
-    if function in WHATEVER_THE_FAKE_RESULT.values():
+    if function in TOLERANT_REPLACEMENTS.values():
         return True
     if isinstance(getattr(function, "__objclass__", None), type):  # a method of tensors
         return issubclass(torch.Tensor, function.__objclass__)

@@ -18,8 +18,8 @@ from torch import fx
 
 from passes.engine.fx.editing import is_view
 
-from .exact import REFUSALS, Environment, attribute, floats, run_eager, run_exact, run_only_exact, widened_copies
-from .local_error import SUMS, name_of
+from .exact import KERNEL_ERRORS, Environment, attribute, floats, run_eager, run_exact, run_only_exact, widened_copies
+from .local_error import SUMS, name_without_overload
 from .randomness import NEAR_ONE, PrivateRandomness, computes, perturbed, perturbed_near_one
 
 
@@ -169,7 +169,7 @@ class PerturbedExecution(FxExecution):
     def run(self, node: fx.Node) -> None:
         """See ``FxExecution.run``."""
         super().run(node)
-        value, name, generator = self.exact[node], name_of(node), self._near_one_generator
+        value, name, generator = self.exact[node], name_without_overload(node), self._near_one_generator
         if generator is None:
             return
         inputs = {arg: self.near_one.get(arg, self.exact[arg]) for arg in node.all_input_nodes}
@@ -177,7 +177,7 @@ class PerturbedExecution(FxExecution):
             given = [self.exact[arg] for arg in inputs]
             self.near_one[node] = perturbed_near_one(name, value, given, node.meta["val"].dtype, generator)
         elif (name in _LINEAR or is_view(node.target)) and not self.near_one.keys().isdisjoint(inputs):
-            with contextlib.suppress(*REFUSALS):  # no float64 kernel
+            with contextlib.suppress(*KERNEL_ERRORS):  # no float64 kernel
                 self.near_one[node] = run_only_exact(node, inputs)
 
     def _call_exact(self, node: fx.Node) -> object:
@@ -187,7 +187,7 @@ class PerturbedExecution(FxExecution):
             inputs = {arg: self._perturbed(arg, value, compares) for arg, value in inputs.items()}
         try:
             return run_only_exact(node, inputs)
-        except REFUSALS:
+        except KERNEL_ERRORS:
             return widened_copies(run_eager(node, {arg: _narrowed(arg, value) for arg, value in inputs.items()}))
 
     def _perturbed(self, node: fx.Node, value: object, whole_stay: bool) -> object:

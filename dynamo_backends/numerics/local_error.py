@@ -21,10 +21,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .distance import dense, distance
-from .exact import REFUSALS, Environment, floats, run_eager, run_exact, run_only_exact, widened
+from .exact import KERNEL_ERRORS, Environment, floats, run_eager, run_exact, run_only_exact, widened
 from .measure import Measure
 from .randomness import MOST_PERTURBATIONS, PERTURBATIONS, perturbed, size_near_one
+from .tensor_measure import dense, measure_tensor
 from .verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
 
 SUMS = frozenset(
@@ -54,7 +54,7 @@ _OF_ONE = frozenset({"expm1", "log1p", "erfc", "asinh", "acosh", "atanh", "logit
 """Functions that ONNX composes of others, with numbers near one."""
 
 
-def name_of(node: fx.Node) -> str:
+def name_without_overload(node: fx.Node) -> str:
     """The name that all overloads of a node's operator have; ``""`` if it calls none."""
     return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
 
@@ -88,13 +88,13 @@ class NodeCheck:
         inexact: by node name, why PyTorch has no float64 kernel.
 
     Raises:
-        REFUSALS, IndexError: PyTorch does not accept the inputs.
+        KERNEL_ERRORS, IndexError: PyTorch does not accept the inputs.
     """
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
         self._node = segment.nodes[-1]
-        self._name = name_of(self._node)
+        self._name = name_without_overload(self._node)
         self._generator = torch.Generator().manual_seed(0)
         self._exact: list[object] | None = None
         self._perturbed: list[list[object]] = []
@@ -119,7 +119,7 @@ class NodeCheck:
         """The error of PyTorch's result, if float64 was needed for a verdict; else zero."""
         eager, exact = self.eager[i], None if self._exact is None else self._exact[i]
         both = isinstance(eager, torch.Tensor) and isinstance(exact, torch.Tensor)
-        return distance(dense(eager), dense(exact)) if both else Measure()
+        return measure_tensor(dense(eager), dense(exact)) if both else Measure()
 
     def _verdict(self, i: int, value: torch.Tensor, eager: torch.Tensor) -> Verdict:
         if value.dtype != eager.dtype or value.shape != eager.shape or is_discrete(value):
@@ -129,10 +129,10 @@ class NodeCheck:
             return found
         if torch.equal(value, eager):
             return Verdict(ours=Measure(), eager=Measure())
-        near, inner_size = distance(value, eager), None
+        near, inner_size = measure_tensor(value, eager), None
         if not near.is_rounding and not self._is_rounded_once:
             inner_size = self._inner(i)
-            near = near if inner_size is None else distance(value, eager, inner_size=inner_size)
+            near = near if inner_size is None else measure_tensor(value, eager, inner_size=inner_size)
         if near.is_rounding:
             return Verdict(ours=near, eager=Measure(scale=near.scale), index=index_of(near, value))
         row = 1 if self._is_pointwise or not value.dim() else value.shape[-1]
@@ -178,7 +178,7 @@ class NodeCheck:
             absolute = pytree.tree_map(_magnitude, dict(self._segment.given))
             try:
                 size = self._results(run_eager, absolute)[i]
-            except REFUSALS:  # no float32 kernel
+            except KERNEL_ERRORS:  # no float32 kernel
                 return None
             return size.abs().float() if isinstance(size, torch.Tensor) else None
         if len(self._segment.nodes) > 1:
@@ -211,7 +211,7 @@ class NodeCheck:
             }
             try:
                 self._perturbed.append(self._results(self._run_perturbed, given))
-            except REFUSALS:  # no float64 kernel
+            except KERNEL_ERRORS:  # no float64 kernel
                 self._perturbed.append(self._exact_results())
         return [results[i] for results in self._perturbed]
 

@@ -9,8 +9,9 @@
 The tolerance of element i is
 
     units * epsilon * |exact_i|  +  factor * (the largest error of ``others`` at i)  +  4 * epsilon of float32 * inner_i
+    +  floor
 
-(epsilon of float64 for float64), where inner_i is ``inner_size``.
+(epsilon of float64 for float64), where inner_i is ``inner_size``. ``Format`` has units, factor and floor.
 
 ``others`` are right computations, such as eager's, or float64 with inputs that are perturbed by a unit of rounding.
 Their errors count if they exceed a unit in the last place. The tolerance does not depend on the size of other elements:

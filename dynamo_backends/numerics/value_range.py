@@ -9,16 +9,16 @@ from collections.abc import Iterable
 
 import torch
 
-from .distance import dense
 from .exact import is_floating
+from .tensor_measure import dense
 
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """The range of a floating-point or complex tensor.
+    """The range of a floating-point tensor, or of the real and imaginary parts of a complex one.
 
     Attributes:
-        smallest, largest: of the finite elements, ``None`` if there are none; for complex ones, of their parts.
+        smallest, largest: of the finite elements, ``None`` if there are none.
         nan: how many elements are NaN.
         infinite: how many elements are infinite.
     """

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from .distance import dense, distance, ordinary
 from .exact import floats, is_floating
 from .measure import Measure, group_size_of
+from .tensor_measure import dense, measure_tensor, ordinary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +81,11 @@ def verdict(
         return RIGHT
     tensors = [dense(item) for item in others if isinstance(item, torch.Tensor) and item.shape == theirs.shape]
     if is_discrete(ours):
-        found = distance(ours, theirs, *tensors)
+        found = measure_tensor(ours, theirs, *tensors)
         complaint = "" if found.is_rounding else f"{found.max_ulp:.0f} of {ours.numel()} elements differ"
         return Verdict(complaint, index=index_of(found, ours), is_of_size=True)
     coarser = rounded_to or max((ours.dtype, theirs.dtype), key=epsilon)
-    found = distance(
+    found = measure_tensor(
         ours,
         wide,
         theirs,
@@ -94,7 +94,7 @@ def verdict(
         inner_size=inner_size,
         dtype=coarser,
     )
-    of_eager = None if found.is_rounding else distance(theirs, wide)
+    of_eager = None if found.is_rounding else measure_tensor(theirs, wide)
     return Verdict("", found, of_eager, index_of(found, ours), is_of_size=True)
 
 
@@ -105,7 +105,7 @@ _CHANGED_UNITS = 64.0
 def is_changed(new: torch.Tensor, old: torch.Tensor) -> bool:
     """Whether an intermediate value differs in two models that should be equal, one of which is known to be wrong.
 
-    By more than 64 units in the last place; of discrete elements, more than one in a hundred.
+    By more than 64 units in the last place, see ``is_near``; of discrete elements, more than one in a hundred.
     """
     if is_discrete(old):
         return float((new != old).sum()) > _CHANGED_ELEMENTS * old.numel()

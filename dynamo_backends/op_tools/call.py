@@ -16,7 +16,7 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 from ..graphs.artifacts import RunnableRegion
 from ..graphs.locations import Frame, function_name, is_user_file
 from ..numerics.call_execution import named_tensors
-from ..numerics.program_execution import version_of
+from ..numerics.reference_runs import version_of
 from .names import may_write
 
 _OWN = __name__.partition(".")[0]
@@ -72,7 +72,7 @@ class Call:
         return f"{self.name}({', '.join([*map(describe, self.args), *named])})"
 
 
-def is_plain(value: object) -> bool:
+def is_readable(value: object) -> bool:
     """Whether a value is not a tensor, or a tensor whose elements can be read: not fake, of a subclass, wrapped by
     ``torch.func``, or one of autograd's zeros without memory."""
     if not isinstance(value, torch.Tensor):
@@ -82,9 +82,9 @@ def is_plain(value: object) -> bool:
     return not (torch._C._functorch.is_functorch_wrapped_tensor(value) or value._is_zerotensor())
 
 
-def are_plain(values: object) -> bool:
-    """Whether all leaves are plain, see ``is_plain``."""
-    return all(map(is_plain, pytree.tree_leaves(values)))
+def are_readable(values: object) -> bool:
+    """Whether all leaves are plain, see ``is_readable``."""
+    return all(map(is_readable, pytree.tree_leaves(values)))
 
 
 def describe(value: object) -> str:

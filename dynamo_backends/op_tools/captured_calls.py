@@ -11,11 +11,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, Target, named_tensors
-from ..numerics.distance import distance
+from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, RunTarget, named_tensors
+from ..numerics.tensor_measure import measure_tensor
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
-from .dispatch_modes import aside
+from .dispatch_modes import without_modes
 from .gradients import Gradients
 from .judge import CallJudge, ComparedValue
 from .names import function_of, why_not_comparable
@@ -63,7 +63,7 @@ def load_call(captured: CapturedCall) -> LoadedCall:
 
 
 @dataclasses.dataclass
-class RunCall:
+class RerunResult:
     """The outcome of running a captured call again."""
 
     captured: CapturedCall
@@ -81,7 +81,7 @@ class RunCall:
 
 def run_call(
     loaded: LoadedCall, *, runs: int = 1, forward_only: bool = False, compare: bool = False, runtime: str = "torch"
-) -> RunCall:
+) -> RerunResult:
     """Runs a captured call ``runs`` times, in PyTorch or with ``runtime="onnx"`` on ONNX Runtime, and if asked for
     compares the last run with float64.
 
@@ -90,15 +90,15 @@ def run_call(
     """
     function = on_onnx(loaded.function) if runtime == "onnx" else loaded.function
     has_backward = bool(loaded.grad_outputs) and not forward_only
-    result = RunCall(loaded.captured)
+    result = RerunResult(loaded.captured)
     clocks: list[Clock] = []
 
     def timer() -> Clock:
         clocks.append(Clock(device_of(pytree.tree_leaves((loaded.args, loaded.kwargs)))))
         return clocks[-1]
 
-    target = Target(function=function, timer=timer)
-    with aside(), torch.random.fork_rng(devices=[]):
+    target = RunTarget(function=function, timer=timer)
+    with without_modes(), torch.random.fork_rng(devices=[]):
         if loaded.rng_state is not None:
             torch.set_rng_state(loaded.rng_state)
         execution = execution_of(loaded.function, loaded.args, loaded.kwargs)
@@ -149,7 +149,9 @@ def _compare(
 def _differences(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The largest difference between values of the same name and shape."""
     return {
-        name: distance(ours.detach().cpu(), value.detach().double() if value.is_floating_point() else value).max_abs
+        name: measure_tensor(
+            ours.detach().cpu(), value.detach().double() if value.is_floating_point() else value
+        ).max_abs
         for name, value in expected.items()
         if (ours := actual.get(name)) is not None and ours.shape == value.shape
     }

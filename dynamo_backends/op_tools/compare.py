@@ -15,7 +15,7 @@ from ..common.text_table import fit_table
 from ..errors import first_line
 from ..numerics.call_execution import CallExecution, ChangedSinceError
 from ..report.table_page import TablePage
-from .call import Call, are_plain
+from .call import Call, are_readable
 from .capture import OpCapture, description_of
 from .gradients import Gradients
 from .judge import CallJudge, ComparedValue
@@ -126,7 +126,7 @@ class OpAutoCompare(OpTool):
 
     def _before(self, call: Call) -> CallExecution | None:
         reason = why_not_comparable(call.in_pytorch)
-        if not are_plain((call.args, call.kwargs)):
+        if not are_readable((call.args, call.kwargs)):
             reason = "not all arguments are plain tensors"
         if reason:
             self._skip(call.name, reason)

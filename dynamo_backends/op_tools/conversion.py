@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..common.operator_watchers import unseen
+from ..common.operator_watchers import watchers_disabled
 from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..graphs.operators import is_collective
-from ..numerics.program_execution import version_of
+from ..numerics.reference_runs import version_of
 from ..report.table_page import TablePage
-from .call import Call, are_plain, signature
+from .call import Call, are_readable, signature
 from .names import changes_shape, is_of_pytorch, may_write, returns_view
 from .tool import OpTool, dtype_name, logger
 
@@ -103,7 +103,7 @@ class _Conversion(OpTool):
         if key not in self._dtypes:
             self._dtypes[key] = []
             try:
-                with unseen(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # it may write: copies
+                with watchers_disabled(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # it may write: copies
                     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
                     result = call.function(*args, **kwargs)
             except Exception as error:  # maybe the reason for the conversion
@@ -126,7 +126,7 @@ class _Conversion(OpTool):
     def _why_not(self, call: Call) -> str:
         if is_collective(call.function):
             return "a collective must run once in all processes"
-        if not are_plain((call.args, call.kwargs)):
+        if not are_readable((call.args, call.kwargs)):
             return "not all arguments are plain tensors"
         if not isinstance(call.function, RunnableRegion) and returns_view(call.function):
             return "it may return a view"

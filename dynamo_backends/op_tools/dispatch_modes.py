@@ -20,7 +20,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..common import operator_watchers
-from ..common.operator_watchers import unseen
+from ..common.operator_watchers import watchers_disabled
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], object]
 """Takes a function, its arguments and keyword arguments; calls it and returns its result."""
@@ -94,7 +94,7 @@ def in_transform() -> bool:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     """A context for a tool's own computation: without modes, autograd, autocast and inference mode."""
-    with unseen(), torch._C._DisableAutocast(), torch.inference_mode(False), torch.no_grad():
+    with watchers_disabled(), torch._C._DisableAutocast(), torch.inference_mode(False), torch.no_grad():
         yield

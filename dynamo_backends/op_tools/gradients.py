@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd import Variable
 
-from ..numerics.program_execution import version_of
+from ..numerics.reference_runs import version_of
 from .call import Call
 from .clocks import Clock, device_of
-from .dispatch_modes import aside
+from .dispatch_modes import without_modes
 
 _ACCUMULATES = 2**64 - 1
 """The sequence number of the nodes that accumulate the gradient of a leaf."""
@@ -145,7 +145,7 @@ class _CallHooks:
             if (gradient := gradients[position]) is not None:
                 name = aliases[0]
                 record.aliases[name] = aliases
-                with aside():
+                with without_modes():
                     known = record.inputs.get(name)
                     record.inputs[name] = gradient.detach() if known is None else known + gradient.detach()
         self._count(record)

@@ -17,12 +17,12 @@ from typing import TypeAlias
 
 import torch
 
-from ..numerics.call_execution import FLOAT64, CallExecution, Change, Target
-from ..numerics.distance import distance, ordinary
+from ..numerics.call_execution import FLOAT64, CallExecution, Change, RunTarget
 from ..numerics.exact import WIDER
 from ..numerics.local_error import SUMS, is_broadcast
 from ..numerics.measure import group_size_of
 from ..numerics.randomness import PERTURBATIONS, perturbed
+from ..numerics.tensor_measure import measure_tensor, ordinary
 from ..numerics.verdicts import RIGHT, Verdict, epsilon, is_discrete, largest, verdict
 from .gradients import Gradients
 from .names import is_of_pytorch, short_name_of
@@ -41,7 +41,7 @@ _INSIDE = 1e3
 """An element may contain the rounding of numbers that are this many times smaller than the largest result."""
 
 _Values: TypeAlias = Mapping[str, torch.Tensor]
-_Run: TypeAlias = Callable[[Target, Change | None], _Values]
+_Run: TypeAlias = Callable[[RunTarget, Change | None], _Values]
 """Runs a call again, and returns its results or gradients by name."""
 
 
@@ -62,7 +62,7 @@ class ComparedValue:
 class CallJudge:
     """Compares the values of one call. It holds the call's arguments, but none of its results."""
 
-    def __init__(self, execution: CallExecution, reference: Target) -> None:
+    def __init__(self, execution: CallExecution, reference: RunTarget) -> None:
         self._execution = execution
         self._reference = reference
         self._generator = torch.Generator().manual_seed(0)  # leaves the user's random numbers alone
@@ -143,7 +143,7 @@ class CallJudge:
             return None
         return sum(float(item.sum()) for item in products), sum(float(item.abs().sum()) for item in products)
 
-    def _run_forward(self, target: Target, change: Change | None = None) -> _Values:
+    def _run_forward(self, target: RunTarget, change: Change | None = None) -> _Values:
         return self._execution.run(target, change).results
 
     def _sums_of_magnitudes(self) -> _Values:
@@ -154,7 +154,7 @@ class CallJudge:
             else {}
         )
 
-    def _run_backward(self, gradients: Gradients, target: Target, change: Change | None = None) -> _Values:
+    def _run_backward(self, gradients: Gradients, target: RunTarget, change: Change | None = None) -> _Values:
         """The gradients of the call run again. ``change`` applies to the incoming gradients, too."""
         incoming = gradients.outputs
         if change is not None:
@@ -224,7 +224,7 @@ class CallJudge:
                 complaint = f"{int(unset[name].sum())} elements that the operator leaves unset are not compared"
             compared = ComparedValue(name, dtype_name(value.dtype), shape, allclose, math.inf, None, complaint)
             if error is None:  # equal, integers, or of another shape
-                max_diff = distance(value, reference).max_abs if is_comparable else math.inf
+                max_diff = measure_tensor(value, reference).max_abs if is_comparable else math.inf
                 return dataclasses.replace(compared, max_diff=max_diff)
             share = error.share if allclose or error.share > 1 else math.inf
             return dataclasses.replace(compared, max_diff=error.max_abs, allowed=error.limit or None, share=share)
@@ -255,11 +255,11 @@ class CallJudge:
             if not is_discrete(value) and name in expected and expected[name].shape == value.shape
         }
         if not is_of_pytorch(self._execution.function) or all(
-            distance(value.cpu(), reference.cpu()).is_rounding for value, reference in pairs.values()
+            measure_tensor(value.cpu(), reference.cpu()).is_rounding for value, reference in pairs.values()
         ):
             return {}
         with _nan_in_new_memory():
-            filled = run(Target(), None)
+            filled = run(RunTarget(), None)
             filled_reference = run(self._reference, None) if self._reference.function is None else {}
         unset = {}
         for name, (value, _) in pairs.items():

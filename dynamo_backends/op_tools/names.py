@@ -33,7 +33,7 @@ _QUERIES = frozenset(
 
 
 @functools.cache
-def name_of(function: Callable[..., object]) -> str:
+def function_name(function: Callable[..., object]) -> str:
     """The name of a function in users' code: ``torch.Tensor.add``, ``torch.nn.functional.linear``,
     ``torch.ops.aten.add``."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
@@ -50,7 +50,7 @@ def short_name_of(function: Callable[..., object]) -> str:
     """The name of an operator without its namespace and overload: ``sum`` of ``torch.ops.aten.sum.dim_IntList``."""
     if isinstance(function, torch._ops.OpOverload):
         return str(function.overloadpacket.__name__)
-    return name_of(function).rsplit(".", 1)[-1]
+    return function_name(function).rsplit(".", 1)[-1]
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def is_query(function: Callable[..., object]) -> bool:
     if isinstance(function, torch._ops.OpOverload):
         namespace, _, name = function._schema.name.partition("::")
         return namespace == "profiler" or name in _QUERIES
-    parts = name_of(function).split(".")
+    parts = function_name(function).split(".")
     if parts[:3] == ["torch", "ops", "profiler"]:  # torch.profiler marks ranges with them
         return True
     if parts[-1] in ("__get__", "__set__", "__delete__"):
@@ -73,8 +73,8 @@ def is_query(function: Callable[..., object]) -> bool:
 def is_of_pytorch(function: Callable[..., object]) -> bool:
     """Whether a function is PyTorch's own and so has no unknown side effects."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return name_of(function).removeprefix(_OPS).split(".")[0] in ("aten", "prims")
-    return name_of(function) in _functions()
+        return function_name(function).removeprefix(_OPS).split(".")[0] in ("aten", "prims")
+    return function_name(function) in _functions()
 
 
 @functools.cache
@@ -83,7 +83,7 @@ def _functions() -> Mapping[str, Callable[..., object]]:
     found: dict[str, Callable[..., object]] = {}
     for functions in torch.overrides.get_overridable_functions().values():
         for function in functions:
-            found.setdefault(name_of(function), function)
+            found.setdefault(function_name(function), function)
     return found
 
 
@@ -91,7 +91,7 @@ def function_of(name: str) -> Callable[..., object]:
     """The function of a name. Only PyTorch's functions and registered operators are found.
 
     Args:
-        name: a result of ``name_of``, or the dispatcher's name, ``aten.add.Tensor``.
+        name: a result of ``function_name``, or the dispatcher's name, ``aten.add.Tensor``.
 
     Raises:
         LookupError: no operator has the name, or the library that registers it is not imported.
@@ -152,7 +152,7 @@ def _last_name(function: Callable[..., object]) -> str:
     """``add`` of ``torch.Tensor.add`` and of ``aten.add.Tensor``, ``T`` of ``torch.Tensor.T.__get__``."""
     if isinstance(function, torch._ops.OpOverload):
         function = function.overloadpacket
-    parts = name_of(function).split(".")
+    parts = function_name(function).split(".")
     return parts[-2] if parts[-1] == "__get__" else parts[-1]
 
 
@@ -216,7 +216,7 @@ def may_write(function: Callable[..., object], kwargs: Mapping[str, object]) -> 
 def _is_in_place(function: Callable[..., object]) -> bool:
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return any(overload._schema.is_mutable for overload in _overloads(function))
-    last = name_of(function).split(".")[-1]
+    last = function_name(function).split(".")[-1]
     if last.startswith("__"):
         return last == "__setitem__" or (last.startswith("__i") and last not in ("__invert__", "__index__", "__int__"))
     return last.endswith("_")

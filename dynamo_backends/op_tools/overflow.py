@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ..common.text_table import fit_table
 from ..numerics.value_range import Extent, extent
 from ..report.table_page import TablePage
-from .call import Call, is_plain
+from .call import Call, is_readable
 from .gradients import Gradients
 from .names import has_no_values, may_write
 from .tool import OpTool
@@ -138,5 +138,5 @@ def _are_finite(call: Call) -> bool:
 
 def _not_finite(values: Mapping[str, torch.Tensor]) -> dict[str, Extent]:
     """The ranges of the tensors that have NaN or infinity."""
-    extents = {name: extent(value) for name, value in values.items() if is_plain(value)}
+    extents = {name: extent(value) for name, value in values.items() if is_readable(value)}
     return {name: item for name, item in extents.items() if item is not None and not item.is_finite}

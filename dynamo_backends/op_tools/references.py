@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..numerics.call_execution import FLOAT64, CallExecution, Target
+from ..numerics.call_execution import FLOAT64, CallExecution, RunTarget
 from .call import Call, signature
-from .names import may_write, name_of
+from .names import function_name, may_write
 
-ONNX = Target(device=torch.device("cpu"))
+ONNX = RunTarget(device=torch.device("cpu"))
 
 
 class Reference:
@@ -28,13 +28,13 @@ class Reference:
         self._target = {"float64": FLOAT64, "onnx": ONNX}.get(kind)
         if self._target is None:
             try:
-                self._target = Target(device=torch.empty(0, device=kind).device)
+                self._target = RunTarget(device=torch.empty(0, device=kind).device)
             except (RuntimeError, AssertionError) as error:
                 raise ValueError(
                     f"reference must be 'float64', 'onnx' or a device of this machine, not {kind!r}: {error}"
                 ) from error
 
-    def target(self, call: Call) -> Target:
+    def target(self, call: Call) -> RunTarget:
         """The target of a call. Each signature is compiled separately, because Dynamo limits recompilations."""
         assert self._target is not None
         if self._target is not ONNX:
@@ -48,7 +48,7 @@ class Reference:
 
 def execution_of(function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> CallExecution:
     """Prepares to run a call of an operator again. To be called before the call."""
-    reads_memory = "as_strided" in name_of(function)
+    reads_memory = "as_strided" in function_name(function)
     return CallExecution(function, args, kwargs, writes=may_write(function, kwargs), reads_memory=reads_memory)
 
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from ..common.operator_watchers import unseen
+from ..common.operator_watchers import watchers_disabled
 from ..common.text_table import fit_table
 from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..report.table_page import TablePage, write_table_page
 from .call import Call, results_of
-from .dispatch_modes import InstalledMode, aside, in_transform
+from .dispatch_modes import InstalledMode, in_transform, without_modes
 from .gradients import CallStart, Gradients, Hooks
-from .names import is_query, name_of
+from .names import function_name, is_query
 from .operator_filter import Names, OperatorFilter
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class OpTool:
 
     def _handle(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A region is one call; hide the operators that allocate its results
-        with unseen() if type(function) is RunnableRegion else contextlib.nullcontext():
+        with watchers_disabled() if type(function) is RunnableRegion else contextlib.nullcontext():
             return self._apply(function, args, kwargs)
 
     def _apply(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -222,7 +222,7 @@ class OpTool:
         if isinstance(function, RunnableRegion):
             graph = function.graph
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
-        return name_of(function) if self.level == "torch" else str(function)
+        return function_name(function) if self.level == "torch" else str(function)
 
     def _skip(self, name: str, reason: str) -> None:
         """Records, and logs once for each operator, why the tool was not applied to a call."""
@@ -233,7 +233,7 @@ class OpTool:
     def _guard(self, what: str, work: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a part of the tool. An error in it is logged once, and the model runs on."""
         try:
-            with aside() if self._computes else contextlib.nullcontext():
+            with without_modes() if self._computes else contextlib.nullcontext():
                 return work(*arguments)
         except Exception as error:
             text = f"{type(error).__name__}: {first_line(str(error))}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..debug.tensor_files import summary
-from .call import is_plain
+from .call import is_readable
 
 _TYPE = "__type__"
 _DESCRIBED, _SUMMARY = "described", "summary"
@@ -29,7 +29,7 @@ def encode(value: Any, max_bytes: int) -> Any:
     A tensor of more than ``max_bytes`` is replaced by a summary: dtype, shape, range, mean, number of NaN.
     """
     if isinstance(value, torch.Tensor):
-        if not is_plain(value) or value.layout is not torch.strided or value.is_quantized:
+        if not is_readable(value) or value.layout is not torch.strided or value.is_quantized:
             return {_TYPE: _DESCRIBED, "value": f"{type(value).__name__} {value.layout} {tuple(value.shape)}"}
         if value.numel() * value.element_size() > max_bytes:
             return {_TYPE: _SUMMARY, "value": summary(value.detach().resolve_conj().resolve_neg())}

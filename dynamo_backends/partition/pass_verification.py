@@ -25,9 +25,9 @@ from ..events import count
 from ..graphs.example_values import synthetic
 from ..graphs.locations import where
 from ..graphs.operators import is_collective
-from ..numerics.distance import ordinary
 from ..numerics.exact import is_floating, widen
 from ..numerics.graph_execution import FxExecution
+from ..numerics.tensor_measure import ordinary
 from ..numerics.verdicts import is_changed, verdict
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.exposed_values import common_values

@@ -29,7 +29,7 @@ from passes.engine.registry import are_only_built_in
 from passes.order import LOOKED_FOR
 
 from ..common.garbage_collection import only_new
-from ..common.safety_net import or_as_it_was
+from ..common.safety_net import or_original
 from ..errors import AheadOfTimeError
 from ..events import count
 from ..graphs import aot
@@ -271,7 +271,7 @@ class Pipeline:
             self.runners.compiler.joint(graph, joint, arguments)
             return aot.min_cut_partition(joint, inputs, **kwargs)
 
-        return or_as_it_was(
+        return or_original(
             joint,
             partition,
             lambda graph: aot.plain_partition(graph, inputs, **kwargs),

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..cache.graphs import CachedGraphs, CacheEntry, cached_graphs
 from ..common.garbage_collection import only_new
-from ..common.safety_net import or_as_it_was
+from ..common.safety_net import or_original
 from ..errors import SessionError, first_line
 from ..events import count, is_candidate_run
 from ..exporter.decompositions import Decompositions, decomposition_table
@@ -178,7 +178,7 @@ class Runners:
                 why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
                 self.observer.not_compiled(name, why)
 
-        return or_as_it_was(
+        return or_original(
             module,
             lambda: aot.boxed(compile_it(module)),
             lambda graph: aot.boxed(boxed_code(graph)),

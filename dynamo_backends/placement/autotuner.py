@@ -17,7 +17,7 @@ from torch import fx
 
 from passes.engine.locks import Lock
 
-from ..common.operator_watchers import unseen
+from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
 from ..errors import CandidateError, SessionError, TranslationError, first_line
 from ..events import candidate_run, count
@@ -179,7 +179,7 @@ class TunedGraph:
         """PyTorch's runner, built at first use, in one thread at a time."""
         runner = self._runners.get(self._reference)
         if runner is None:
-            with unseen(while_compiling=True), dynamo_compile_lock():
+            with watchers_disabled(while_compiling=True), dynamo_compile_lock():
                 runner = self._runners.get(self._reference) or self._builders[self._reference]()
                 self._runners[self._reference] = runner
         return runner
@@ -228,7 +228,7 @@ class TunedGraph:
     def _built(self, engine: str) -> str:
         """Builds an engine's runner; returns the engine, or the reference if that fails."""
         started = time.perf_counter()
-        with unseen(while_compiling=True):
+        with watchers_disabled(while_compiling=True):
             logger.info("%s: %s compiles it", self._name, engine)
             try:
                 with candidate_run(self._warnings[engine]):
@@ -313,7 +313,7 @@ class TunedGraph:
         try:
             copied = [arg.clone() if i in self._written else arg for i, arg in enumerate(args)]  # type: ignore[attr-defined]
             written = [copied[i] for i in self._written]
-            with unseen(), candidate_run(self._warnings[engine]):
+            with watchers_disabled(), candidate_run(self._warnings[engine]):
                 return sampled([*_leaves(self._runners[engine](copied)), *written])
         finally:
             if state is not None:
@@ -323,7 +323,7 @@ class TunedGraph:
     def _difference(self, actual: Sequence[object], expected: Sequence[object], args: Sequence[object]) -> str:
         """How an engine's results differ from PyTorch's by more than rounding; empty if they do not. ``args`` are
         given if PyTorch may run on perturbed ones."""
-        with unseen():
+        with watchers_disabled():
             wrong = difference_of_results(expected, actual, float32_as=self._least_precise)
             if wrong and args:  # if terms cancel, results may be rounding errors alone
                 other = sampled(_leaves(self._runners[self._reference](self._perturbed(args))))

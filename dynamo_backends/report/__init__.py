@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .gathering import Report, gather
+from .gathering import ReportData, gather
 from .rendering import render, write_page
 
-__all__ = ["Report", "gather", "render", "write_page"]
+__all__ = ["ReportData", "gather", "render", "write_page"]

@@ -17,8 +17,8 @@ from typing import Any
 
 from ..dumps.listing import DynamoGraphSummary, dynamo_graphs_of_run
 from ..dumps.operator_times import GroupTime, by_module, by_operator, operator_times
-from ..dumps.reading import DumpedGraph, DumpError, Run
-from ..dumps.schema import DIRECTIONS, DistanceEntry, GraphEntry, RowEntry
+from ..dumps.reading import DumpedGraph, DumpedRun, DumpError
+from ..dumps.schema import DIRECTIONS, GraphEntry, MeasureEntry, RowEntry
 from ..dumps.stage_diff import StageDiff, diff_graphs
 from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 
@@ -43,7 +43,7 @@ _DAMAGE = (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class ReportData:
     """The values of the page.
 
     Attributes:
@@ -61,7 +61,7 @@ class Report:
         return [*self.overview["notices"], *of_graphs]
 
 
-def gather(run: Run, *, times: bool = True) -> Report:
+def gather(run: DumpedRun, *, times: bool = True) -> ReportData:
     """Reads a run.
 
     Args:
@@ -87,7 +87,7 @@ def gather(run: Run, *, times: bool = True) -> Report:
         dynamo = next((item for item in dynamo_graphs if item.index == graph.index), None)
         culprit = made["comparison"].get("culprit")
         summaries.append({**_summary(graph, dynamo), "culprit": culprit, "notices": missing})
-    return Report(
+    return ReportData(
         {
             "run": run.folder.resolve().name,
             "folder": str(run.folder.resolve()),
@@ -172,7 +172,7 @@ def _state(verdict: str | None) -> str:
 # Comparison: the rows and their readers.
 
 
-def _comparison(run: Run, graph: DumpedGraph) -> dict[str, Json]:
+def _comparison(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     is_compared = graph.verdict is not None or (graph.folder / "side_by_side.json").exists()
     rows = graph.rows() if is_compared else []
     frames: dict[tuple[Json, ...], int] = {}
@@ -198,7 +198,7 @@ def _row(row: RowEntry, index: Mapping[str, int], frames: dict[tuple[Json, ...],
     ]
 
 
-def _error(error: DistanceEntry | None) -> list[float | None] | None:
+def _error(error: MeasureEntry | None) -> list[float | None] | None:
     """``MEASURES`` with four digits; ``None`` for NaN and infinity."""
     return None if error is None else [_shortened(getattr(error, key)) for key in MEASURES]
 
@@ -219,7 +219,7 @@ def _culprit(entry: GraphEntry, names: Sequence[str]) -> int | None:
 # Stages: their texts, and the changes between them.
 
 
-def _stages(run: Run, graph: DumpedGraph) -> dict[str, Json]:
+def _stages(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     shown: list[dict[str, Json]] = []
     before: list[StageGraph] = []  # the last stage that could be read
     after = ""
@@ -278,7 +278,7 @@ def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
 # Placement: regions, and nodes in PyTorch.
 
 
-def _placement(run: Run, graph: DumpedGraph) -> dict[str, Json]:
+def _placement(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     entry = graph.entry
     text, notice = _guarded([], _lines, run.file_of(graph, f"{entry.folder}/regions.txt"))
     keys = ("index", "nodes", "onnx_nodes", "onnx_nodes_optimized")
@@ -297,7 +297,7 @@ def _lines(path: Path) -> list[str]:
 # Time: of the stages, of the compared run, and of operators.
 
 
-def _recorded_time(run: Run, graph: DumpedGraph) -> dict[str, Json]:
+def _recorded_time(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     cost = graph.entry.cost
     return {
         "seconds": list(graph.entry.seconds.items()),
@@ -312,7 +312,7 @@ def _recorded_time(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     }
 
 
-def _time(run: Run, graph: DumpedGraph) -> dict[str, Json]:
+def _time(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     times, notice = _guarded([], lambda: operator_times(graph, runs=_RUNS))
     return {
         **_recorded_time(run, graph),
@@ -343,7 +343,7 @@ def _group_row(group: GroupTime) -> Json:
 # Passes.
 
 
-def _passes(run: Run, graph: DumpedGraph) -> dict[str, Json]:
+def _passes(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     places = [
         *(("", graph.folder.parent, item.passes) for item in run.dynamo_graphs if item.index == graph.index),
         ("", graph.folder, graph.entry.passes),
@@ -368,7 +368,7 @@ def _passes(run: Run, graph: DumpedGraph) -> dict[str, Json]:
     return {"passes": rows}
 
 
-_PARTS: dict[str, Callable[[Run, DumpedGraph], dict[str, Json]]] = {
+_PARTS: dict[str, Callable[[DumpedRun, DumpedGraph], dict[str, Json]]] = {
     "comparison": _comparison,
     "stages": _stages,
     "placement": _placement,

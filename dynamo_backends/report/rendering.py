@@ -17,7 +17,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from .gathering import Report
+from .gathering import ReportData
 
 _SCRIPTS = ("elements.js", "grid.js", "plot.js", "picture.js", "lines.js", "overview.js", "graph.js", "main.js")
 """In the order they are in the page."""
@@ -25,7 +25,7 @@ _SCRIPTS = ("elements.js", "grid.js", "plot.js", "picture.js", "lines.js", "over
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def render(report: Report) -> str:
+def render(report: ReportData) -> str:
     """The HTML of a report."""
     return page(report.overview["run"], _SCRIPTS, report.overview, report.parts, has_graphs=True)
 
@@ -53,7 +53,7 @@ def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[st
     )
 
 
-def write_page(report: Report, path: Path) -> Path:
+def write_page(report: ReportData, path: Path) -> Path:
     """Writes the page, see ``write_text``."""
     return write_text(render(report), path)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ..common.fork_safety import renew_in_children
-from ..common.python_process import Ended, Worker, WorkerStartError
+from ..common.python_process import Worker, WorkerExit, WorkerStartError
 from .messages import session_error
 from .settings import SessionSettings
 
@@ -49,12 +49,12 @@ class _Checker:
             if self._start_error is not None:
                 return self._start_error
             try:
-                answer: str | Ended | None = self._worker.ask(request, LONGEST)
+                answer: str | WorkerExit | None = self._worker.ask(request, LONGEST)
             except WorkerStartError as error:
                 self._start_error = str(error)
                 logger.warning("only the CPU provider is used, because others cannot be checked: %s", error)
                 return self._start_error
-        if not isinstance(answer, Ended):
+        if not isinstance(answer, WorkerExit):
             return answer
         if answer.timed_out:
             return f"no session was made in {LONGEST:.0f} s"

@@ -1,4 +1,4 @@
-"""``dynamo-backends bench``: what it measures, what it says of what is wrong, and of what it was asked for wrongly."""
+"""``dynamo-backends bench``: its measurements, its judgement of wrong results, and its errors for invalid arguments."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ import torch
 from dynamo_backends.bench import case, machine, measuring, memory, models, plot, processes, sessions, table, timing
 from dynamo_backends.bench.case import Case, UsageError
 from dynamo_backends.bench.loading import load
-from dynamo_backends.bench.measuring import Bench, CaseResult, Row, Settings, geometric_means
+from dynamo_backends.bench.measuring import Bench, BenchSettings, CaseResult, Measurement, geometric_means
 from dynamo_backends.bench.processes import Process, WorkerError
-from dynamo_backends.bench.reference import Reference, beams_difference, text_difference
+from dynamo_backends.bench.reference import CaseJudge, beams_difference, text_difference
 from dynamo_backends.bench.steps import Steps, loss_of
-from dynamo_backends.bench.worker import Worker, error_line
+from dynamo_backends.bench.worker import RequestHandler, error_line
 from dynamo_backends.cli import main
 from dynamo_backends.cli.bench import exit_code
 from dynamo_backends.common import python_process
@@ -146,7 +146,7 @@ def file(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _grad_mode_and_path() -> Iterator[None]:
-    """A worker has a process of its own, and leaves it as it is."""
+    """Restores the grad mode and ``sys.path``, which a worker changes in its own process."""
     enabled, path = torch.is_grad_enabled(), list(sys.path)
     yield
     torch.set_grad_enabled(enabled)
@@ -154,12 +154,12 @@ def _grad_mode_and_path() -> Iterator[None]:
 
 
 class InProcess:
-    """A worker in this process, for what does not need one of its own."""
+    """A worker in this process, for tests that need no subprocess."""
 
     asked: list[tuple[str, dict[str, str]]] = []
 
     def __init__(self, timeout: float, environment: dict[str, str], keep: Callable[[str], None]) -> None:
-        self._worker = Worker()
+        self._worker = RequestHandler()
         self._environment = environment
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> type[InProcess]:
 
 def bench(*cases: Case, backends: str, **settings: Any) -> dict[str, Any]:
     wanted = {"rounds": 2, "overhead": False, **settings}
-    return Bench(Settings(backends.split(","), **wanted), lambda text: None).run(cases)
+    return Bench(BenchSettings(backends.split(","), **wanted), lambda text: None).run(cases)
 
 
 def status(found: dict[str, Any], number: int = 0) -> dict[str, str]:
@@ -336,7 +336,7 @@ def test_a_mode_may_follow_a_backend() -> None:
 
 def test_gradients_are_judged(file: str) -> None:
     steps = Steps(wanted := Case(f"{file}:linear", "train"), loaded := load(wanted))
-    reference = Reference(steps)
+    reference = CaseJudge(steps)
     [results] = steps.results(loaded.model)
     assert len(results) == 1 + 4, "the output, and a gradient for each weight and bias"
     assert reference.difference([results]) == ""
@@ -350,7 +350,7 @@ def test_gradients_are_judged(file: str) -> None:
 def test_random_numbers_are_not_called_wrong(file: str) -> None:
     """Those of another compiler are others; eager's with its seed are right."""
     steps = Steps(wanted := Case(f"{file}:dropout", "train"), loaded := load(wanted))
-    reference = Reference(steps)
+    reference = CaseJudge(steps)
     assert "random" in reference.unchecked
     assert reference.difference(steps.results(loaded.model)) == ""
     assert reference.difference([[torch.zeros(3, 8), None, None]]) != ""
@@ -371,7 +371,7 @@ def test_a_model_without_a_reference_is_not_called_right(file: str, in_process: 
 
 
 def test_a_model_that_fails_in_eager_is_said_to(file: str) -> None:
-    worker = Worker()
+    worker = RequestHandler()
     worker.load({"model": f"{file}:failing"}, "eager")
     with pytest.raises(RuntimeError, match="shapes"):
         worker.expect([])
@@ -404,7 +404,7 @@ def test_decoding(file: str, cache: str, beams: int, in_process: type[InProcess]
 
 def test_a_text_with_wrong_logits_is_wrong(file: str) -> None:
     steps = Steps(wanted := Case(f"{file}:text", "decode", cache="dynamic", tokens=3), loaded := load(wanted))
-    reference = Reference(steps)
+    reference = CaseJudge(steps)
     [(tokens, logits)] = steps.results(loaded.model)
     assert reference.difference([[tokens, logits]]) == ""
     assert "logits of row 0" in reference.difference([[tokens, logits * 1.001]])
@@ -467,7 +467,7 @@ def test_json_has_all_that_was_measured(file: str, in_process: type[InProcess]) 
     }  # fmt: skip
     assert found["schema"] == 1
     assert {"processor", "cores", "versions", "threads"} <= set(found["machine"])
-    fields = set(Row.__dataclass_fields__)
+    fields = set(Measurement.__dataclass_fields__)
     for item in found["cases"]:
         assert set(item) == {*CaseResult.__dataclass_fields__, "label", "times_as_fast"}
         assert all(set(row) == fields for row in item["rows"].values())
@@ -500,17 +500,17 @@ def test_what_was_done_before_an_interruption_is_kept(
     monkeypatch.setattr(in_process, "ask", interrupted)
     done: list[str] = []
     cases = [Case(f"{file}:linear"), Case(f"{file}:linear", "train")]
-    found = Bench(Settings(["eager"], rounds=2, overhead=False), lambda text: None, done.append).run(cases)
+    found = Bench(BenchSettings(["eager"], rounds=2, overhead=False), lambda text: None, done.append).run(cases)
     assert len(found["cases"]) == 1 and found["interrupted"]
     assert exit_code(found) == 2
     [line] = done
     assert line.startswith("1/2 ") and " ms" in line
     with pytest.raises(KeyboardInterrupt):
-        Bench(Settings(["eager"], overhead=False), lambda text: None).run(cases[1:])
+        Bench(BenchSettings(["eager"], overhead=False), lambda text: None).run(cases[1:])
 
 
-def rows(**milliseconds: list[float]) -> dict[str, Row]:
-    return {name: Row(rounds=values) for name, values in milliseconds.items()}
+def rows(**milliseconds: list[float]) -> dict[str, Measurement]:
+    return {name: Measurement(rounds=values) for name, values in milliseconds.items()}
 
 
 def test_geometric_means_are_of_cases_both_are_right_on() -> None:
@@ -546,21 +546,21 @@ def test_short_calls_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_memory_is_that_of_this_process() -> None:
-    if memory.resident() is None or not memory.forget_highest():
+    if memory.resident() is None or not memory.reset_peak():
         pytest.skip("not on Linux, or /proc is not writable")
     before = memory.resident()
     with mmap.mmap(-1, 64 * 2**20) as block:  # the system's: malloc may have as much free that is resident already
         block[::4096] = b"x" * len(range(0, len(block), 4096))
         held = memory.resident()
     assert before is not None and held is not None and held - before > 60 * 2**20
-    assert memory.highest() > held - 2**20  # type: ignore[operator]  # the system counts in batches of pages
-    memory.forget_highest()
-    assert memory.highest() < held - 60 * 2**20  # type: ignore[operator]
+    assert memory.peak() > held - 2**20  # type: ignore[operator]  # the system counts in batches of pages
+    memory.reset_peak()
+    assert memory.peak() < held - 60 * 2**20  # type: ignore[operator]
 
 
 def test_a_turn_ends_when_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
-        """The time of a machine on which other threads of the process compute until some moment."""
+        """A clock of a machine on which other threads of the process are busy until a given time."""
 
         now, busy_until = 0.0, 0.2
 
@@ -688,9 +688,11 @@ def test_errors_are_a_line_with_their_cause() -> None:
 @pytest.fixture
 def found() -> dict[str, Any]:
     """Two cases, one backend wrong on one of them."""
-    row = Row(rounds=[1.5, 1.0], milliseconds=1.25, spread=0.25, first_seconds=0.01, peak_bytes=3 * 2**20)
-    quick = Row(rounds=[0.5, 0.5], milliseconds=0.5, spread=0.0, first_seconds=3.21, microseconds_outside_sessions=40.0)
-    wrong = Row("wrong", "result 0: off float64 by 3")
+    row = Measurement(rounds=[1.5, 1.0], milliseconds=1.25, spread=0.25, first_seconds=0.01, peak_bytes=3 * 2**20)
+    quick = Measurement(
+        rounds=[0.5, 0.5], milliseconds=0.5, spread=0.0, first_seconds=3.21, microseconds_outside_sessions=40.0
+    )
+    wrong = Measurement("wrong", "result 0: off float64 by 3")
     results = [
         CaseResult(Case("a"), parameters=1_200_000, sizes=["2x8"], threads=2, rows={"eager": row, "onnxrt": quick}),
         CaseResult(Case("b"), parameters=1, sizes=["2x8"], threads=2, rows={"eager": row, "onnxrt": wrong}),

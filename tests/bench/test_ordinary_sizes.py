@@ -1,9 +1,9 @@
-"""Sizes at which kernels share their work among threads, on all cores: every run is right.
+"""Tensors so large that kernels use several threads, on all cores: every run is right.
 
-Models in the other tests are so small that ONNX Runtime computes most operators in one thread, and those tests use one
-thread anyway. A kernel whose threads write to one place is then right by luck. Here each graph runs several times, and
-every loss and gradient of every run is compared. The measure is float64: our error may be what rounding explains at
-each element (``dynamo_backends.numerics.verdicts.verdict``), or ten times eager's: a lost or doubled summand never is.
+The models of the other tests are so small that ONNX Runtime computes most operators in one thread, and those tests use
+one thread anyway. A data race in a kernel does not show there. Here each graph runs several times, and every loss and
+gradient is compared with float64: the error may be what ``dynamo_backends.numerics.verdicts.verdict`` allows, or ten
+times eager's. A lost or doubled summand exceeds both.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Measure:
 
 
 def tokens(length: int = TOKENS) -> torch.Tensor:
-    """Two sequences. As in text, few words make up most of it: the gradients of their embeddings have many summands."""
+    """Two sequences with few distinct tokens, so that the gradients of embeddings have many summands."""
     return (torch.rand(2, length) ** 6 * VOCABULARY).long()
 
 
@@ -134,7 +134,7 @@ def t5() -> torch.nn.Module:
 
 
 def swin() -> torch.nn.Module:
-    """Every window looks the bias of its pairs of places up in one table."""
+    """Every window reads its relative position biases from one table."""
     config = tf.SwinConfig(
         image_size=112,
         patch_size=4,

@@ -1,4 +1,4 @@
-"""The work of a compile grows as the graph does: counted in calls of functions, Python's and C's."""
+"""The cost of a compile is linear in the size of the graph, counted in calls of Python and C functions."""
 
 from __future__ import annotations
 

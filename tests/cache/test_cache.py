@@ -1,4 +1,4 @@
-"""Compiled graphs on disk: the same results without compiling, and never the graph of another key."""
+"""Compiled graphs on disk: a hit gives the same results without compiling; another key never hits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ aten = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache is on, in a folder of this test's own."""
+    """Enables the cache in a folder of this test."""
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", "1")
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(ANSWERS, "known", {})
@@ -54,15 +54,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forget() -> None:
-    """What a new process does not know: compiled graphs, answers about nodes, counts."""
+    """Clears what a new process does not have: compiled graphs, answers about nodes, counts."""
     torch._dynamo.reset()
     ANSWERS.known.clear()
     counters.clear()
 
 
 def events() -> dict[str, int]:
-    """What was counted but for the passes, which do not run for a graph that is cached, for the cache itself, and for
-    strides, which are asked once in a process."""
+    """The counters, except those of passes, of the cache, and of strides.
+
+    Passes do not run after a hit; strides are asked once in a process.
+    """
     left_out = ("pass ", "cache_", "refused_", "strides_")
     return {event: number for event, number in counters["dynamo_backends"].items() if not event.startswith(left_out)}
 
@@ -75,14 +77,14 @@ def model() -> nn.Sequential:
 
 
 class _Scaled(nn.Module):
-    """It reads a constant of the graph, and one that a pass makes of it."""
+    """Reads a constant of the graph, and one that a pass folds from it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor(0.5)).sin()
 
 
 class _Counter(nn.Module):
-    """It changes a buffer."""
+    """Changes a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +97,7 @@ class _Counter(nn.Module):
 
 
 def _apart(x: torch.Tensor) -> torch.Tensor:
-    """PyTorch sorts between two regions."""
+    """Two regions with a sort in PyTorch between them."""
     y = torch.exp(x).sin()
     return torch.linalg.eigvalsh(y @ y.mT).cos() + 1
 
@@ -258,7 +260,7 @@ def test_processes_share_the_cache(folder: Path) -> None:
 def _graph(
     shape: tuple[int, ...] = (2, 3), constant: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> fx.GraphModule:
-    """``x * constant`` and a tensor constant, as AOTAutograd gives graphs."""
+    """An ATen graph of ``x * constant`` with a tensor constant."""
     graph = fx.Graph()
     fake = torch._subclasses.FakeTensorMode().from_tensor(torch.empty(shape, dtype=dtype))
     x = graph.placeholder("x")

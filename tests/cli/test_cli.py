@@ -1,4 +1,4 @@
-"""The command ``dynamo-backends``: what it prints, and its exit code."""
+"""The command ``dynamo-backends``: its output and exit codes."""
 
 from __future__ import annotations
 

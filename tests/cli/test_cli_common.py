@@ -1,4 +1,4 @@
-"""What the subcommands share: tables that fit the terminal, errors without a traceback."""
+"""Shared parts of the subcommands: tables that fit the terminal, errors without a traceback."""
 
 from __future__ import annotations
 

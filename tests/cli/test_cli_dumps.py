@@ -1,4 +1,4 @@
-"""The commands ``ls``, ``show``, ``diff``: what they print, exit codes, without PyTorch; the shell's completion."""
+"""The commands ``ls``, ``show`` and ``diff``: output, exit codes, no import of PyTorch, shell completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dynamo-backends compare`` and ``replay``: hand-built models, exported ones, and graphs of dumps."""
+"""``dynamo-backends compare`` and ``replay`` on hand-written models, exported models, and graphs of dumps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnx.reference import ReferenceEvaluator
 from dynamo_backends.cli import build_parser, main
 from dynamo_backends.cli.compare import complete_models
 from dynamo_backends.dumps.model_comparison import Comparison, compare, compare_targets, targets_of
-from dynamo_backends.dumps.model_inputs import made_up, match, read_feeds
+from dynamo_backends.dumps.model_inputs import generated_inputs, match, read_feeds
 from dynamo_backends.dumps.model_rows import digest
 from dynamo_backends.dumps.model_values import Runtime, run_model
 from dynamo_backends.dumps.models import OnnxModel, load_model
@@ -49,7 +49,7 @@ def compared(first: OnnxModel, second: OnnxModel, runtime: Runtime | None = None
 
 
 def culprit(comparison: Comparison) -> str:
-    """The first value that differs."""
+    """The name of the first value that differs."""
     assert not comparison.ok and comparison.first_different is not None
     return comparison.first_different.name
 
@@ -252,7 +252,7 @@ def export(module: torch.nn.Module, path: Path, **options: object) -> OnnxModel:
 def test_a_factor_in_the_middle_of_twelve_layers(tmp_path: Path, fault: float) -> None:
     first = export(layers(12), tmp_path / "first.onnx")
     second = export(layers(12, fault), tmp_path / "second.onnx")
-    feeds = made_up(first, sizes={}, seed=0)
+    feeds = generated_inputs(first, sizes={}, seed=0)
     found = compare(first, second, feeds, Runtime())
     assert not found.ok and found.first_different is not None and found.first_different.first is not None
     # The first value behind the seventh GELU: its residual addition.
@@ -411,13 +411,13 @@ def test_symbolic_dimensions_and_indices(tmp_path: Path) -> None:
         "t = ReduceSum<keepdims=0>(x) \n y = Add(s, t) }"
     )
     first = model(text, tmp_path, table=np.ones((7, 2), np.float32), zero=np.array(0))
-    feeds = made_up(first, sizes={"batch": 5, "n": 40}, seed=0)
+    feeds = generated_inputs(first, sizes={"batch": 5, "n": 40}, seed=0)
     assert {name: value.shape for name, value in feeds.items()} == {"ids": (5, 40), "x": (5, 3)}  # type: ignore[union-attr]
     ids = feeds["ids"]
     assert isinstance(ids, np.ndarray) and ids.min() == 0 and ids.max() == 6, "indices of a table of seven rows"
     shaped = model("g (float[2,3] x, int64[1] s) => (float[n] y) { y = Reshape(x, s) }", tmp_path)
     with pytest.raises(DumpError, match=r" s\b.*shape"):
-        made_up(shaped, sizes={}, seed=0)
+        generated_inputs(shaped, sizes={}, seed=0)
 
 
 def test_stored_inputs(tmp_path: Path) -> None:

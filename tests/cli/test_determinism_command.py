@@ -1,4 +1,4 @@
-"""Values of a dumped graph that differ from run to run."""
+"""``dynamo-backends determinism``: values of a dumped graph that differ between runs."""
 
 from __future__ import annotations
 

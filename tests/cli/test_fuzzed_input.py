@@ -1,4 +1,4 @@
-"""Options, variables of the environment, models and cache entries from outside: right, or an error that says what."""
+"""Random options, environment variables, models and cache entries: a right result, or an error that names the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of a graph in low precision must stay in float32."""
+"""``dynamo-backends precision``: which nodes of a low-precision graph must compute in float32."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Model(nn.Module):
-    """The keys of the second attention are ``offset`` and a little: in float16, at 1000, the little is lost."""
+    """The keys of the second attention are ``offset`` plus small numbers, which float16 loses at 1000."""
 
     def __init__(self, offset: float) -> None:
         super().__init__()

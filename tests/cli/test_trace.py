@@ -1,4 +1,4 @@
-"""``dynamo-backends trace``: a model by PyTorch's four ways, in any precision, and as an ONNX file."""
+"""``dynamo-backends trace``: each of PyTorch's four ways to trace a model, each precision, and the export to ONNX."""
 
 from __future__ import annotations
 

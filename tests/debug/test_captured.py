@@ -1,4 +1,4 @@
-"""The captured graph beside a call by itself: what it says of results, of changed inputs and of gradients."""
+"""The comparison with the captured graph: results, arguments that a call changes, and gradients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.captured_graph import CapturedGraph, ComparedCall, JointGraphs
 from dynamo_backends.debug.rows import Finding
-from dynamo_backends.dumps.blame import Cause, Kind
-from dynamo_backends.numerics.program_execution import Results
+from dynamo_backends.dumps.blame import Cause, CauseKind
+from dynamo_backends.numerics.reference_runs import Results
 from passes.engine.results import PassResult
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ Y = X + 1
 
 
 def captured(*graphs: fx.GraphModule) -> CapturedGraph:
-    """A captured graph, and what each pass made of it."""
+    """A captured graph, and the graph after each pass."""
     result = CapturedGraph(opset=18)
     result.pre_grad.start("pre_grad", graphs[0])
     for i, graph in enumerate(graphs[1:]):
@@ -39,7 +39,7 @@ def symbolic(function: Callable[..., object]) -> fx.GraphModule:
 def compared(
     whole: CapturedGraph, function: Callable[..., object], args: Sequence[object]
 ) -> tuple[object, ComparedCall]:
-    """What a compared call of the compiled ``function`` returns, and the call."""
+    """The results of a compared call of the compiled ``function``, and the call."""
     call = whole.begin_call(args)
     assert call is not None
     return whole.run_in_call(function, args, call), call
@@ -50,10 +50,10 @@ def call_of(function: Callable[..., object], *args: object) -> ComparedCall:
 
 
 def wrong(function: Callable[..., object], args: Sequence[object], *results: object) -> list[str]:
-    """What is said of these results of a function whose arguments are left as they are."""
+    """The complaints about given results of a function that does not change its arguments."""
     finding = call_of(function, *args).judge_forward(results, args)
     assert (finding.culprit, finding.because, finding.unchecked) == (None, "", [])
-    assert all(item.cause == Cause(Kind.RESULT) and item.source == "" for item in finding.wrong)
+    assert all(item.cause == Cause(CauseKind.RESULT) and item.source == "" for item in finding.wrong)
     return [f"{item.value}: {item.difference}" for item in finding.wrong]
 
 
@@ -201,7 +201,7 @@ def test_what_was_traced() -> None:
     call.traced = Results({0: X.sin(), 1: X.exp() * 2}, {**exact, 1: exact[1] * 2})
     culprit = call.judge_forward([X.sin(), X.exp()], [X]).culprit
     assert culprit is not None
-    assert (culprit.value, culprit.source, culprit.cause) == ("exp", "", Cause(Kind.TRACE))
+    assert (culprit.value, culprit.source, culprit.cause) == ("exp", "", Cause(CauseKind.TRACE))
     assert culprit.difference.ours is not None and culprit.difference.ours.max_abs == pytest.approx(2.46, rel=1e-2)
 
 
@@ -298,7 +298,7 @@ def test_attributes_are_arguments_of_the_captured_graph() -> None:
 
 
 def described(function: Callable[..., object]) -> fx.GraphModule:
-    """A joint graph of one argument and one result, with what AOTAutograd says of them; nothing of further results."""
+    """A joint graph of one argument and one result with AOTAutograd's descriptions; further results have none."""
     module = make_fx(function)(X.clone(), Y.clone())  # the trace runs it, and it may write
     descriptors = (PlainAOTInput(0), TangentAOTInput(PlainAOTOutput(0)))
     for node, descriptor in zip(module.graph.find_nodes(op="placeholder"), descriptors, strict=True):
@@ -310,7 +310,7 @@ def described(function: Callable[..., object]) -> fx.GraphModule:
 def joint(
     before: Callable[..., object], after: Callable[..., object] | None = None, end: Callable[..., object] | None = None
 ) -> JointGraphs:
-    """The graphs of the stage, with the pass that made ``after``; it need not be what the stage ends with."""
+    """The graphs of the stage, with the pass that made ``after``; the stage may end with another graph."""
     graphs = JointGraphs()
     if after is not None:
         graphs.start("joint", described(before))

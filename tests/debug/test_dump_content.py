@@ -1,4 +1,4 @@
-"""What a dump says of the user's program: names of parameters and inputs, lines, where graphs begin and end."""
+"""The dump names the user's code: parameters, inputs, lines, and where Dynamo's graphs begin and end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from dynamo_backends.dumps.reading import DumpedGraph, DumpedRegion, Run, find_run
+from dynamo_backends.dumps.reading import DumpedGraph, DumpedRegion, DumpedRun, find_run
 from dynamo_backends.dumps.schema import DynamoGraphEntry, LineEntry
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import is_user_file, short_file
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Blocks in a list, and a head whose weight is that of the first block."""
+    """Blocks in a list, and a head whose weight is tied to the first block's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ def test_a_stage_that_changed_nothing_has_no_file(compiled: Callable[..., Any], 
     assert len(set(texts)) == len(texts)
 
 
-def code_of(run: Run) -> Iterator[str]:
+def code_of(run: DumpedRun) -> Iterator[str]:
     names = ("dynamo.py", "pre_grad.py", "joint.py", "aten.py", "post_grad.py")
     return (path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*.py") if path.name in names)
 
@@ -400,7 +400,7 @@ def run_repro(region: DumpedRegion, *arguments: str) -> subprocess.CompletedProc
 
 
 class Mixed(nn.Module):
-    """Weights that the session holds, a table that it looks things up in, bfloat16, booleans and numbers."""
+    """Weights as constants of the session, an embedding table, bfloat16, booleans and numbers."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -495,7 +495,7 @@ def test_a_model_that_no_pass_changed_is_written_once(compiled: Callable[..., An
 
 
 class Wrapped(nn.Module):
-    """As models of transformers are: their ``forward`` is in a decorator."""
+    """A model with a decorated ``forward``, as in transformers."""
 
     def __init__(self) -> None:
         super().__init__()

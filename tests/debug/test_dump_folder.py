@@ -1,4 +1,4 @@
-"""The dump folder: files are whole or absent, and no error of the file system reaches the model."""
+"""The dump folder: files are written atomically, and no error of the file system reaches the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fx_debug`` prints the graphs, writes every stage, and is PyTorch otherwise."""
+"""``fx_debug`` prints the graphs, writes every stage, and otherwise behaves as PyTorch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Elements are judged one by one: a fault is named beside values that are far larger, and in half precision.
-``test_right_values.py`` has what is right and looks much the same."""
+"""The tolerance is per element: a fault is found next to much larger values, and in half precision.
+
+``test_rounding.py`` has similar values that are right.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def run(
     seeds: int = 1,
     **settings: object,
 ) -> list[Any]:
-    """The compared graphs of a function of tensors, or what makes some, and layers that are made."""
+    """The compared graphs of a function of tensors, or of ``some``, and of new layers."""
     torch.manual_seed(0)
     layers = [layer for item in made if callable(item) and isinstance(layer := item(), nn.Module)]
     options = {"dump_dir": str(dump), "compare": "every"}
@@ -76,7 +78,7 @@ def run(
 
 
 def some(*shape: int, size: float = 1.0, last: float = 1.0, offset: float = 0.0) -> Callable[[], torch.Tensor]:
-    """Random numbers, of which those of the last index are larger by a factor."""
+    """Random numbers; those of the last index are larger by a factor."""
 
     def make() -> torch.Tensor:
         value = torch.randn(shape) * size
@@ -99,19 +101,19 @@ def times(factor: float) -> Change:
 
 
 def near_nothing(factor: float) -> Change:
-    """Results are wrong by a factor where the argument is less than 0.01."""
+    """A fault: results are wrong by a factor where the argument is less than 0.01."""
     return lambda y, x, *args, **kwargs: op.Where(
         op.Less(op.Abs(x), op.CastLike(0.01, x)), op.Mul(y, op.CastLike(factor, y)), y
     )
 
 
 def small(factor: float) -> Change:
-    """Only small elements are wrong."""
+    """A fault in small elements only."""
     return lambda y, *args, **kwargs: op.Where(op.Less(op.Abs(y), 50.0), op.Mul(y, factor), y)
 
 
 def first(factor: float, axis: int = 0) -> Change:
-    """Only the first row, or column, is wrong."""
+    """A fault in the first row, or column, only."""
 
     def change(y: ir.Value, *args: object, **kwargs: object) -> object:
         one, others = op.Slice(y, [0], [1], [axis]), op.Slice(y, [1], [2**31 - 1], [axis])
@@ -121,7 +123,7 @@ def first(factor: float, axis: int = 0) -> Change:
 
 
 def rolled(y: ir.Value, *args: object, **kwargs: object) -> object:
-    """Each row is that of the next index."""
+    """A fault: each row is that of the next index."""
     return op.Concat(op.Slice(y, [1], [2**31 - 1], [0]), op.Slice(y, [0], [1], [0]), axis=0)
 
 
@@ -220,7 +222,7 @@ FLOAT16_FAULTS: dict[str, tuple[Any, ...]] = {
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, packet: Any, change: Change) -> None:
-    """Spoils the translation of an operator."""
+    """Makes the converter of an operator wrong."""
     for target in (getattr(packet, name) for name in packet.overloads()):
         right: Any = find_translation(target, 18)
         if right is not None:

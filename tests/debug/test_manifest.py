@@ -1,4 +1,4 @@
-"""``manifest.json`` of many graphs: not written in full for each, and the truth when it counts."""
+"""``manifest.json`` of many graphs: it is not rewritten for each graph, and is complete at a fault and at exit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dynamo_backends.debug import manifest as manifests
 from dynamo_backends.debug.dump_folder import DumpFolder
 from dynamo_backends.debug.manifest import Cost, Manifest
 from dynamo_backends.debug.rows import OK, Blame, GraphComparison
-from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.dumps.blame import Cause, CauseKind
 from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Split
 from dynamo_backends.options import parse_options
 from passes.engine.results import PassResult
 
 
 class Clock:
-    """A clock that stands still but for the time that writing takes."""
+    """A clock that advances only by the time of writing."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class SlowFolder(DumpFolder):
-    """A folder on a disk that takes a second for ten million characters."""
+    """A folder on a disk that writes ten million characters a second."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         super().__init__(root)
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def graph_of(index: int) -> CompiledGraph:
-    """A compiled graph without regions, with what forty passes did to it."""
+    """A compiled graph without regions, with the results of forty passes."""
     empty = fx.GraphModule({}, fx.Graph())
     results = [PassResult(f"pass_{i}", 0, 100, 100, 0.1) for i in range(40)]
     return CompiledGraph(GraphName(index, "forward"), empty, Split([], {}), [], empty, results)
@@ -102,10 +102,10 @@ def test_the_first_fault_is_written_at_once(tmp_path: Path, clock: Clock, monkey
     manifest = Manifest(folder)
     for index in range(20):
         add(manifest, index)
-    add(manifest, 20, Blame("mm", Cause(Kind.NODE)))
+    add(manifest, 20, Blame("mm", Cause(CauseKind.NODE)))
     assert content(folder)["graphs"][-1]["blame"]["value"] == "mm"
     written = len(folder.written)
-    add(manifest, 21, Blame("add", Cause(Kind.NODE)))
+    add(manifest, 21, Blame("add", Cause(CauseKind.NODE)))
     assert len(folder.written) == written
 
 

@@ -1,4 +1,4 @@
-"""Where NaN and infinities come from in a dumped graph."""
+"""``dynamo-backends nan``: where NaN and infinities of a dumped graph come from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def line_of(text: str) -> str:
 
 
 def dumped(function: Callable[..., object], dump: Path, *arguments: object) -> Nonfinite:
-    """What is found in the run of a function that does not train."""
+    """The NaN and infinities found in the run of a function without gradients."""
     with torch.no_grad():
         compiled(function, backend="onnx_debug", options={"dump_dir": str(dump)})(*arguments)
     return find_nonfinite(only_graph(dump))

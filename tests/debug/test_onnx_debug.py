@@ -1,4 +1,4 @@
-"""``onnx_debug``: the dump folder, the verdict, and what it says of planted faults."""
+"""``onnx_debug``: the dump folder, the verdict, and the verdicts on planted faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from passes import Pass, PassContext
 
 
 class Classifier(torch.nn.Module):
-    """Linear, GELU, layer norm, a sigmoid in the middle, linear: enough for a culprit to have neighbours."""
+    """Linear, GELU, layer norm, sigmoid, linear: a culprit has nodes before and after it."""
 
     def __init__(self) -> None:
         super().__init__()

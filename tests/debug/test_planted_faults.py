@@ -1,4 +1,4 @@
-"""Faults planted one at a time, in every stage: ``onnx_debug`` says so, and names the pass, the node and its line."""
+"""A fault planted in each stage: the verdict of ``onnx_debug`` names the pass, the node and its line."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_a_wrong_decomposition(name: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 class Damped(nn.Module):
-    """Twelve layers alike; the end of the model makes the fault of one as small as rounding."""
+    """Twelve equal layers; the end of the model reduces the error of one to the size of rounding."""
 
     def seventh(self, y: torch.Tensor) -> torch.Tensor:
         return F.silu(y)  # silu in the seventh layer
@@ -573,7 +573,7 @@ def test_a_pass_that_loses_a_gradient(shape: tuple[int, ...], planted: Callable[
 
 
 def turned(old: object, new: object) -> Callable[[fx.GraphModule, PassContext], int]:
-    """A pass that puts one operator in the place of another."""
+    """A pass that replaces one operator by another."""
 
     def run(module: fx.GraphModule, context: PassContext) -> int:
         nodes = [node for node in module.graph.nodes if node.target is old]
@@ -797,7 +797,7 @@ def test_a_reference_that_cannot_be_made_does_not_end_the_run(
     def fail(*args: object) -> object:
         raise KeyError("select")
 
-    monkeypatch.setattr(observer, "reference_of", fail)
+    monkeypatch.setattr(observer, "expected_values_of", fail)
     monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), 1.01))
     function = compiled(lambda x: x.sinh(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""``onnx_compiler(record=...)``: what the runs of a record keep."""
+"""``onnx_compiler(record=...)``: what the runs of a record hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def recorded(model: Callable[..., object]) -> tuple[Callable[..., torch.Tensor],
 
 
 def memory_of(records: list[Record]) -> int:
-    """Bytes of the different tensors that the runs of records hold."""
+    """The bytes of the distinct tensors that the runs of records hold."""
     tensors = {
         value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
         for record in records

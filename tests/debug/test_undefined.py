@@ -1,4 +1,4 @@
-"""What PyTorch leaves undefined, values written to one place more than once, is not reported as wrong."""
+"""Results that PyTorch leaves undefined (several values written to one place) are not reported as wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.rows import Blame, GraphComparison
 from dynamo_backends.debug.undefined_results import without_undefined
-from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.dumps.blame import Cause, CauseKind
 
 aten = torch.ops.aten
 REPEATED, ONCE = torch.tensor([0, 2, -3, 1]), torch.tensor([0, 2, 3, 1])  # of five places, -3 is the third
@@ -35,11 +35,11 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], bo
 
 
 def judged(name: str, blame: str) -> tuple[GraphComparison, GraphComparison]:
-    """A verdict that names a node of ``sin``, the operator and ``cos``; before and after."""
+    """A verdict that names a node between ``sin``, the operator and ``cos``, before and after ``without_undefined``."""
     write, arguments, _ = CASES[name]
     graph = make_fx(lambda x, *more: write(x.sin(), *more).cos())(torch.randn(5, 3), *arguments)
     values = dict(zip(graph.graph.find_nodes(op="placeholder"), (torch.randn(5, 3), *arguments), strict=True))
-    given = GraphComparison(Blame(blame, Cause(Kind.NODE)))
+    given = GraphComparison(Blame(blame, Cause(CauseKind.NODE)))
     return given, without_undefined(given, graph, values)
 
 
@@ -62,7 +62,7 @@ def test_a_fault_in_a_branch_of_its_own_is_still_one() -> None:
     write, arguments, _ = CASES["index_put"]
     graph = make_fx(lambda x, *more: (write(x, *more), x.exp()))(torch.randn(5, 3), *arguments)
     values = dict(zip(graph.graph.find_nodes(op="placeholder"), (torch.randn(5, 3), *arguments), strict=True))
-    given = GraphComparison(Blame("exp", Cause(Kind.NODE)))
+    given = GraphComparison(Blame("exp", Cause(CauseKind.NODE)))
     assert without_undefined(given, graph, values) is given
 
 

@@ -1,4 +1,4 @@
-"""``bisect GRAPH``: where a planted fault lives, and the smallest model that has it, also in a fresh process."""
+"""``bisect GRAPH``: the place of a planted fault, and the smallest model that shows it, also in a fresh process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from dynamo_backends.cli import main
 from dynamo_backends.common import python_process
 from dynamo_backends.dumps import bisection, candidate_runs
 from dynamo_backends.dumps.bisecting import bisect
-from dynamo_backends.dumps.bisection import MEMORY, Bisection, smallest
-from dynamo_backends.dumps.candidate_runs import Outcome, Runner
-from dynamo_backends.dumps.cut_folder import Piece, run_repro, write_piece
+from dynamo_backends.dumps.bisection import ANSWERS, Bisection, delta_debug
+from dynamo_backends.dumps.candidate_runs import CandidateOutcome, CandidateRunner
+from dynamo_backends.dumps.cut_folder import CutModel, run_repro, write_cut
 from dynamo_backends.dumps.model_sessions import PLAIN, region_settings
-from dynamo_backends.dumps.reading import DumpError, Run, find_run, read_tensor
+from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run, read_tensor
 from dynamo_backends.dumps.submodels import Parts
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -66,7 +66,7 @@ def bisected(dump: Path, graph: str = "0", **settings: object) -> Bisection:
 
 
 def fails_without_our_libraries(folder: Path) -> str:
-    """What ``repro.py`` prints in a process that has neither onnx nor PyTorch; it exits with 1."""
+    """The output of ``repro.py`` in a process without onnx and PyTorch; it must exit with 1."""
     script = (
         "import runpy, sys\n"
         "for name in ('torch', 'onnx', 'onnx_ir', 'dynamo_backends', 'passes'): sys.modules[name] = None\n"
@@ -285,7 +285,7 @@ def test_a_nan_that_is_masked_later(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def int8_product(dump: Path, layers: int = 4) -> Path:
-    """A dump whose session is wrong by an optimizer of ONNX Runtime, which is switched off otherwise."""
+    """A dump whose session is wrong by an optimizer of ONNX Runtime that our backends disable."""
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(layers)))
     model.register_buffer("weights", WEIGHTS)
 
@@ -359,7 +359,7 @@ def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
 
 
 def external_dump(folder: Path) -> Path:
-    """A dump whose weights are in a file beside the models, as those of more than 2 GB are; a pass took a wrong one."""
+    """A dump with external weights, as for more than 2 GB; a pass used a wrong one."""
     region = folder / "graph_000" / "inference" / "region_0"
     (region / "test_data_set_0").mkdir(parents=True)
     (region / "w.data").write_bytes(np.random.default_rng(0).normal(size=(2, 4, 4)).astype("f4").tobytes())
@@ -401,7 +401,7 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
     (graph,) = find_run(found.cut.folder).graphs  # the cut is a dump of its own
     (region,) = graph.regions
     parts, feeds = Parts(ir.load(region.model)), region.recorded("input")
-    with Runner() as runner:
+    with CandidateRunner() as runner:
         values = runner.run(parts.exposed(), feeds, PLAIN)
         check = bisection.Diverges(parts, {**feeds, **values.outputs}, region_settings(region), runner)
         assert check([0, 1])
@@ -425,9 +425,9 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
     process.kill()
     process.wait()
     process.stderr.close()
-    with (folder / MEMORY).open("a") as file:
+    with (folder / ANSWERS).open("a") as file:
         file.write("fails:half a li")  # as if it had been killed while it wrote
-    kept = len((folder / MEMORY).read_text().splitlines()) - 2
+    kept = len((folder / ANSWERS).read_text().splitlines()) - 2
     again = bisected(dump, output=folder)
     assert again.resumed == kept > 0
     assert again.sessions < first.sessions
@@ -437,10 +437,10 @@ def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_pa
 
 
 def test_answers_about_another_model_are_not_used(tmp_path: Path) -> None:
-    memory = bisection.Memory(tmp_path / MEMORY, ["one model"])
+    memory = bisection.StoredAnswers(tmp_path / ANSWERS, ["one model"])
     assert memory.ask([1], lambda: True)
-    assert bisection.Memory(tmp_path / MEMORY, ["one model"]).ask([1], lambda: False)
-    assert not bisection.Memory(tmp_path / MEMORY, ["another"]).ask([1], lambda: False)
+    assert bisection.StoredAnswers(tmp_path / ANSWERS, ["one model"]).ask([1], lambda: False)
+    assert not bisection.StoredAnswers(tmp_path / ANSWERS, ["another"]).ask([1], lambda: False)
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])
@@ -452,7 +452,7 @@ def test_delta_debugging(culprits: set[int]) -> None:
         asked += 1
         return culprits <= set(items)
 
-    assert set(smallest(range(100), fails)) == culprits  # type: ignore[arg-type]
+    assert set(delta_debug(range(100), fails)) == culprits  # type: ignore[arg-type]
     assert asked < 200
 
 
@@ -504,7 +504,7 @@ def test_two_regions_and_symbolic_shapes(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def refused_dump(folder: Path) -> Path:
-    """A dump as ``onnx_debug`` leaves it where ONNX Runtime refused a model: a kernel that is not there."""
+    """A dump of ``onnx_debug`` in which ONNX Runtime rejected a model: a kernel is missing."""
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
     names = ["x", "a", "b", "c", "d", "y"]
     operators = ["Sin", "Cast", "Tan", "Cast", "Cos"]
@@ -562,10 +562,10 @@ def write_region(run: Path, index: int, model: onnx.ModelProto, **inputs: np.nda
 
 
 @pytest.fixture
-def two_regions(tmp_path: Path) -> Callable[..., Run]:
+def two_regions(tmp_path: Path) -> Callable[..., DumpedRun]:
     """Makes a dump of two regions, of which the second divides by zero."""
 
-    def make(**entry: object) -> Run:
+    def make(**entry: object) -> DumpedRun:
         regions = []
         for index, operator in enumerate(("Add", "Div")):
             model = onnx.parser.parse_model(
@@ -586,7 +586,9 @@ def blame_of(value: str, region: int | None) -> dict[str, object]:
 @pytest.mark.parametrize(
     "entry", [{"rescued": {"1": "failed"}}, {"blame": blame_of("z_1", 1)}, {"blame": blame_of("sorted", None)}]
 )
-def test_the_region_that_is_to_blame_is_bisected(entry: dict[str, object], two_regions: Callable[..., Run]) -> None:
+def test_the_region_that_is_to_blame_is_bisected(
+    entry: dict[str, object], two_regions: Callable[..., DumpedRun]
+) -> None:
     """The one whose session failed, that of the value that the verdict names, or the nearest before that."""
     run = two_regions(**entry)
     inputs = {"z_0": ("x",), "z_1": ("z_0",), "sorted": ("z_1", "unknown")}
@@ -609,7 +611,7 @@ def row_entry(name: str, region: int | None, inputs: Sequence[str]) -> dict[str,
     }
 
 
-def test_the_region_that_is_named_is_bisected(two_regions: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_region_that_is_named_is_bisected(two_regions: Callable[..., DumpedRun], tmp_path: Path) -> None:
     run = two_regions(blame=blame_of("z_0", 0))
     assert bisect(run, "0/inference/region_0").place == "unknown"
     assert bisect(run, "0/inference/region_1").place == "run"
@@ -620,7 +622,7 @@ def test_the_region_that_is_named_is_bisected(two_regions: Callable[..., Run], t
 
 
 def test_a_region_that_is_not_there_names_those_that_are(
-    two_regions: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+    two_regions: Callable[..., DumpedRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = two_regions()
     for more in ((), ("--check", "false {model}"), ("--refused",)):
@@ -753,13 +755,13 @@ def test_a_candidate_that_takes_too_long_is_said_to_and_not_to_have_crashed_by_a
 ) -> None:
     os.mkfifo(tmp_path / "model.onnx")  # nobody writes to it: it is read for ever
     monkeypatch.setattr(candidate_runs, "LONGEST", 5.0)
-    with Runner() as runner:
+    with CandidateRunner() as runner:
         outcome = runner.run(tmp_path / "model.onnx", None, PLAIN)
     assert outcome.kind == "crashed" and "5 seconds" in outcome.message and "signal" not in outcome.message
 
 
 def test_a_crash_is_confirmed_by_the_same_signal_only(tmp_path: Path) -> None:
-    segmentation_fault = Outcome("crashed", "the process ended by signal 11 (SIGSEGV)")
+    segmentation_fault = CandidateOutcome("crashed", "the process ended by signal 11 (SIGSEGV)")
     repro = tmp_path / "repro.py"
     for code, is_same in (
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", True),
@@ -776,7 +778,7 @@ NAMES = ("argparse", "dataclasses", "json", "numpy", "onnx", "onnxruntime", "tem
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder has files that are called like packages."""
+    """The current folder has files with the names of packages."""
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('planted {name}')\n")
     monkeypatch.chdir(tmp_path)
@@ -785,13 +787,13 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Runner() as runner, monkeypatch.context() as patch:
+    with CandidateRunner() as runner, monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(["", ".", os.environ["PYTHONPATH"]]))
         outcome = runner.run(trivial_model(), {"x": np.ones(1, np.float32)}, PLAIN)
     assert outcome.kind == "ran", outcome
     settings = dataclasses.replace(PLAIN, custom_op_libraries=("/planted.so",))
     one = {"x": np.ones(1, np.float32)}
-    write_piece(hostile, Piece(trivial_model(), settings, one, {"y": one["x"]}, {"y": 0.0}, "differs", ""), {})
+    write_cut(hostile, CutModel(trivial_model(), settings, one, {"y": one["x"]}, {"y": 0.0}, "differs", ""), {})
     assert run_repro(hostile).kind == "right", "neither of the folder's files nor of a library that the dump names"
     command = [sys.executable, "-m", "dynamo_backends", "ls", "-d", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -800,7 +802,7 @@ def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeyp
 
 def test_a_process_that_does_not_start_is_no_fault_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_process, "worker_command", lambda module: [sys.executable, "-c", "import no_package"])
-    with Runner() as runner, pytest.raises(DumpError, match="no_package"):
+    with CandidateRunner() as runner, pytest.raises(DumpError, match="no_package"):
         runner.run(trivial_model(), None, PLAIN)
 
 

@@ -1,4 +1,4 @@
-"""Reading dumps: the runs, graphs and regions that a user names, and folders that are none."""
+"""Reading a dump: runs, graphs and regions by reference, and errors for folders that are no dumps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dynamo_backends.pipeline import pipeline
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two graphs, of which the second trains and has two regions forward: ``sort`` stays in PyTorch."""
+    """Two graphs; the second trains, and its forward has two regions, since ``sort`` runs in PyTorch."""
     folder = tmp_path_factory.mktemp("dump")
 
     def plain(x: torch.Tensor) -> torch.Tensor:

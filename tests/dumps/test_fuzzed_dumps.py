@@ -1,4 +1,4 @@
-"""Damaged dumps, made at random: every command ends with exit code 0, 1 or 2, and nothing in a dump is executed."""
+"""Dumps with random damage: every command ends with exit code 0, 1 or 2, and executes nothing from the dump."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def remove(path: Path, chance: random.Random) -> None:
 
 
 def damage(run: Path, chance: random.Random) -> str:
-    """Damages something in a run; in words, what."""
+    """Damages a file of a run at random; returns a description."""
     files = sorted(path for path in run.rglob("*") if path.is_file() and path.suffix != ".html")
     kinds: list[tuple[Callable[[Path, random.Random], None], list[Path]]] = [
         (mutate_json, [run / "manifest.json"]),
@@ -130,7 +130,7 @@ def run(dump: Path, tmp_path: Path) -> Path:
 
 
 def with_session(run: Path, **more: object) -> None:
-    """Changes what the manifest says of each session."""
+    """Changes each session's settings in the manifest."""
     manifest = json.loads((run / "manifest.json").read_text())
     for graph in manifest["graphs"]:
         for region in graph["regions"]:

@@ -1,4 +1,4 @@
-"""The time of each operator of a dumped graph, brought back to FX nodes, modules and lines."""
+"""``dynamo-backends profile``: the time of each operator, attributed to FX nodes, modules and lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Model(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A graph in training, and the same in inference: there ONNX Runtime has the weights, and fuses."""
+    """A graph in training, and in inference, where ONNX Runtime has the weights as constants and fuses."""
     folder = tmp_path_factory.mktemp("dump")
     torch.manual_seed(0)
     compiled = torch.compile(Model(), backend="onnx_debug", options={"dump_dir": str(folder)})

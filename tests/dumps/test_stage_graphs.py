@@ -1,4 +1,4 @@
-"""Graphs of stages, read from a dump: their nodes, and what changed between two of them."""
+"""The graphs of stages in a dump: their nodes, and the differences of two stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.stage_files import stage_json
 from dynamo_backends.dumps.listing import dynamo_graphs_of_run, runs_in
-from dynamo_backends.dumps.reading import DumpError, Run, find_run
+from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run
 from dynamo_backends.dumps.schema import RunEntry
 from dynamo_backends.dumps.stage_diff import Change, StageDiff, diff_nodes, diff_stages
 from dynamo_backends.dumps.stage_graphs import STAGES, StageGraph, stage_graphs, stages_of
@@ -28,12 +28,12 @@ from dynamo_backends.pipeline.observer import STAGES as OBSERVED
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> DumpedRun:
     return find_run(dump_of_two_graphs(tmp_path_factory.mktemp("dump")))
 
 
 class Everything(torch.nn.Module):
-    """What FX writes in other ways than ``name = function(arguments)``."""
+    """A graph with all forms that FX does not print as ``name = function(arguments)``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def test_stages_are_those_that_the_pipeline_tells() -> None:
     assert [stage for stage in OBSERVED if stage in STAGES] == list(STAGES)
 
 
-def test_stages_of_a_graph(run: Run) -> None:
+def test_stages_of_a_graph(run: DumpedRun) -> None:
     graph = run.graphs_of("1/forward")[0]
     stages = {stage.name: stage for stage in stages_of(run, graph)}
     assert list(stages) == list(STAGES)
@@ -165,7 +165,7 @@ def test_stages_of_a_graph(run: Run) -> None:
     assert stage_graphs(run, graph, "pre_grad") == stage_graphs(run, graph, "dynamo")
 
 
-def test_a_stage_that_is_not_there(run: Run, tmp_path: Path) -> None:
+def test_a_stage_that_is_not_there(run: DumpedRun, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy = find_run(tmp_path / "run")
     graph = copy.graphs_of("0/forward")[0]
@@ -188,10 +188,10 @@ def test_a_stage_that_is_not_there(run: Run, tmp_path: Path) -> None:
     manifest = json.loads((copy.folder / "manifest.json").read_text())
     manifest["graphs"][0]["stages"] = [{"name": "aten"}]
     with pytest.raises(DumpError, match="damaged"):
-        _ = Run(copy.folder, msgspec.convert(manifest, RunEntry)).graphs
+        _ = DumpedRun(copy.folder, msgspec.convert(manifest, RunEntry)).graphs
 
 
-def _diff(run: Run, reference: str, before: str, after: str) -> StageDiff:
+def _diff(run: DumpedRun, reference: str, before: str, after: str) -> StageDiff:
     (found,) = diff_stages(run, run.graphs_of(reference)[0], before, after)
     return found
 
@@ -203,7 +203,7 @@ def _change(diff: StageDiff, name: str) -> Change:
     return found
 
 
-def test_what_the_partitioner_did(run: Run) -> None:
+def test_what_the_partitioner_did(run: DumpedRun) -> None:
     diff = _diff(run, "0/backward", "joint", "aten")
     assert _change(diff, "gelu").kind == "removed", "the forward's"
     addmm = _change(diff, "addmm")
@@ -211,7 +211,7 @@ def test_what_the_partitioner_did(run: Run) -> None:
     assert diff.count("added") == 0 and diff.same > 10
 
 
-def test_a_translation_shows_each_operator_and_what_stays_in_pytorch(run: Run) -> None:
+def test_a_translation_shows_each_operator_and_what_stays_in_pytorch(run: DumpedRun) -> None:
     diff = _diff(run, "1/forward", "post_grad", "onnx")
     exp = _change(diff, "exp")
     assert exp.kind == "translated" and exp.before is not None and exp.after is not None
@@ -224,13 +224,13 @@ def test_a_translation_shows_each_operator_and_what_stays_in_pytorch(run: Run) -
     assert _change(back, "sort").kind == "added"
 
 
-def test_weights_are_matched_by_what_the_user_calls_them(run: Run) -> None:
+def test_weights_are_matched_by_what_the_user_calls_them(run: DumpedRun) -> None:
     diff = _diff(run, "0/forward", "dynamo", "session")
     inputs = [change for change in diff.changes if change.node.kind == "input"]
     assert inputs == []
 
 
-def test_onnx_stages_are_compared_region_by_region(run: Run) -> None:
+def test_onnx_stages_are_compared_region_by_region(run: DumpedRun) -> None:
     diffs = diff_stages(run, run.graphs_of("1/forward")[0], "onnx", "onnx_optimized")
     assert [diff.region for diff in diffs] == [0, 1]
     assert _diff(run, "0/forward", "onnx", "onnx").changes == []
@@ -281,7 +281,7 @@ def test_removed_nodes_are_where_they_were() -> None:
     ]
 
 
-def test_summaries(run: Run, tmp_path: Path) -> None:
+def test_summaries(run: DumpedRun, tmp_path: Path) -> None:
     first, second = dynamo_graphs_of_run(run)
     assert first.function == "forward" and first.reason.startswith("graph break")
     assert not second.reason.startswith("graph break") and not second.given_up
@@ -303,11 +303,11 @@ def test_summaries(run: Run, tmp_path: Path) -> None:
     assert "no manifest.json" in found["run_2_empty"].error and "damaged" in found["run_3_damaged"].error
 
 
-def test_a_damaged_manifest_is_said(run: Run) -> None:
+def test_a_damaged_manifest_is_said(run: DumpedRun) -> None:
     manifest = json.loads((run.folder / "manifest.json").read_text())
     del manifest["graphs"][1]["seconds"]
     manifest["dynamo_graphs"] = [{"index": "one"}]
-    damaged = Run(run.folder, msgspec.convert(manifest, RunEntry))
+    damaged = DumpedRun(run.folder, msgspec.convert(manifest, RunEntry))
     for read in (lambda run: run.graphs, dynamo_graphs_of_run):
         with pytest.raises(DumpError, match="is damaged"):
             read(damaged)

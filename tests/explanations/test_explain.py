@@ -1,4 +1,4 @@
-"""``explain`` and ``coverage``: graphs, breaks, guards, and what would run on ONNX Runtime and why not."""
+"""``explain`` and ``coverage``: graphs, graph breaks, guards, and what runs in PyTorch for which reason."""
 
 from __future__ import annotations
 

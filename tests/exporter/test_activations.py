@@ -1,4 +1,4 @@
-"""The pass ``pre_grad.activations``: which formulas are an activation, and which are not."""
+"""The pass ``pre_grad.activations``: which formulas it replaces by an activation, and which it leaves."""
 
 from __future__ import annotations
 

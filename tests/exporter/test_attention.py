@@ -1,6 +1,6 @@
-"""Attention that a model writes out is right, in inference and in training, and on ONNX Runtime.
+"""Attention written out in a model runs on ONNX Runtime with eager's results, in inference and in training.
 
-The forms are those PyTorch's ``fuse_attention`` knows, and others.
+The forms are those of PyTorch's ``fuse_attention``, and others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IN_FLOAT32 = {"21", "22", "23", "24", "25", "26", "27"}
 
 
 def _ours(function: Callable[..., object]) -> Callable[..., object]:
-    """The function as if it stood here: Dynamo does not trace functions of PyTorch's own files."""
+    """The function as if it were defined here: Dynamo does not trace functions in PyTorch's own files."""
     code = function.__code__.replace(co_filename=__file__)
     return types.FunctionType(code, {**vars(fuse_attention), "__name__": __name__})
 
@@ -133,14 +133,14 @@ def merged_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
 
 
 def fully_masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Eager gives NaN for a row that sees nothing."""
+    """Eager gives NaN for a fully masked row."""
     hidden = torch.zeros(8, 8, dtype=torch.bool)
     hidden[3] = True
     return scores_of(q, k).masked_fill(hidden, -math.inf).softmax(-1) @ v
 
 
 def finite_fill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """A row that sees nothing is the mean of the values: the fill takes the place of the scores."""
+    """A fully masked row is the mean of the values, since all scores are the same finite fill."""
     hidden = torch.zeros(8, 8, dtype=torch.bool)
     hidden[3] = True
     return torch.where(hidden, torch.tensor(-1e4, dtype=q.dtype), scores_of(q, k)).softmax(-1) @ v

@@ -1,4 +1,4 @@
-"""Our own translations against eager: values, gradients, dtypes, and that nothing stays in PyTorch."""
+"""Our converters against eager: values, gradients, dtypes, and that no node runs in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynamo_backends.exporter import torch_internals
 
 
 def assert_equals_eager(function: Callable[..., object], *args: object, **tolerance: float) -> None:
-    """Results and gradients are eager's, and no operator needs PyTorch (views may run there, at no cost)."""
+    """Asserts that results and gradients are eager's, and only views run in PyTorch."""
     assert_same_as_eager(function, *args, tolerance=tolerance or None, settings={"options": {"fallback": "error"}})
     assert counted("nodes_on_onnx") > 0
     assert counted("runtime_failures") == 0
@@ -30,7 +30,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def symbolic(tensor: torch.Tensor, *dims: int) -> torch.Tensor:
-    """Marks sizes that the compiled function must not take for constants."""
+    """Marks sizes as dynamic; the compiled function must not specialize on them."""
     for dim in dims:
         torch._dynamo.mark_dynamic(tensor, dim)
     return tensor
@@ -275,7 +275,7 @@ def test_embedding_bag_runs_in_pytorch() -> None:
 
 
 def write(cache: torch.Tensor, positions: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """As into a cache of fixed length."""
+    """Writes into a cache of fixed length."""
     result = cache.clone()
     result[:, :, positions] = values
     return result

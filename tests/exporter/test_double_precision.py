@@ -1,4 +1,4 @@
-"""float64 stays float64: no number on the way is rounded to float32."""
+"""float64 graphs compute in float64: no intermediate value is rounded to float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention in which several heads of the query share a head of keys and values."""
+"""Grouped-query attention: several heads of the query share a head of keys and values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tensors(
 
 
 def masks(length: int, keys: int) -> dict[str, torch.Tensor]:
-    """Boolean masks; in the second batch the last row sees nothing."""
+    """Boolean masks; in the second batch the last row is fully masked."""
     seen = torch.rand(BATCH, HEADS, length, keys) < 0.6
     seen[..., 0] = True
     seen[1, :, -1] = False

@@ -1,4 +1,4 @@
-"""Interpolations stay one node: right, on ONNX Runtime where that is as PyTorch, with eager's gradients."""
+"""Interpolation stays one node, runs on ONNX Runtime where that agrees with PyTorch, and has eager's gradients."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_nearest_pixel_is_the_one_that_pytorch_chooses(sizes: tuple[int, int
 
 
 def refused(function: Any, *args: torch.Tensor, **settings: Any) -> bool:
-    """Whether the result is eager's, and no interpolation was kept."""
+    """Whether the result is eager's, and the pass kept no interpolation."""
     assert_same_as_eager(function, *args, settings=settings or None)
     return counted("pass pre_grad.interpolate") == 0
 

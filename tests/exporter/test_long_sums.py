@@ -1,6 +1,6 @@
-"""Sums of very many numbers are as near to float64 as eager's; the measure is that of the comparison.
+"""Sums of very many numbers are as near to float64 as eager's, by the tolerance of the comparison.
 
-Numbers of one sign, nearly equal, are the hardest: what is lost in each addition goes one way.
+Nearly equal numbers of one sign are the hardest: all rounding errors have the same sign.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def nearly_equal(*shape: int) -> torch.Tensor:
 
 
 def assert_right(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
-    """By rounding at each element, or within ten times eager's largest error: a lost summand is far more."""
+    """Within the tolerance at each element, or ten times eager's largest error: a lost summand exceeds both."""
     found = verdict(ours, eager, exact)
     is_near = found.ours is not None and found.eager is not None and found.ours.max_abs <= 10 * found.eager.max_abs
     assert is_near or not found.is_wrong, str(found)

@@ -1,13 +1,12 @@
 """Every operator of PyTorch's database through ``onnxrt`` equals eager: values, dtype, shape, strides and types.
 
-Some dozens are compiled as one function, which takes a quarter of the time; ``operators_sweep.py`` has each alone.
+Some dozens are compiled as one function, which takes a quarter of the time; ``operators_sweep.py`` compiles each alone.
+The sample is the first of each entry, in float32, or in its first dtype if it has no float32. Left out are entries
+without a result to compare:
 
-The first sample of each entry, float32 or, for an entry without it, its first dtype. Two kinds of entries
-have no result to compare, and are left out:
-
-- ``empty`` and its kind return uninitialized memory (other random entries seed the generator themselves, and
-are in);
-- Jiterator and a few attention kernels are for CUDA alone: eager raises on the CPU, or has no dtype there.
+- ``empty`` and the like, which return uninitialized memory (other random entries seed the generator themselves and are
+  included);
+- Jiterator and a few attention kernels, which are for CUDA only: eager raises on the CPU, or has no dtype there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Translations that other people write: kinds of nodes, several results, gradients, what is said of faults."""
+"""Registered converters of users: kinds of nodes, several results, gradients, and the errors for faulty ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONLY_ONNX = {"fallback": "error", "placement": "onnx"}
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    """What a test registers is gone after it."""
+    """Removes the converters that a test registers."""
     before = registered_targets()
     yield
     unregister_converter(*(registered_targets() - before))
@@ -44,7 +44,7 @@ def library() -> Iterator[torch.library.Library]:
 
 
 def define(library: torch.library.Library, schema: str, function: Callable[..., object]) -> torch._ops.OpOverload:
-    """An operator, whose fake implementation is its own."""
+    """Defines an operator that is its own fake implementation."""
     library.define(schema)
     name = schema.split("(")[0]
     library.impl(name, function, "CompositeExplicitAutograd")

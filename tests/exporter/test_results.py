@@ -1,4 +1,4 @@
-"""No translation and no session returns another shape, dtype or number of results than eager, whoever wrote it."""
+"""No converter, ours or a user's, and no session returns another shape, dtype or number of results than eager."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Plant = Callable[[object, Callable[..., object]], None]
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Makes a function the translation of an operator."""
+    """Registers a function as the converter of an operator."""
     return lambda target, function: monkeypatch.setitem(CONVERTERS, target, function)
 
 
@@ -219,7 +219,7 @@ def test_a_translation_registered_later_is_used(plant: Plant) -> None:
 
 
 def shape_from_data(x: object, *sizes: int) -> object:
-    """The sizes as a vector that no inference knows, as it is computed from ``x``."""
+    """The sizes as a vector that shape inference does not know, since it is computed from ``x``."""
     zero = op.Cast(op.Mul(op.ReduceSum(op.Abs(x), keepdims=0), 0.0), to=7)
     return op.Add(op.Reshape(zero, [1]), list(sizes))
 
@@ -260,7 +260,7 @@ def test_a_node_of_which_nothing_is_inferred_is_tried_alone(
 
 
 def rows_that_are_positive(x: object) -> object:
-    """As many rows as the data says, which nothing can infer."""
+    """The number of rows depends on the data, so shape inference does not know it."""
     return op.Compress(op.Sinh(x), op.Greater(op.ReduceMax(x, [1], keepdims=0), 0.0), axis=0)
 
 

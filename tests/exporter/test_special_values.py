@@ -1,4 +1,4 @@
-"""Translations of ours that torchlib has not, or has wrong, at special values: as eager, and on ONNX Runtime."""
+"""Operators that torchlib lacks or has wrong, at special values: eager's results, on ONNX Runtime."""
 
 from __future__ import annotations
 

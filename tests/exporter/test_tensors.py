@@ -1,4 +1,4 @@
-"""Every dtype, layout and size a tensor can have."""
+"""Tensors of every dtype, layout and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes may make of a graph: the same values, of the same dtype, shape and memory; whatever the pass does."""
+"""What a pass may change in a graph: values keep their dtype, shape and memory, or the edit is rejected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TARGET = pass_target(OPTIONS, Support(OPTIONS.opset, OPTIONS.providers))
 
 @pytest.fixture
 def plant() -> Iterator[Callable[..., None]]:
-    """Registers a pass for the length of a test."""
+    """Registers a pass for the duration of a test."""
     names: list[str] = []
 
     def add(name: str, function: Callable[..., int], **settings: object) -> None:
@@ -114,7 +114,7 @@ def test_shapes_are_eagers(name: str, dynamic: bool, training: bool) -> None:
 
 
 def unnegate(module: fx.GraphModule, context: PassContext) -> int:
-    """The documentation's."""
+    """The pass of the documentation."""
     fired = 0
     for node in module.graph.find_nodes(op="call_function", target=aten.neg.default):
         inner = node.args[0]
@@ -237,7 +237,7 @@ LIKE_IT = "new memory of the same dtype, shape and strides"
 def replaced(
     function: Callable[..., object], old: str, new: Callable[[fx.GraphModule, fx.Node], fx.Node] | str, stage: str
 ) -> str:
-    """Why one node may not take the place of another, both by name; empty if it did."""
+    """Why one named node may not replace another; empty if it did."""
     module = traced(function, torch.randn(4, 4))
     nodes = {node.name: node for node in module.graph.nodes}
     node, context = nodes[old], PassContext(f"{stage}.mine", explain=True)
@@ -1039,7 +1039,7 @@ def test_constants_of_one_name_are_kept_apart() -> None:
 
 
 class TestInference:
-    """Of the results of a node: what it gives them, and what it has against what is claimed."""
+    """Inference of the results of a node, and the errors for wrong claims about them."""
 
     def settle(self, node: ir.Node, *claims: tuple[ir.DataType | None, list | None], **target: object) -> str | None:
         for output, (dtype, dims) in zip(node.outputs, claims, strict=False):

@@ -1,4 +1,4 @@
-"""The passes of the stage ``joint``: each fires where its rule says, alone, and results and gradients stay eager's."""
+"""The passes of the stage ``joint``: each fires only where its rule says; results and gradients are eager's."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class TestCommonSubexpressions:
 
 
 class Random(nn.Module):
-    """Draws in many ways, some equal, between no-ops, views and equal expressions."""
+    """Random operators, some of them equal, between no-ops, views and equal expressions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attention written out in ONNX becomes one operator, with eager's values also in rows the mask hides altogether."""
+"""Attention written out in ONNX becomes one operator, with eager's values also in fully masked rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fired() -> int:
 def check(
     function: Callable[..., object], *args: object, times: int = 1, settings: Mapping[str, object] = SETTINGS
 ) -> None:
-    """The pass fires so often, and the results are eager's."""
+    """Asserts how often the pass fires, and that the results are eager's."""
     with torch.no_grad():
         assert_same_as_eager(function, *args, settings=settings)
     assert fired() == times
@@ -54,7 +54,7 @@ def queries_keys_values() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 class SelfAttention(torch.nn.Module):
-    """The form of most models: three projections, heads taken apart, attention, heads put together."""
+    """The usual form: three projections, split into heads, attention, heads joined."""
 
     def __init__(self, attend: Callable[..., torch.Tensor] = scaled_dot_product_attention, groups: int = 1) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tor
 
 
 def masks() -> dict[str, torch.Tensor]:
-    """Additive masks of each kind; in the second batch the third row is hidden altogether."""
+    """Additive masks of each kind; in the second batch the third row is fully masked."""
     hidden = torch.rand(B, 1, S, T) < 0.4
     hidden[..., 0] = False
     some = torch.zeros(B, 1, S, T).masked_fill(hidden, -math.inf)
@@ -315,7 +315,7 @@ def test_a_mask_shared_by_layers_is_made_ready_once() -> None:
 
 
 def translated(function: Callable[..., object], *args: object) -> ir.Model:
-    """The ONNX model of a function, before any pass but the merging of equal nodes."""
+    """The ONNX model of a function before any pass except the merging of equal nodes."""
     records: list[Any] = []
     fw_compiler = onnx_compiler(opset=23, record=records, passes={"disable": ["*"]})
     with torch.no_grad():

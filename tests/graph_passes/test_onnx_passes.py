@@ -1,6 +1,6 @@
-"""The passes on ONNX models, but attention's: each fires on its form, keeps the results, and leaves alone what it must.
+"""The passes of the stage ``onnx``, except attention: each fires on its form only, and keeps the results.
 
-Forms are written in ONNX's text format; ``rewrite`` runs passes on one and has ONNX Runtime compare the results::
+Forms are written in ONNX's text format; ``rewrite`` runs passes on one and compares the results in ONNX Runtime::
 
     after = rewrite("agraph (float[2,3] x) => (float[2,3] y) { y = Identity(x) }", "onnx.gelu", fires=0)
 """

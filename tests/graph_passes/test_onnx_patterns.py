@@ -1,4 +1,4 @@
-"""Patterns on ONNX graphs: what is found, what is put there, and why a near miss was left alone."""
+"""Patterns on ONNX graphs: matches, replacements, and the reasons for near misses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary embeddings written out in ONNX become one operator, where cos and sin provably fit it."""
+"""Rotary embeddings written out in ONNX become one operator if cos and sin provably have the required form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(
     settings: Mapping[str, object] = SETTINGS,
     tolerance: Mapping[str, float] | None = None,
 ) -> None:
-    """The pass fires so often, and the results are eager's."""
+    """Asserts how often the pass fires, and that the results are eager's."""
     with torch.no_grad():
         assert_same_as_eager(function, *args, settings=settings, tolerance=tolerance)
     assert fired() == times

@@ -1,4 +1,4 @@
-"""The pass manager: order, switches, what it reports, what it does with passes that fail, and PyTorch's bisector."""
+"""The pass manager: order, options, reports, passes that fail, and PyTorch's bisector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 @pytest.fixture
 def plant() -> Iterator[Callable[..., None]]:
-    """Registers a pass for the length of a test."""
+    """Registers a pass for the duration of a test."""
     names: list[str] = []
 
     def add(name: str, function: Callable[..., int], **settings: object) -> None:

@@ -1,4 +1,4 @@
-"""All passes on real models: none is undone by the numeric check, and names that survive hold what they held."""
+"""All passes on real models: the numeric check undoes none, and values that keep their names keep their contents."""
 
 from __future__ import annotations
 

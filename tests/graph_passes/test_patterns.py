@@ -1,4 +1,4 @@
-"""Patterns of two functions on FX graphs: what matches, what is refused and why, and that stored forms are current."""
+"""Patterns of two functions on FX graphs: matches, rejections with reasons, and up-to-date serialized patterns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @pytest.fixture
 def plant() -> Iterator[Callable[[Pass], Pass]]:
-    """Registers a pass for the length of a test."""
+    """Registers a pass for the duration of a test."""
     planted: list[Pass] = []
 
     def add(item: Pass) -> Pass:

@@ -1,4 +1,4 @@
-"""Which view nodes run in PyTorch, how tensors lie in memory, and in which order regions and nodes run."""
+"""Which view nodes run in PyTorch, how tensors are laid out in memory, and the order of regions and nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random operators keep their order among regions: with one seed the numbers are eager's."""
+"""Random operators in several regions run in the order of the program: with one seed the numbers are eager's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled function returns: structure, aliases, constants, Python values."""
+"""The results of a compiled function: structure, aliases, constants, Python values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strides are a part of the result: those of eager's kernels, where PyTorch's fake tensors have others too."""
+"""Results have the strides of eager's kernels, also where PyTorch's fake tensors have others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def all_strides(results: object) -> list[tuple[int, ...]]:
-    """Those of dimensions of size one, too."""
+    """All strides, including those of dimensions of size one."""
     leaves = torch.utils._pytree.tree_leaves(results)
     return [leaf.stride() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

@@ -1,4 +1,4 @@
-"""What the user calls the values that a graph takes, however Dynamo reaches them, and the modules of its nodes."""
+"""The user's names of a graph's inputs, however Dynamo reaches them, and of the modules of its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The float64 run: what it computes in float64, and that no other thread sees it."""
+"""The float64 run: what it computes in float64, and that it does not affect other threads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A graph run node by node, in eager and in float64: what is computed, recorded and dropped; and by how much a node may
-be off."""
+"""Runs of a graph node by node, in eager and in float64: values, recorded results, freed values, tolerances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distances to float64, what rounding explains, and the runs beside each other that they are taken of."""
+"""Errors against float64, tolerances, and the reference runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from conftest import assert_same_values
 
 from dynamo_backends.numerics.call_execution import as_float64
-from dynamo_backends.numerics.distance import distance, nearer, ordinary
 from dynamo_backends.numerics.exact import widen
 from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.program_execution import NotRepeatableError, ReferenceRuns, Results, SharedCopies, copies
 from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
+from dynamo_backends.numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies, copies
 from dynamo_backends.numerics.same_results import difference_of_results
+from dynamo_backends.numerics.tensor_measure import measure_tensor, nearer, ordinary
 from dynamo_backends.numerics.verdicts import is_changed, is_discrete, largest, verdict
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def measured(
     value: object, exact: object, dtype: torch.dtype = torch.float32, *others: object, **how: object
 ) -> Measure:
     wide = [torch.tensor(item, dtype=torch.float64) for item in (exact, *others)]
-    return distance(torch.tensor(value, dtype=torch.float64).to(dtype), *wide, **how)  # type: ignore[arg-type]
+    return measure_tensor(torch.tensor(value, dtype=torch.float64).to(dtype), *wide, **how)  # type: ignore[arg-type]
 
 
 # Distances
@@ -48,10 +48,10 @@ def test_each_measure() -> None:
 
 def test_equal_values_have_no_distance_and_a_scale() -> None:
     exact = torch.arange(6.0, dtype=torch.float64).view(2, 3)
-    assert distance(exact.float().t().contiguous().t(), exact) == Measure(scale=5.0)
+    assert measure_tensor(exact.float().t().contiguous().t(), exact) == Measure(scale=5.0)
     assert measured([3.0, -5.0], [3.0, -5.0]) == Measure(scale=5.0)
     assert measured([], []) == Measure()
-    assert distance(torch.tensor([3, 4]), torch.tensor([3, 4])) == Measure()
+    assert measure_tensor(torch.tensor([3, 4]), torch.tensor([3, 4])) == Measure()
 
 
 @pytest.mark.parametrize("group", [1, 301, 300 * 301])
@@ -60,18 +60,18 @@ def test_each_element_of_a_large_tensor_counts(position: int, group: int) -> Non
     exact = torch.ones(300, 301, dtype=torch.float64)
     value, eager = exact.float(), exact.float()
     value.view(-1)[position] = 1.5
-    found = distance(value, exact, eager, group_size=group)
+    found = measure_tensor(value, exact, eager, group_size=group)
     assert (found.max_abs, found.max_rel, found.scale, found.position) == (0.5, 0.5, 1.0, position)
     assert found.rmse == pytest.approx(0.5 / math.sqrt(exact.numel()))
     assert found.max_ulp == 0.5 / EPS and not found.is_rounding
     eager.view(-1)[position] = 1.1
-    assert distance(value, exact, eager, group_size=group).is_rounding
+    assert measure_tensor(value, exact, eager, group_size=group).is_rounding
     value.view(-1)[position] = NAN
-    found = distance(value, exact, eager, group_size=group)
+    found = measure_tensor(value, exact, eager, group_size=group)
     assert (found.nonfinite, found.position, found.relative) == (1, position, INF) and not found.is_rounding
     value.view(-1)[position] = 1.0
     exact.view(-1)[position] = 7.0
-    assert distance(value, exact).scale == 7.0
+    assert measure_tensor(value, exact).scale == 7.0
 
 
 def test_what_is_finite_is_measured_beside_what_is_not() -> None:
@@ -97,25 +97,27 @@ def test_an_infinity_is_the_rounding_of_what_the_dtype_does_not_hold() -> None:
 def test_complex_values_are_measured_by_their_parts() -> None:
     exact = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex128)
     value = torch.tensor([1 + 2j, 3 - 4.5j])
-    found = distance(value, exact)
+    found = measure_tensor(value, exact)
     assert (found.max_abs, found.scale, found.max_rel) == (0.5, 4.0, 0.125)
     assert found.max_ulp == 0.5 / (4 * EPS) and not found.is_rounding
-    assert distance(value, exact, torch.tensor([1 + 2j, 3 - 4.4j])).is_rounding
-    assert distance(value, exact, torch.tensor([1 + 2j, 3.4 - 4j])).is_rounding, "the other part is of the same number"
-    assert not distance(value, exact, torch.tensor([1.5 + 2j, 3 - 4j])).is_rounding
-    assert distance(value, exact, inner_size=torch.tensor([0.0, 1e7])).is_rounding
+    assert measure_tensor(value, exact, torch.tensor([1 + 2j, 3 - 4.4j])).is_rounding
+    assert measure_tensor(value, exact, torch.tensor([1 + 2j, 3.4 - 4j])).is_rounding, (
+        "the other part is of the same number"
+    )
+    assert not measure_tensor(value, exact, torch.tensor([1.5 + 2j, 3 - 4j])).is_rounding
+    assert measure_tensor(value, exact, inner_size=torch.tensor([0.0, 1e7])).is_rounding
     assert verdict(value, exact.to(torch.complex64), exact).index == (1,)
-    assert distance((exact * (1 + 4 * EPS)).to(torch.complex64), exact).is_rounding
-    assert distance(torch.tensor([1.0]), torch.tensor([1 + 1j], dtype=torch.complex128)).max_abs == 1.0
+    assert measure_tensor((exact * (1 + 4 * EPS)).to(torch.complex64), exact).is_rounding
+    assert measure_tensor(torch.tensor([1.0]), torch.tensor([1 + 1j], dtype=torch.complex128)).max_abs == 1.0
 
 
 def test_discrete_values_are_counted() -> None:
-    found = distance(torch.tensor([3, 4, 9]), torch.tensor([3, 5, 5]))
+    found = measure_tensor(torch.tensor([3, 4, 9]), torch.tensor([3, 5, 5]))
     assert (found.max_ulp, found.max_abs, found.position) == (2.0, 4.0, 1) and not found.is_rounding
-    assert distance(torch.tensor([3]), torch.tensor([3.0], dtype=torch.float64)) == Measure()
+    assert measure_tensor(torch.tensor([3]), torch.tensor([3.0], dtype=torch.float64)) == Measure()
     right, one, two, three = (torch.arange(200) < count for count in (0, 1, 2, 3))
-    assert [distance(value, right, right, one).is_rounding for value in (one, two, three)] == [True, True, False]
-    assert not distance(one, right).is_rounding
+    assert [measure_tensor(value, right, right, one).is_rounding for value in (one, two, three)] == [True, True, False]
+    assert not measure_tensor(one, right).is_rounding
 
 
 def test_json_has_no_infinity() -> None:
@@ -139,7 +141,7 @@ def test_some_units_in_the_last_place(dtype: torch.dtype, units: int) -> None:
         value = [1.0, -8 * (1 + count * info.eps)]
         assert measured(value, [1.0, -8.0], dtype).is_rounding == is_rounding
         wide = torch.tensor(value, dtype=torch.float64)
-        assert distance(wide, torch.tensor([1.0, -8.0]).double(), dtype=dtype).is_rounding == is_rounding
+        assert measure_tensor(wide, torch.tensor([1.0, -8.0]).double(), dtype=dtype).is_rounding == is_rounding
 
 
 def test_what_may_become_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The operator tools: each sees what is called, says what is wrong, and leaves the model as it is."""
+"""The operator tools: which calls they see, what they report, and that they do not change the model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from dynamo_backends.numerics.verdicts import Verdict, verdict
 from dynamo_backends.op_tools import judge
 from dynamo_backends.op_tools.capture import operator_folder
 from dynamo_backends.op_tools.captures import find_calls
-from dynamo_backends.op_tools.names import function_of, is_query, name_of
+from dynamo_backends.op_tools.names import function_name, function_of, is_query
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = ["torch", "aten"]
@@ -48,7 +48,7 @@ def quiet(tool: type[op_tools.OpTool], **arguments: object) -> op_tools.OpTool:
 
 
 def tools(folder: Path) -> dict[str, Callable[..., op_tools.OpTool]]:
-    """Each tool that leaves results as they are."""
+    """Each tool that does not change results."""
     return {
         "capture": lambda **arguments: op_tools.OpCapture(folder, quiet=True, **arguments),
         "compare": lambda **arguments: op_tools.OpAutoCompare(capture=None, quiet=True, **arguments),
@@ -103,7 +103,7 @@ def test_nothing_remains_after_an_exception_or_a_later_backward(name: str, level
         y = (x * 2).sin()
         raise ZeroDivisionError
     assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
-    assert not operator_watchers.watch_this_thread()
+    assert not operator_watchers.has_watchers()
     before = len(getattr(tool, "compared", [])), len(list(tmp_path.rglob("*")))
     y.sum().backward()
     assert (len(getattr(tool, "compared", [])), len(list(tmp_path.rglob("*")))) == before
@@ -215,7 +215,7 @@ class TestWhichOperators:
             torch.ops.aten.add,
             torch.ops.aten.add.Tensor,
         ):
-            assert function_of(name_of(function)) is function
+            assert function_of(function_name(function)) is function
         for name in (
             "os.system",
             "torch.os.system",

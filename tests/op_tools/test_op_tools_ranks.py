@@ -1,4 +1,4 @@
-"""The operator tools in a process of several: a folder a rank, and each collective once."""
+"""The operator tools in a distributed run: one folder for each rank, and each collective runs once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_avai
 
 
 def work(rank: int, folder: str) -> None:
-    """What a process does: three steps, plain and with each tool."""
+    """The work of one process: three steps without a tool and with each tool."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 
     def steps(tool: op_tools.OpTool | None = None) -> list[torch.Tensor]:

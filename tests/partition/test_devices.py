@@ -1,4 +1,4 @@
-"""Where results are. There is no GPU here: what can be tried is which device is asked for, and who waits for whom."""
+"""Devices of results, without a GPU: which device is requested, and which stream waits for which."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_names_of_devices() -> None:
 
 
 def graph_of_two() -> tuple[fx.Node, fx.Node]:
-    """``x.sin()`` and its first size; ``x`` is on a device without memory, which stands for another than the CPU."""
+    """``x.sin()`` and its first size; ``x`` is on the meta device, which stands for any but the CPU."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(3, device="meta")

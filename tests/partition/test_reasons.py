@@ -1,4 +1,4 @@
-"""Why a node runs in PyTorch is an object with a kind; errors know their node."""
+"""The reason why a node runs in PyTorch is an object with a kind; errors name their node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CPU = ("CPUExecutionProvider",)
 
 
 class Keeper(Observer):
-    """Keeps the account of each graph."""
+    """An observer that keeps the report of each graph."""
 
     def __init__(self) -> None:
         self.accounts: list[Coverage] = []
@@ -170,7 +170,7 @@ def test_a_kernel_fault_knows_its_node() -> None:
 
 
 def refuse_once(error: SessionError, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets ONNX Runtime refuse the next region."""
+    """Makes ONNX Runtime reject the next region."""
     load = Executable.load
     refusals = iter([error])
 

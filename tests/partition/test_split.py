@@ -1,4 +1,4 @@
-"""Which nodes make a region together: as few regions as their order allows, found in linear time."""
+"""Nodes form as few regions as their order allows, in linear time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REASON = Reason(Kind.NO_TRANSLATION, "a test wants it there")
 
 
 class _Chosen(Support):
-    """Says of chosen nodes that they run in PyTorch."""
+    """A support check that sends chosen nodes to PyTorch."""
 
     def __init__(self, in_pytorch: set[fx.Node]) -> None:
         super().__init__(23, ["CPUExecutionProvider"])

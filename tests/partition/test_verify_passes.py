@@ -1,4 +1,4 @@
-"""``options={"verify_passes": True}``: a pass that changes the results is undone, and named with node and error."""
+"""``options={"verify_passes": True}``: a pass that changes the results is undone and reported with node and error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VERIFY = {"options": {"verify_passes": True}}
 
 @pytest.fixture
 def plant() -> Iterator[Callable[..., None]]:
-    """Registers a pass for the length of a test."""
+    """Registers a pass for the duration of a test."""
     names: list[str] = []
 
     def register(name: str, function: Callable[..., int]) -> None:

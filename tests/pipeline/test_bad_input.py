@@ -1,4 +1,4 @@
-"""Mistakes of the user get an error that names the cause and the remedy."""
+"""Mistakes of the user: the error names the cause and the fix."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Function: TypeAlias = "Callable[..., object]"
 
 
 def beside_a_product(function: Function) -> Function:
-    """The function in a graph that multiplies matrices, too."""
+    """The function in a graph that also multiplies matrices."""
 
     def call(x: torch.Tensor, *args: torch.Tensor) -> object:
         return function(x, *args), x.detach()[..., None] @ torch.ones(1, 1, dtype=torch.bfloat16)
@@ -187,7 +187,7 @@ def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def assert_as_exact(actual: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, what: str) -> None:
-    """Both are sums of many roundings; ours may be a few times as far from float64's as eager's."""
+    """Asserts that the error against float64 is at most a few times eager's: both are sums of many roundings."""
     scale = float(exact.abs().max())
     assert actual.dtype == eager.dtype
     assert error(actual, exact) <= 4 * error(eager, exact) + 2**-7 * scale, what

@@ -1,4 +1,4 @@
-"""Collectives (``all_reduce`` and its kind) run once for each call, in the order of the program: other ranks wait."""
+"""Collectives such as ``all_reduce`` run once for each call, in the order of the program: other ranks wait for them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_avai
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
-    """A group of this process alone."""
+    """A process group of this process only."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
 
 
 def reduced_shapes(function: object, *args: torch.Tensor) -> tuple[object, list[tuple[int, ...]]]:
-    """What a function returns, and the shape of each tensor that it reduced over the group, in order."""
+    """The results of a function, and the shape of each tensor that it reduced over the group, in order."""
     with torch.profiler.profile(record_shapes=True) as profile:
         results = function(*args)  # type: ignore[operator]
     events = [event for event in profile.events() if event.name == "_c10d_functional::all_reduce"]

@@ -1,4 +1,4 @@
-"""``with dump(folder)``: what is compiled in the block is dumped, and nothing is different after it."""
+"""``with dump(folder)``: what is compiled in the block is dumped; the block changes nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symbolic sizes: one ONNX model for each graph, whatever the sizes are."""
+"""Symbolic sizes: one ONNX model for each graph serves all sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile offers: ways to call it, graph breaks, recompiles, threads, control flow, operators."""
+"""Features of ``torch.compile``: calling conventions, graph breaks, recompiles, threads, control flow, operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that forks: its child has the right results, threads of its own, and a dump folder of its own."""
+"""Forked processes: right results, own threads, and an own dump folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector while a graph is compiled."""
+"""Python's garbage collector during a compile."""
 
 from __future__ import annotations
 

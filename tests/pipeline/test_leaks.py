@@ -1,4 +1,4 @@
-"""Nothing grows with compiles, with calls, or with results let go: a small run of ``leaks.py``."""
+"""Memory does not grow with compiles, calls, or freed results: a short run of ``leaks.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several threads translate, compile and compare at once, and none sees what another does."""
+"""Several threads translate, compile and compare at once without affecting each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPSET = 23
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """Python gives the interpreter to another thread a thousand times as often as usual."""
+    """Python switches threads a thousand times as often as usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
     yield

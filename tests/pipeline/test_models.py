@@ -1,4 +1,4 @@
-"""Real architectures with random weights: forward and one training step."""
+"""Real architectures with random weights: a forward and a training step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_double(value: object) -> object:
 
 
 def assert_as_exact_as_eager(actual: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, what: str) -> None:
-    """``actual`` is about as far from float64's result as eager is, relative to the tensor's scale."""
+    """Asserts that ``actual`` is about as near to float64 as eager, relative to the tensor's scale."""
     assert actual.dtype == eager.dtype
     assert actual.shape == eager.shape
     scale = exact.abs().max()
@@ -101,7 +101,7 @@ def test_training_step(name: str) -> None:
 
 
 def without_dropout(model: torch.nn.Module) -> None:
-    """Attention modules hold the probability as a number of their own, as stochastic depth does."""
+    """Sets dropout and stochastic depth to 0, including probabilities that modules hold as numbers."""
     for module in model.modules():
         for name in ("p", "dropout", "attention_dropout", "dropout_prob", "activation_dropout", "drop_prob"):
             if isinstance(getattr(module, name, None), float):

@@ -112,7 +112,7 @@ def test_the_provider_that_is_asked_for_is_used(monkeypatch: pytest.MonkeyPatch)
 
 
 def sessions_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The thread counts for which sessions are asked from now on."""
+    """The thread counts for which sessions are requested from now on."""
     used: list[int] = []
     call = Session.__call__
 

@@ -1,4 +1,4 @@
-"""Several processes, and several threads of one: groups that train together, a cache and a dump written by all."""
+"""Several processes and threads: distributed training, and a shared cache and dump."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def run(*command: str, seconds: float = 120, **environment: str) -> str:
-    """What a process prints; an error with its log where it fails."""
+    """The output of a process; an error with its log if it fails."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *command], env={**variables, **environment}, capture_output=True, text=True, timeout=seconds

@@ -1,4 +1,4 @@
-"""Random programs equal eager: a sample of what ``random_programs.py`` makes, and programs that once did not."""
+"""Random programs equal eager: a sample of ``random_programs.py``, and programs that were wrong once."""
 
 from __future__ import annotations
 

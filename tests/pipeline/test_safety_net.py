@@ -1,6 +1,6 @@
-"""Whatever fails in our own part, PyTorch runs the graph; it is counted, told once, and an error where that is wanted.
+"""The safety net: if our code fails, PyTorch runs the graph; the failure is counted, and warned of once.
 
-``chaos.py`` makes each of our functions raise; here are the places of the net one by one.
+``chaos.py`` makes each of our functions raise; these tests cover the handlers one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from dynamo_backends import onnx_compiler
 from dynamo_backends.cache import graphs
 from dynamo_backends.common import safety_net
-from dynamo_backends.debug import run_verdict
+from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
 from dynamo_backends.errors import AheadOfTimeError, CandidateError
@@ -40,7 +40,7 @@ def broken(*args: object, **kwargs: object) -> object:
 
 
 class _On:
-    """Raises in one of its calls, and is another function in the others; in all calls where ``call`` is ``None``."""
+    """Raises in one of its calls and otherwise calls another function; raises in all if ``call`` is ``None``."""
 
     def __init__(self, function: Callable[..., object], call: int | None) -> None:
         self._function = function
@@ -55,7 +55,7 @@ class _On:
 
 
 def assert_runs_as_eager(settings: Mapping[str, object] | None = None, calls: int = 2) -> None:
-    """Training, inference in each grad mode, and autocast."""
+    """Asserts eager's results in training, in inference in each grad mode, and under autocast."""
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
     assert_same_as_eager(model(), x, calls=calls, settings=settings)
     with torch.no_grad():
@@ -155,9 +155,9 @@ def test_a_failure_is_an_error_where_that_is_asked_for(monkeypatch: pytest.Monke
 
 
 def test_errors_of_the_users_program_and_of_dynamo_are_theirs() -> None:
-    assert not safety_net.is_for_others(KeyError())
+    assert not safety_net.is_meant_for_caller(KeyError())
     for name in ("RestartAnalysis", "TensorifyScalarRestartAnalysis", "SkipFrame"):
-        assert safety_net.is_for_others(getattr(torch._dynamo.exc, name)())
+        assert safety_net.is_meant_for_caller(getattr(torch._dynamo.exc, name)())
     with pytest.raises(RuntimeError, match="too large"):
         compiled(lambda x: torch._assert_async(x.sum() < 0, "too large"))(torch.ones(3))
     assert counted("internal_failures") == 0
@@ -251,9 +251,9 @@ DEBUG = [
     (DebugObserver, "conclude"),
     (DebugObserver, "count_run"),
     (Manifest, "add_stage"),
-    (run_verdict.Judge, "judge"),
-    (run_verdict.Judge, "call_of"),
-    (run_verdict.ComparedEntry, "_judge"),
+    (run_comparison.Judge, "judge"),
+    (run_comparison.Judge, "call_of"),
+    (run_comparison.ComparedEntry, "_judge"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Graphs run with the engine that is fastest: what is tried, what may win, and that results stay eager's."""
+"""Placement by time: which engines are tried, which may be chosen, and that results stay eager's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def winner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def plan(monkeypatch: pytest.MonkeyPatch, winner: str) -> str:
-    """Lets one engine win: the clock says that it takes less."""
+    """Makes one engine win: the clock returns a shorter time for it."""
     ran = EngineSearch.ran
 
     def biased(self: EngineSearch, graph: int, milliseconds: float, elements: int = 1) -> None:
@@ -76,7 +76,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, winner: str) -> str:
 
 
 def settled_on(engine: str, *directions: str) -> bool:
-    """Whether a search for each of these graphs ended with the engine since the test began."""
+    """Whether a search for each of these graphs chose the engine since the test began."""
     return all(counted(f"autotuned {direction} {engine}") == 1 for direction in directions)
 
 
@@ -397,14 +397,14 @@ def tuned(
     args: Sequence[torch.Tensor] = (torch.ones(3),),
     reference: Callable[[], Any] = lambda: boxed(doubles),
 ) -> tuple[TunedGraph, Autotuner]:
-    """A graph of inference that is tuned, with what the other engines are built by."""
+    """A tuned inference graph, and the function that builds the other engines."""
     tuner = Autotuner([PYTORCH, *candidates], ["inference"], margin=0.95)
     module = traced(function, *args)
     return TunedGraph(GraphName(0, "inference"), module, {PYTORCH: reference, **candidates}, tuner), tuner
 
 
 def called(candidates: dict[str, Callable[..., Any]]) -> SearchOutcome:
-    """The outcome of a search whose reference is ``doubles``; each call must return what that returns."""
+    """The outcome of a search whose reference is ``doubles``; each call must return the reference's result."""
     run, tuner = tuned({name: (lambda function=function: boxed(function)) for name, function in candidates.items()})
     for i in range(4 * SETTLED):
         args: list[object] = [torch.full((2000,), float(i))]
@@ -600,7 +600,7 @@ def test_a_reference_that_could_not_be_built_is_tried_again() -> None:
 def searched(
     cost: Callable[[tuple[str, ...], int], float], graphs: int = 2, engines: str = "PO"
 ) -> tuple[SearchOutcome, int]:
-    """The outcome for engines that take so many milliseconds, and the steps until it is known."""
+    """The outcome for engines that take the given milliseconds, and the number of steps until it is known."""
     search = EngineSearch(list(engines), graphs, 0.95)
     for step in range(200):
         for graph in range(graphs):
@@ -1050,7 +1050,7 @@ def test_each_layout_is_decomposed_for_itself() -> None:
 
 
 def partly(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """ONNX has no complex numbers: what is between the products runs in PyTorch."""
+    """A graph with complex numbers between two products, which run in PyTorch, since ONNX has none."""
     z = torch.view_as_complex((x @ y).reshape(-1, 2))
     power = torch.view_as_real(z * z.conj() + z).reshape(x.shape)
     values, order = torch.sort(power * 2, -1)

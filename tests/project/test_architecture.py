@@ -1,4 +1,4 @@
-"""Which package may import what; see docs for why."""
+"""The import rules of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def imports_of(path: Path, *, types: bool = True) -> tuple[str, ...]:
 
 
 class _WithoutTypes(ast.NodeTransformer):
-    """Takes away what only a type checker sees."""
+    """Removes what only a type checker sees."""
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
@@ -252,7 +252,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
         ("growth", {"cache/graphs", "graphs/late_compile"}),  # one check of what it assumes
         ("or_captured", {"backends"}),  # one net under a graph of Dynamo's, one under a graph of AOTAutograd's,
         (
-            "or_as_it_was",
+            "or_original",
             {"common/safety_net", "pipeline/runners", "pipeline/pipeline"},
         ),  # and one under the partitioner
     ],

@@ -1,4 +1,4 @@
-"""The README and the pages say what the code says."""
+"""The README and the pages agree with the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import passes
 from dynamo_backends import op_tools
 from dynamo_backends.bench.case import Case
 from dynamo_backends.bench.loading import load
-from dynamo_backends.bench.measuring import CaseResult, Row
+from dynamo_backends.bench.measuring import CaseResult, Measurement
 from dynamo_backends.cli import COMMANDS, bench, build_parser
 from dynamo_backends.events import EVENTS
 from passes import unregister
@@ -295,7 +295,7 @@ def test_switches_of_the_bench_are_documented() -> None:
 
 def test_fields_of_the_benchs_json_are_documented() -> None:
     text = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
-    fields = {*Row.__dataclass_fields__, *CaseResult.__dataclass_fields__}
+    fields = {*Measurement.__dataclass_fields__, *CaseResult.__dataclass_fields__}
     assert {field for field in fields if f"`{field}`" not in text} == set()
 
 

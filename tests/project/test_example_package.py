@@ -1,4 +1,4 @@
-"""``docs/examples/my_backend_extras``, installed in an environment of its own, is found and passes its tests."""
+"""``docs/examples/my_backend_extras``, installed in its own environment, is found and passes its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep of ``models_sweep.py``: a few of its cases, and that it tells what is wrong, dies or hangs."""
+"""``models_sweep.py``: a few of its cases, and that it reports wrong results, crashes and hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of where operators run (``docs/operators.md``) lists all entries of PyTorch's database, and is true."""
+"""``docs/operators.md`` lists all entries of PyTorch's database, with the right places."""
 
 from __future__ import annotations
 

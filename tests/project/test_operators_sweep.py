@@ -1,4 +1,4 @@
-"""The sweep of ``operators_sweep.py``: cases that were wrong once, and that it tells what is wrong."""
+"""``operators_sweep.py``: cases that were wrong once, and that it reports wrong results."""
 
 from __future__ import annotations
 

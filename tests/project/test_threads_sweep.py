@@ -1,4 +1,4 @@
-"""The sweep of ``threads_sweep.py`` tells a translation that varies from one that does not, and leaves no layer out."""
+"""``threads_sweep.py`` distinguishes deterministic from nondeterministic converters, and covers every layer."""
 
 from __future__ import annotations
 

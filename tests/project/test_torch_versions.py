@@ -1,4 +1,4 @@
-"""The versions of PyTorch the package is for: what a newer one is told, and the command that tries one."""
+"""Versions of PyTorch: the warning for an untested one, and the script that tests one."""
 
 from __future__ import annotations
 

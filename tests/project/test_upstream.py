@@ -1,6 +1,6 @@
-"""The tables of faults say what is so: each entry is shown, and the test that fails names the entry that can go.
+"""The tables of known upstream faults: a demonstration shows each entry, and fails when the entry can be removed.
 
-And what ``docs/upstream.md`` says of versions, and of PyTorch.
+Also the versions and PyTorch's faults in ``docs/upstream.md``.
 """
 
 from __future__ import annotations

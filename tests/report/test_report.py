@@ -1,4 +1,4 @@
-"""``report.html``: what is in it, that it can be used, and that nothing of a model becomes more than text."""
+"""``report.html``: its content, its controls, and that nothing of a model is interpreted as markup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from selenium.webdriver.common.keys import Keys
 from torch import fx, nn
 
 from dynamo_backends.cli import main
-from dynamo_backends.dumps.reading import Run, find_run
+from dynamo_backends.dumps.reading import DumpedRun, find_run
 from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.report import gather, render, write_page
 from passes import Pass, PassContext, register, unregister
@@ -73,7 +73,7 @@ def scale_hardswish(module: fx.GraphModule, context: PassContext) -> int:
 
 
 def compile_and_run(folder: Path) -> None:
-    """A small graph that is right, and the model, with its backward, in which a pass is wrong."""
+    """Compiles and runs a small right graph, and the model with its backward, in which a pass is wrong."""
     torch.manual_seed(0)
     options = {"dump_dir": str(folder)}
     torch.compile(lambda x: torch.relu(x) + 1, backend="onnx_debug", options=options)(torch.randn(3, 4))
@@ -86,7 +86,7 @@ def compile_and_run(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> DumpedRun:
     torch._dynamo.reset()
     folder = tmp_path_factory.mktemp("dump")
     compile_and_run(folder)
@@ -94,7 +94,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def page(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(run: DumpedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(gather(run), tmp_path_factory.mktemp("page") / "report.html")
 
 
@@ -104,12 +104,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def faulty(run: Run) -> str:
+def faulty(run: DumpedRun) -> str:
     """The reference of the forward graph, in which the fault is."""
     return next(graph.reference for graph in run.graphs if graph.direction == "forward")
 
 
-def copied(run: Run, folder: Path) -> Run:
+def copied(run: DumpedRun, folder: Path) -> DumpedRun:
     shutil.copytree(run.folder, folder / "run", symlinks=True)
     return find_run(folder / "run")
 
@@ -135,7 +135,7 @@ def selected(browser: Browser) -> str:
 
 
 def test_the_overview_says_what_is_wrong_and_leads_there_with_one_click(
-    browser: Browser, page: Path, run: Run, faulty: str
+    browser: Browser, page: Path, run: DumpedRun, faulty: str
 ) -> None:
     browser.open(page)
     assert "diverge" in browser.text("h1")
@@ -154,7 +154,7 @@ def test_the_overview_says_what_is_wrong_and_leads_there_with_one_click(
     assert shown >= tall - 20 and shown > 100
 
 
-def test_every_tab_shows_what_it_says_without_errors_or_network(browser: Browser, page: Path, run: Run) -> None:
+def test_every_tab_shows_what_it_says_without_errors_or_network(browser: Browser, page: Path, run: DumpedRun) -> None:
     for graph in run.graphs:
         for tab in TABS:
             browser.open(page, f"{graph.reference}/{tab}")
@@ -164,7 +164,7 @@ def test_every_tab_shows_what_it_says_without_errors_or_network(browser: Browser
             assert not browser.run("return document.querySelectorAll('#panel .notice').length") or tab == "passes"
 
 
-def test_the_parts_have_what_the_dump_has(run: Run, faulty: str) -> None:
+def test_the_parts_have_what_the_dump_has(run: DumpedRun, faulty: str) -> None:
     report = gather(run)
     assert report.notices == []
     graph = next(graph for graph in run.graphs if graph.reference == faulty)
@@ -191,7 +191,7 @@ def test_the_parts_have_what_the_dump_has(run: Run, faulty: str) -> None:
     assert passes["post_grad.wrong"]["fired"] == 1 and passes["post_grad.wrong"]["difference"]
 
 
-def test_pytorch_is_not_imported(run: Run, tmp_path: Path) -> None:
+def test_pytorch_is_not_imported(run: DumpedRun, tmp_path: Path) -> None:
     code = (
         "import sys; from dynamo_backends.dumps.reading import find_run; from dynamo_backends.report import *\n"
         "write_page(gather(find_run(sys.argv[1])), __import__('pathlib').Path(sys.argv[2]))\n"
@@ -355,7 +355,7 @@ def test_it_can_be_read_in_light_and_dark(browser: Browser, page: Path, faulty: 
 
 
 @pytest.mark.parametrize("width", [1280, 700, 390])
-def test_it_fits_the_window(browser: Browser, page: Path, run: Run, width: int) -> None:
+def test_it_fits_the_window(browser: Browser, page: Path, run: DumpedRun, width: int) -> None:
     for fragment in ["", *(f"{graph.reference}/{tab}" for graph in run.graphs for tab in TABS)]:
         browser.open(page, fragment, width=width)
         assert browser.run("return document.documentElement.scrollWidth") <= width
@@ -372,7 +372,7 @@ LONG = "graph break: Unsupported Tensor.item() call with capture_scalar_outputs=
 
 
 @pytest.mark.parametrize("width", [1920, 1280, 390])
-def test_nothing_of_the_overview_is_cut(browser: Browser, run: Run, tmp_path: Path, width: int) -> None:
+def test_nothing_of_the_overview_is_cut(browser: Browser, run: DumpedRun, tmp_path: Path, width: int) -> None:
     """But for the third line of a reason, which the page of the graph has in full."""
     dumped = copied(run, tmp_path)
     manifest = json.loads((dumped.folder / "manifest.json").read_text())
@@ -395,7 +395,7 @@ def test_nothing_of_the_overview_is_cut(browser: Browser, run: Run, tmp_path: Pa
     assert "not comparable empty_like" in browser.text(".grid .body")
 
 
-def test_a_run_of_which_nothing_was_compiled(browser: Browser, run: Run, tmp_path: Path) -> None:
+def test_a_run_of_which_nothing_was_compiled(browser: Browser, run: DumpedRun, tmp_path: Path) -> None:
     dumped = copied(run, tmp_path)
     manifest = json.loads((dumped.folder / "manifest.json").read_text())
     (dumped.folder / "manifest.json").write_text(json.dumps({**manifest, "graphs": []}))
@@ -424,8 +424,8 @@ def test_on_paper_is_all_of_a_page(browser: Browser, page: Path, faulty: str) ->
 NODES = 5000
 
 
-def enlarge(run: Run) -> None:
-    """Makes of the first graph of a run one of 5,000 nodes: its tables, its stages, its models."""
+def enlarge(run: DumpedRun) -> None:
+    """Enlarges the first graph of a run to 5,000 nodes: its tables, stages and models."""
     manifest: dict[str, Any] = json.loads((run.folder / "manifest.json").read_text())
     entry = manifest["graphs"][0]
     folder = run.folder / entry["folder"]
@@ -472,7 +472,7 @@ def enlarge(run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def large(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def large(run: DumpedRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("large")
     enlarge(copied(run, folder))
     dumped = find_run(folder / "run")
@@ -549,7 +549,7 @@ HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.h
 
 
 def spoil(value: Any, keep: Callable[[str], bool]) -> Any:
-    """Each string in a JSON value, but those that ``keep`` names, becomes markup."""
+    """Replaces each string in a JSON value by markup, except those that ``keep`` names."""
     if isinstance(value, dict):
         return {key: item if keep(key) else spoil(item, keep) for key, item in value.items()}
     if isinstance(value, list):
@@ -557,7 +557,7 @@ def spoil(value: Any, keep: Callable[[str], bool]) -> Any:
     return f"{value}{HOSTILE}" if isinstance(value, str) else value
 
 
-def test_names_and_strings_of_a_model_stay_text(browser: Browser, run: Run, tmp_path: Path) -> None:
+def test_names_and_strings_of_a_model_stay_text(browser: Browser, run: DumpedRun, tmp_path: Path) -> None:
     place = tmp_path / "run_<img src=x onerror=window.hacked=3>&amp;'"
     shutil.copytree(run.folder, place, symlinks=True)
     keys = {"index", "direction", "folder", "stages", "regions", "schema_version", "name", "mark", "blame"}
@@ -597,7 +597,7 @@ def test_what_is_not_in_the_policy_does_not_run(browser: Browser, page: Path, tm
     assert fetched != "loaded"
 
 
-def test_the_data_has_no_character_of_markup(run: Run) -> None:
+def test_the_data_has_no_character_of_markup(run: DumpedRun) -> None:
     text = render(gather(run, times=False))
     parts = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
     assert parts and not any(set(part) & set("<>&\u2028\u2029") for part in parts)
@@ -607,7 +607,7 @@ def test_the_data_has_no_character_of_markup(run: Run) -> None:
 
 
 def test_what_is_damaged_of_a_graph_is_said_in_its_place(
-    browser: Browser, run: Run, tmp_path: Path, faulty: str
+    browser: Browser, run: DumpedRun, tmp_path: Path, faulty: str
 ) -> None:
     dumped = copied(run, tmp_path)
     (dumped.folder / faulty / "side_by_side.json").write_text('{"rows": [{"name"')
@@ -651,7 +651,7 @@ def test_a_damaged_graph_is_named_and_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_it_into_the_run(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: DumpedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dumped = copied(run, tmp_path)
     opened: list[str] = []

@@ -1,4 +1,4 @@
-"""The memory of what sessions compute on the way: kept between calls, given back when none runs."""
+"""The memory of intermediate results in sessions: kept between calls, freed when no session runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MB = 2**20
 
 
 def large(x: torch.Tensor) -> torch.Tensor:
-    """Some 400 MB on the way."""
+    """A function with some 400 MB of intermediate results."""
     y = torch.stack([x + i for i in range(100)])
     return (y.sin() * y.cos()).sum()
 

@@ -1,4 +1,4 @@
-"""What goes into a session and comes out of it, and what happens where a session fails."""
+"""The inputs and results of a session, and what happens if a session fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec], th
 
 
 class NoSuchName:
-    """A library that lost something."""
+    """A library in which a name is missing."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -248,7 +248,7 @@ def test_each_number_of_threads_has_its_session() -> None:
 
 
 def fails_for_large_values(x: object) -> object:
-    """Looks for a number that is not there if the largest value is 1 or more."""
+    """Fails at run time if the largest value is 1 or more, by an index out of range."""
     index = op.Cast(op.Floor(op.ReduceMax(x, keepdims=0)), to=7)
     return op.Add(op.Sinh(x), op.Gather(op.Constant(value_floats=[0.0]), index))
 

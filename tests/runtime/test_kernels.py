@@ -1,4 +1,4 @@
-"""Kernels that are known to be wrong do not run, whoever wrote the node: a translation, a pass, a function."""
+"""Kernels with known faults do not run, whether a converter, a pass or a function wrote the node."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_other_scatters_run(text: str) -> None:
 
 @pytest.fixture
 def translation(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, Callable[..., object]], None]:
-    """Puts a translation in place of ours or torchlib's."""
+    """Replaces a converter of ours or torchlib's."""
 
     def add(target: object, function: Callable[..., object]) -> None:
         monkeypatch.setitem(CONVERTERS, target, function)
@@ -109,7 +109,7 @@ def test_a_translation_with_a_racing_kernel_is_an_error_when_fallback_is(transla
 
 @pytest.fixture(params=[True, False], ids=["counted", "not counted"])
 def racing_pass(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """A pass that makes every ``Neg`` a scatter; half of the time it does not say that it fired."""
+    """A pass that replaces every ``Neg`` by a scatter, and half of the time does not report that it fired."""
     says_so = request.param
 
     def scatter(model: ir.Model, context: PassContext) -> int:

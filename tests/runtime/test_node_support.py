@@ -1,4 +1,4 @@
-"""What is known of the nodes ONNX Runtime can run: asked once, by all threads, bounded, and only about the node."""
+"""Whether ONNX Runtime can run a node: asked once for all threads, bounded, and dependent on the node only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The models of the sessions that are made from now on."""
+    """The models of the sessions created from now on."""
     maximum_opset()  # it makes sessions the first time, as does the arena
     compiled(torch.cosh, dynamic=False)(torch.ones(1))
     torch._dynamo.reset()

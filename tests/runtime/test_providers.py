@@ -1,6 +1,6 @@
-"""Other execution providers than the CPU's: what is asked of each, who takes over, and how it is said.
+"""Execution providers other than the CPU's: what each is asked, what replaces it, and the messages.
 
-Those of OpenVINO run where ``onnxruntime-openvino`` is installed: ``python tests/with_openvino.py``.
+Tests of OpenVINO run if ``onnxruntime-openvino`` is installed: ``python tests/with_openvino.py``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import fx
 from dynamo_backends.common import python_process
 from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.verdict import with_precision
-from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.dumps.blame import Cause, CauseKind
 from dynamo_backends.errors import SessionError
-from dynamo_backends.numerics.distance import distance
+from dynamo_backends.numerics.tensor_measure import measure_tensor
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.provider_check import MOST_CHECKED, CheckedSession
 from dynamo_backends.runtime import subprocess_session
@@ -67,7 +67,7 @@ def region() -> fx.GraphModule:
 
 
 def checked(**sessions: object) -> tuple[CheckedSession, dict[str, Fake]]:
-    """A session on the providers that are named, which compute what is given or raise a text."""
+    """A session on the named providers, which compute the given results or raise the given text."""
     made = {name: Fake(compute) for name, compute in sessions.items()}
 
     def build(executable: Executable) -> Fake:
@@ -187,13 +187,13 @@ def test_a_provider_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPa
 def test_the_verdict_says_that_an_error_may_be_one_of_precision() -> None:
     exact = torch.linspace(1, 2, 100, dtype=torch.float64)
     row = Row("mm", "aten.mm.default", dtype="float32", region=0)
-    row.local_eager = distance(exact.float(), exact)
-    row.local_onnx = distance(exact.bfloat16().float(), exact)
-    comparison = GraphComparison(Blame("mm", Cause(Kind.NODE), region=0), rows=[row])
+    row.local_eager = measure_tensor(exact.float(), exact)
+    row.local_onnx = measure_tensor(exact.bfloat16().float(), exact)
+    comparison = GraphComparison(Blame("mm", Cause(CauseKind.NODE), region=0), rows=[row])
     assert "rounding to bfloat16" in (note := with_precision(comparison, [OPENVINO, CPU]).note)
     assert "FP32" in note
     assert not with_precision(comparison, [CPU]).note
-    row.local_onnx = distance(exact.float() + 1, exact)
+    row.local_onnx = measure_tensor(exact.float() + 1, exact)
     assert not with_precision(comparison, [OPENVINO]).note, "that is no rounding"
 
 

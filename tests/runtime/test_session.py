@@ -1,4 +1,4 @@
-"""Sessions of one region are alike: what makes another one of it changes what it is asked to change, and no more."""
+"""The sessions of one region: a variant changes the settings it should, and no others."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_variant_differs_in_what_is_given_alone() -> None:
 
 
 class Keeper(Observer):
-    """Keeps what is compiled."""
+    """An observer that keeps compiled graphs."""
 
     def __init__(self) -> None:
         self.graphs: list[CompiledGraph] = []
@@ -176,7 +176,7 @@ print(json.dumps(list(stored)))
 
 
 class Sorted(nn.Module):
-    """An encoder layer; what it sorts, and so PyTorch computes, cuts each graph in two."""
+    """An encoder layer with a sort, which runs in PyTorch and cuts each graph in two."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def network(width: int = 32) -> Network:
 
 
 def assert_fresh(compiled: Callable[..., torch.Tensor], model: Network) -> None:
-    """The compiled model returns what the model itself does, with the weights of now, but for rounding."""
+    """Asserts that the compiled model returns the model's own result with its current weights, up to rounding."""
     with torch.no_grad():
         _assert_close(compiled(TOKENS), model(TOKENS))
 
@@ -78,7 +78,7 @@ def _assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def large() -> Network:
-    """One of which only a part is looked at in each call."""
+    """A weight so large that each call checks only a part of it."""
     model = network(128)
     assert model.inner.weight.nbytes > 2 * WHOLE
     return model
@@ -686,7 +686,7 @@ class Masked(nn.Module):
 
 
 def _give_publicly(options: onnxruntime.SessionOptions, constants: Mapping[str, torch.Tensor]) -> None:
-    """Hands constants over by ONNX Runtime's public interface, whose values hold them another number of times."""
+    """Passes constants by ONNX Runtime's public interface, whose values have another reference count."""
     calls = PublicCalls()
     values = [
         calls.booleans(value) if value.dtype is torch.bool else calls.plain(value) for value in constants.values()
@@ -750,7 +750,7 @@ def test_weights_of_sets_that_are_too_many_are_inputs(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def refuses_constants(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Lets ONNX Runtime refuse constants, as where memory runs out; how many there were in each attempt."""
+    """Makes ONNX Runtime reject constants, as when memory is exhausted; records how many each attempt had."""
     load = Executable.load
 
     def plant() -> list[int]:
@@ -826,7 +826,7 @@ def test_a_watch_of_nothing_sees_no_change() -> None:
 
 
 class WithPositions(nn.Module):
-    """Lookups at indices that are known, as of positions, and at a user's, in one table and in another."""
+    """Lookups at constant indices (positions) and at the user's, in one table and in two."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Where a translation of torchlib or a kernel of ONNX Runtime differs from eager: each case by what it gets
-wrong.
+"""Known faults of torchlib's converters and of ONNX Runtime's kernels: our backends return eager's result.
 
-A case fails if its rule in ``exporter/upstream_faults.py`` or its converter is taken away. The last tests are of
-ONNX Runtime alone, and fail when it is mended: then the rule or the workaround can go.
+A case fails if its entry in ``exporter/upstream_faults.py`` or its converter is removed. The last tests run ONNX
+Runtime alone, and fail when it is fixed: then the entry or the workaround can be removed.
 """
 
 from __future__ import annotations

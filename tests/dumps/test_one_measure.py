@@ -1,4 +1,4 @@
-"""The distance and the rule of dumps, in numpy, are those of the comparison in PyTorch, and those of ``repro.py``."""
+"""The errors and tolerances of ``dumps`` (numpy), ``numerics`` (PyTorch) and ``repro.py`` are the same."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import torch
 
 from dynamo_backends.dumps import repro
 from dynamo_backends.dumps.cut_folder import repro_text
-from dynamo_backends.dumps.model_sessions import PLAIN, Session, as_array, bits_of
+from dynamo_backends.dumps.model_sessions import PLAIN, ModelSession, bits_of, ort_array
 from dynamo_backends.dumps.models import OnnxModel
 from dynamo_backends.dumps.reading import DATA_SET, write_data_set
 from dynamo_backends.dumps.schema import Settings
-from dynamo_backends.dumps.value_differences import distance, kind_of
-from dynamo_backends.numerics import distance as in_torch
+from dynamo_backends.dumps.value_differences import difference_from_reference, kind_of
+from dynamo_backends.numerics import tensor_measure as in_torch
 from dynamo_backends.numerics.measure import FORMATS
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -39,7 +39,7 @@ def numpy_of(value: torch.Tensor) -> np.ndarray:
 
 
 def pairs(dtype: torch.dtype, size: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Values in a dtype of two computations, and the exact ones: random, and with special ones among them."""
+    """The results of two computations in a dtype, and the exact ones: random numbers with special ones."""
     generator = torch.Generator().manual_seed(size)
     found = []
     for scale in (1e-6, 1.0, 1e4):
@@ -59,8 +59,8 @@ def pairs(dtype: torch.dtype, size: int) -> list[tuple[torch.Tensor, torch.Tenso
 def test_the_distance_to_float64_and_what_it_explains(dtype: torch.dtype, size: int) -> None:
     found = set()
     for ours, eager, exact in pairs(dtype, size):
-        expected = in_torch.distance(ours, exact, eager, group_size=max(size, 1))
-        actual = distance(numpy_of(ours), exact.numpy(), [numpy_of(eager)])
+        expected = in_torch.measure_tensor(ours, exact, eager, group_size=max(size, 1))
+        actual = difference_from_reference(numpy_of(ours), exact.numpy(), [numpy_of(eager)])
         assert actual.measured == expected
         assert actual.is_rounding == expected.is_rounding
         found.add(actual.is_rounding)
@@ -74,7 +74,10 @@ def test_the_distance_of_what_is_not_real(dtype: torch.dtype) -> None:
     for changed in (0, 1, 9):
         value = exact.to(dtype).clone()
         value[:changed] = value[:changed] + 1 if dtype != torch.bool else ~value[:changed]
-        expected, actual = in_torch.distance(value, exact), distance(value.numpy(), exact.numpy())
+        expected, actual = (
+            in_torch.measure_tensor(value, exact),
+            difference_from_reference(value.numpy(), exact.numpy()),
+        )
         assert actual.measured == expected and actual.is_rounding == (not changed)
 
 
@@ -105,7 +108,7 @@ def test_one_form_of_tensors(name: str) -> None:
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)[:, ::2]
     value = repro.ort_value(*bits_of(array))
-    back = as_array(value)
+    back = ort_array(value)
     assert back.dtype == dtype and np.array_equal(back, array)
     number = onnx.helper.np_dtype_to_tensor_dtype(dtype)
     info = [onnx.helper.make_tensor_value_info(item, number, [2, 2]) for item in "xy"]
@@ -113,7 +116,7 @@ def test_one_form_of_tensors(name: str) -> None:
     shape = onnx.numpy_helper.from_array(np.array([2, 2]), "shape")
     graph = onnx.helper.make_graph([node], "same", info[:1], info[1:], [shape])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
-    found = Session(OnnxModel(model, Path(), "same"), PLAIN)({"x": array})["y"]
+    found = ModelSession(OnnxModel(model, Path(), "same"), PLAIN)({"x": array})["y"]
     assert isinstance(found, np.ndarray) and found.dtype == dtype and np.array_equal(found, array)
 
 
@@ -129,7 +132,7 @@ def test_strings_and_sequences() -> None:
     graph = onnx.helper.make_graph(nodes, "strings", info, outputs)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
     array = np.array(["a", "ü"], object)
-    found = Session(OnnxModel(model, Path(), "strings"), PLAIN)({"x": array})
+    found = ModelSession(OnnxModel(model, Path(), "strings"), PLAIN)({"x": array})
     y, s = found["y"], found["s"]
     assert isinstance(y, np.ndarray) and kind_of(y.dtype) == "string" and list(y) == list(array)
     assert isinstance(s, list) and len(s) == 2

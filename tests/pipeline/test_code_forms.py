@@ -1,4 +1,4 @@
-"""Code that no other test's models contain, found by trying models that were not used in the making."""
+"""Code forms from models that were not used during development."""
 
 from __future__ import annotations
 

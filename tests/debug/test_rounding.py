@@ -1,5 +1,7 @@
-"""What is right is ``ok`` where rounding is large, or where next to nothing is exact; ``test_large_values.py`` has the
-faults."""
+"""The verdict is ``ok`` where rounding errors are large.
+
+``test_large_values.py`` has similar values that are wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is alive after a model was compiled: what runs, and nothing that only an observer reads."""
+"""The objects alive after a compile: those that a run needs, and none that only an observer reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def alive(*types: type) -> list[object]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref]:
-    """References to the graphs of a test: those given to the observer, the split ones and those of the regions."""
+    """References to a test's graphs: those given to the observer, the split ones, and those of the regions."""
     references: list[weakref.ref] = []
     original = fx.GraphModule.__init__
 

@@ -1,4 +1,4 @@
-"""Which runs are compared: the first of a graph, and of a dynamic graph the first at each new set of sizes."""
+"""Selection of the runs to compare: the first of a graph, and of a dynamic graph the first at each set of sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 
 from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.cli import main
-from dynamo_backends.debug import run_verdict
+from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.chosen_runs import MOST_RETRIES, MOST_SIZES
 from dynamo_backends.debug.manifest import flush_manifests
 from dynamo_backends.dumps.bisecting import bisect
@@ -43,7 +43,7 @@ def debugged(model: Callable[..., Any], dump: Path, **options: object) -> Callab
 
 
 def graphs(dump: Path) -> dict[str, DumpedGraph]:
-    """The graphs of a dump, as far as it is written, by direction."""
+    """The graphs of a dump that are written so far, by direction."""
     flush_manifests()
     return {graph.direction: graph for graph in find_run(dump).graphs}
 
@@ -187,10 +187,10 @@ def test_the_compiler_alone_compares_at_each_set_of_sizes(gradients: bool, tmp_p
 
 def test_what_comparisons_need_is_let_go_when_all_are_made(tmp_path: Path) -> None:
     dropped: list[str] = []
-    drop = run_verdict.Judge.drop
+    drop = run_comparison.Judge.drop
     function = debugged(lambda x: x.sin() * 2, tmp_path)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(run_verdict.Judge, "drop", lambda self: (dropped.append(str(self.name)), drop(self)))
+        patch.setattr(run_comparison.Judge, "drop", lambda self: (dropped.append(str(self.name)), drop(self)))
         for rows in range(2, 2 + MOST_SIZES):
             assert not dropped
             function(torch.randn(rows, 8))

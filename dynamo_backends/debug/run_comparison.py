@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..common.operator_watchers import unseen
+from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught
 from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, GraphName
-from ..numerics.program_execution import NotRepeatableError
+from ..numerics.reference_runs import NotRepeatableError
 from ..runtime.system_memory import give_back
 from .captured_graph import CapturedGraph, ComparedCall, JointGraphs
 from .chosen_runs import RunSelector, SelectedRun
 from .interpreter import flat
 from .node_comparison import compare_run
 from .node_sessions import NodeSessions
-from .recorded_run import RecordedRun, are_plain
-from .rows import Finding, GraphComparison, error_text
+from .recorded_run import RecordedRun, can_be_compared
+from .rows import Finding, GraphComparison, exception_text
 from .stage_comparison import StageGraphs
 from .wrong_rewrite import ModelStep
 
@@ -84,7 +84,7 @@ class Judge:
             comparison = compare_run(graph, run, self.models, sessions)
         except Exception as error:  # becomes the verdict
             caught(f"the comparison of {self.name}", error, "The graph runs")
-            comparison = GraphComparison(not_comparable=error_text(error))
+            comparison = GraphComparison(not_comparable=exception_text(error))
         give_back()  # the stages need memory of their own
         findings: list[Finding] = []
         if call is not None:
@@ -153,7 +153,7 @@ def finding_of(what: str, compare: Callable[[], Finding]) -> Finding:
         return Finding(unchecked=[f"{what}: {error}"])
     except Exception as error:
         caught(f"the comparison of {what}", error, "The graph runs")
-        return Finding(unchecked=[f"{what}: {error_text(error)}"])
+        return Finding(unchecked=[f"{what}: {exception_text(error)}"])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,7 +172,7 @@ class ComparedEntry:
     def __call__(self, *args: object) -> object:
         selected: SelectedRun | None = None
         try:
-            selected = self.selector.begin(args) if self.is_open() and are_plain(args) else None
+            selected = self.selector.begin(args) if self.is_open() and can_be_compared(args) else None
         except Exception as error:
             self.failed(error)
         if selected is None:
@@ -194,12 +194,12 @@ class ComparedEntry:
             self.selector.end(selected, awaits_backward=False)
             return
         leaves = flat(results)
-        with unseen():
+        with watchers_disabled():
             finding = finding_of("the captured graph", lambda: call.judge_forward(leaves, args))
         call.selected = selected
         self.selector.end(selected, awaits_backward=call.saved is not None)
         call.finish(finding)
         call.finish = None  # it holds all values of the run
         if call.saved is not None:
-            with unseen():
+            with watchers_disabled():
                 self.captured.keep_for_backward(call, call.new_nodes([*leaves, *args]))

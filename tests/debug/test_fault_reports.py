@@ -1,5 +1,7 @@
-"""Faults planted one at a time: the manifest, the command line and the report each name the right node and the user's
-line at first sight. ``test_planted_faults.py`` has more kinds of faults, and looks at the verdict alone."""
+"""Planted faults: the manifest, the command line and the report each name the right node and the user's line.
+
+``test_planted_faults.py`` has more kinds of faults, and checks the verdict only.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ aten = torch.ops.aten
 
 
 class Layered(nn.Module):
-    """Twelve layers alike, of which the seventh has lines of its own."""
+    """Twelve equal layers; the seventh has its own lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,21 +68,21 @@ def run(model: Callable[..., torch.Tensor], dump: Path, *inputs: torch.Tensor, *
 
 
 def gradients_of(dump: Path) -> list[str]:
-    """The gradients that the fault is on the way to."""
+    """The gradients that depend on the fault."""
     (wrong,) = [graph for graph in find_run(dump).graphs if graph.verdict != "ok"]
     gradients: list[str] = wrong.entry.blame.gradients
     return gradients
 
 
 def assert_seen(dump: Path, node: str, line: str, capsys: pytest.CaptureFixture[str], said: str = "") -> None:
-    """The fault is named by the manifest, by ``ls`` and by the report.
+    """Asserts that the manifest, ``ls`` and the report name the fault.
 
     Args:
         dump: the dump folder.
         node: a pattern of the node's name.
         line: the user's ``file:line``.
         capsys: pytest's.
-        said: what the verdict says besides.
+        said: further text of the verdict.
     """
     manifest = json.loads((dump / "latest" / "manifest.json").read_text())
     (wrong,) = [graph for graph in manifest["graphs"] if graph["verdict"] != "ok"]
@@ -229,7 +231,7 @@ def test_a_gradient_is_wrong(
 
 
 def twice_the_last(operator: object) -> Callable[[fx.GraphModule, PassContext], int]:
-    """A pass that doubles what the last node of an operator computes, with a node of which nobody says where it is."""
+    """A pass that doubles the result of the last node of an operator, by a node without a source line."""
 
     def double(module: fx.GraphModule, context: PassContext) -> int:
         node = list(module.graph.find_nodes(op="call_function", target=operator))[-1]

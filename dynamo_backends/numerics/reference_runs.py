@@ -28,8 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from passes.engine.fx.editing import is_view
 
 from ..graphs.operators import is_collective
-from .distance import same_elements
-from .exact import BIT_CASTS, REFUSALS, WIDER, call_wide, floats, is_decision, keep_discrete, widened, wider_dtype
+from .exact import BIT_CASTS, KERNEL_ERRORS, WIDER, call_wide, floats, is_decision, keep_discrete, widened, wider_dtype
 from .randomness import (
     MOST_PERTURBATIONS,
     PERTURBATIONS,
@@ -39,6 +38,7 @@ from .randomness import (
     perturbed,
     perturbed_near_one,
 )
+from .tensor_measure import same_elements
 from .verdicts import Verdict, epsilon, verdict
 
 aten = torch.ops.aten
@@ -83,7 +83,7 @@ class Results:
         return result
 
 
-class Run:
+class FunctionRun:
     """One run of a function, and its backward. Other dispatch modes are disabled.
 
     Args:
@@ -197,14 +197,16 @@ class ReferenceRuns:
     ) -> None:
         leaves = are_leaves or [True] * len(arguments.originals)
 
-        def run(mode: Recording | Float64) -> Run:  # not a method: the perturbed runs must not keep these runs alive
+        def run(
+            mode: Recording | Float64,
+        ) -> FunctionRun:  # not a method: the perturbed runs must not keep these runs alive
             copied = arguments.take(wide=isinstance(mode, Float64))
-            return Run(function, copied, leaves, generator_state, mode)
+            return FunctionRun(function, copied, leaves, generator_state, mode)
 
         self._run = run
         self._recording = Recording()
         self._float64 = Float64(self._recording)
-        self._runs: tuple[Run, ...] = run(self._recording), run(self._float64)
+        self._runs: tuple[FunctionRun, ...] = run(self._recording), run(self._float64)
         pairs = enumerate(zip(arguments.originals, self._runs[0].arguments, strict=True))
         changed = [j for j, (before, after) in pairs if _is_changed(before, after)]
         if not changed and not any(any(item.are_written) for item in self._runs):
@@ -246,7 +248,9 @@ class ReferenceRuns:
         exact = _gradients(runs[1], tangents, of)
         return Results(eager, exact, self._perturbed(lambda run: _gradients(run, tangents, of), has_gradients=True))
 
-    def _perturbed(self, values_of: Callable[[Run], Values], *, has_gradients: bool) -> Callable[[int], list[Values]]:
+    def _perturbed(
+        self, values_of: Callable[[FunctionRun], Values], *, has_gradients: bool
+    ) -> Callable[[int], list[Values]]:
         """A function that runs float64 with random rounding, so many times, and keeps the results.
 
         The inputs of each operator are perturbed by up to a unit in the last place of the eager run's coarsest dtype,
@@ -259,19 +263,19 @@ class ReferenceRuns:
         def once(seed: int) -> list[Values]:
             generator = torch.Generator().manual_seed(seed)
             mode = Float64(recording, decides_itself=True, perturbing=True, generator=generator)
-            with contextlib.suppress(*REFUSALS, IndexError), torch.set_grad_enabled(has_gradients):
+            with contextlib.suppress(*KERNEL_ERRORS, IndexError), torch.set_grad_enabled(has_gradients):
                 return [values_of(run(mode))]
             return []
 
         return lambda times: [values for seed in range(times) for values in once(seed)]
 
 
-def _outputs(run: Run, changed: Sequence[int]) -> dict[object, object]:
+def _outputs(run: FunctionRun, changed: Sequence[int]) -> dict[object, object]:
     values = dict(enumerate(run.returned)) | {("input", j): run.arguments[j] for j in changed}
     return {key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
-def _gradients(run: Run, tangents: Mapping[object, torch.Tensor], of: Sequence[int]) -> dict[object, object]:
+def _gradients(run: FunctionRun, tangents: Mapping[object, torch.Tensor], of: Sequence[int]) -> dict[object, object]:
     def output(key: object) -> torch.Tensor:
         if isinstance(key, int):
             return run.returned[key]
@@ -301,7 +305,7 @@ def copies(values: Sequence[object], *, wide: bool = False) -> list[object]:
 
     def copy(value: torch.Tensor) -> torch.Tensor:
         dtype = WIDER.get(value.dtype, value.dtype) if wide else value.dtype
-        if not is_plain(value):
+        if not is_strided(value):
             return value.clone().to(dtype)
         storage = value.untyped_storage()
         key = storage._cdata, value.dtype
@@ -323,12 +327,12 @@ def _source(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     source = value.detach()
-    if is_plain(source):
+    if is_strided(source):
         source = source.resolve_conj().resolve_neg()
     return source.clone() if source._is_zerotensor() else source
 
 
-def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+def is_strided(value: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is a strided tensor, and not of a subclass."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and cast(torch.Tensor, value).layout is torch.strided
 
@@ -504,7 +508,7 @@ class Float64(TorchDispatchMode):
             )
         try:
             result = func(*args, **kwargs) if is_view(func) else call_wide(func, args, kwargs)
-        except REFUSALS as error:
+        except KERNEL_ERRORS as error:
             self.inexact[str(func)] = f"no float64: {error}".splitlines()[0]
             return widened(func(*pytree.tree_map(_narrowed, args), **pytree.tree_map(_narrowed, kwargs)))
         if rounding is not None and isinstance(result, torch.Tensor) and result.dtype is torch.float64:

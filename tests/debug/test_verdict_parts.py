@@ -1,4 +1,4 @@
-"""The parts of a verdict, each by itself: stages that are compared, the first wrong node, what is concluded."""
+"""The parts of a verdict one by one: comparison of stages, the first wrong node, the conclusion."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dynamo_backends.debug.repeated_runs import Instability
 from dynamo_backends.debug.rows import Blame, Error, Finding, GraphComparison, Row
 from dynamo_backends.debug.stage_comparison import StageGraphs, changed, copy_of, difference, name_of_result
 from dynamo_backends.debug.verdict import conclude
-from dynamo_backends.dumps.blame import Cause, Kind
+from dynamo_backends.dumps.blame import Cause, CauseKind
 from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.program_execution import Results
+from dynamo_backends.numerics.reference_runs import Results
 from dynamo_backends.numerics.verdicts import Verdict
 from passes.engine.results import PassResult
 
@@ -106,7 +106,7 @@ def test_the_first_wrong_pass_of_a_stage() -> None:
     graphs = stage(("post_grad", right), ("undone", more), ("right", as_right), ("bad", wrong), ("later", more))
     culprit, first = graphs.culprit([X], torch.get_rng_state())
     assert culprit is not None
-    assert (culprit.value, culprit.cause, culprit.source) == ("sin", Cause(Kind.PASS, "bad"), "")
+    assert (culprit.value, culprit.cause, culprit.source) == ("sin", Cause(CauseKind.PASS, "bad"), "")
     assert [node_of(graph, "exp").target for graph in (graphs.first, graphs.last)] == [
         aten.exp.default,
         aten.neg.default,
@@ -150,7 +150,7 @@ def test_names_of_results() -> None:
 
 
 def first_wrong(before: fx.GraphModule, after: fx.GraphModule, *args: object) -> tuple[str, Verdict] | None:
-    """Its name and by how much, and that the order of the graphs' namesakes does not matter."""
+    """The first wrong node and its error; asserts that the order of the nodes does not matter."""
     found = first_wrong_node(before, after, args or (X,), torch.get_rng_state())
     return None if found is None else (found[0], found[2])
 
@@ -392,18 +392,18 @@ def test_the_worst_error_of_what_diverges_is_a_fault() -> None:
     for finding, value in ((by_a_pass, "z"), (of_a_result, "y"), (of_dtype, None)):
         worst = conclude(GraphComparison(rows=rows), [finding], {}).worst
         assert (worst and worst.value) == value and (worst is None or worst.onnx == WRONG)
-    blamed = GraphComparison(Blame("x", Cause(Kind.NODE), source="a.py:3"), rows=rows)
+    blamed = GraphComparison(Blame("x", Cause(CauseKind.NODE), source="a.py:3"), rows=rows)
     assert blamed.worst is not None and blamed.worst.value == "x"
 
 
 # The conclusion
 
-BAD = Cause(Kind.PASS, "joint.bad")
-MUL = Blame("mul", Cause(Kind.NODE), source="a.py:3")
+BAD = Cause(CauseKind.PASS, "joint.bad")
+MUL = Blame("mul", Cause(CauseKind.NODE), source="a.py:3")
 
 
 def result(name: str, said: Verdict = Verdict("off")) -> Blame:  # noqa: B008
-    return Blame(name, Cause(Kind.RESULT), source="a.py:7", difference=said)
+    return Blame(name, Cause(CauseKind.RESULT), source="a.py:7", difference=said)
 
 
 OFF = result("sin")

@@ -1,4 +1,4 @@
-"""``onnx_debug`` runs each session again: results that differ each time, or with other threads, are a verdict."""
+"""``onnx_debug`` repeats each session: results that differ between runs, or with the number of threads."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ aten = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions as a user has them, and nothing kept of what a plant makes of the operators."""
+    """Sessions with two threads, and empty caches after a test that plants a fault."""
     torch.set_num_threads(2)
 
 
 def comparison_of(function: Callable[..., object], dump: Path, *args: object, **options: object) -> list[dict]:
-    """The manifest's graphs after one compared run, a training step if the result wants gradients.
+    """The manifest's graphs after one compared run, a training step if the result requires gradients.
 
-    At opset 21: ONNX Runtime 1.31 has no random kernels for the newer ones, and noise is what is planted.
+    At opset 21, since the planted fault is noise and ONNX Runtime 1.31 has no random kernels for newer opsets.
     """
     debug = compiled(function, backend="onnx_debug", options={"dump_dir": str(dump), "opset": 21, **options})
     result = debug(*args)
@@ -109,7 +109,7 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def other_model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes some sessions of another model: what is wrong is the session, and no model that can be looked at."""
+    """Creates some sessions from another model: the session is wrong, and no dumped model is."""
     original = Session.create
 
     def plant(applies: Callable[[Session, int], bool], change: Callable[[ir.Model], None]) -> None:

@@ -1,4 +1,4 @@
-"""What fails around a compile or a call: the result is right or the error clear, and the next compile works."""
+"""Failures around a compile or a call: the result is right or the error clear, and the next compile works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model() -> torch.nn.Module:
 
 
 def assert_trains_as_eager(backend: str = "onnxrt", **options: object) -> None:
-    """Results and gradients, of a model that is compiled anew."""
+    """Asserts eager's results and gradients for a newly compiled model."""
     torch._dynamo.reset()
     ours, theirs = model(), model()
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -138,7 +138,7 @@ def test_folders_that_disappear(backend: str, tmp_path: Path) -> None:
 
 
 class _Interrupted(BaseException):
-    """As KeyboardInterrupt, which would end the tests if it came a moment late."""
+    """Like KeyboardInterrupt, which would end the tests if it came a moment late."""
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
@@ -187,7 +187,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 import conftest
 from dynamo_backends.cache.store import Store
-from test_under_faults import assert_trains_as_eager
+from test_failures import assert_trains_as_eager
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 cached = {"cache": True, "cache_dir": folder / "cache"}

@@ -31,7 +31,7 @@ def as_array(value: torch.Tensor) -> np.ndarray:
     return np.from_dlpack((value if is_known else value.float()).contiguous())
 
 
-def distance(
+def measure_tensor(
     value: torch.Tensor,
     exact: torch.Tensor,
     *others: torch.Tensor,
