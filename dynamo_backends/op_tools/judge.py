@@ -25,7 +25,7 @@ from ..numerics.randomness import PERTURBATIONS, perturbed
 from ..numerics.tensor_measure import measure_tensor, ordinary
 from ..numerics.verdicts import RIGHT, Verdict, epsilon, is_discrete, largest, verdict
 from .gradients import Gradients
-from .names import is_of_pytorch, short_name_of
+from .names import is_of_pytorch, last_name
 from .tool import dtype_name
 
 _STEP = 1e-6
@@ -150,7 +150,7 @@ class CallJudge:
         """The results on the magnitudes of the arguments, if the call adds products of its arguments."""
         return (
             self._run_forward(FLOAT64, lambda _, value: value.abs())
-            if short_name_of(self._execution.function) in SUMS
+            if last_name(self._execution.function) in SUMS
             else {}
         )
 

@@ -46,13 +46,6 @@ def function_name(function: Callable[..., object]) -> str:
     return f"{module}.{name.removeprefix('_VariableFunctionsClass.')}"
 
 
-def short_name_of(function: Callable[..., object]) -> str:
-    """The name of an operator without its namespace and overload: ``sum`` of ``torch.ops.aten.sum.dim_IntList``."""
-    if isinstance(function, torch._ops.OpOverload):
-        return str(function.overloadpacket.__name__)
-    return function_name(function).rsplit(".", 1)[-1]
-
-
 @functools.cache
 def is_query(function: Callable[..., object]) -> bool:
     """Whether a function returns a property of a tensor or changes a setting, and computes nothing."""
@@ -148,7 +141,7 @@ _VIEWS = {"T": "numpy_T", "H": "matrix_H", "__getitem__": "select", "__iter__": 
 """ATen's names of methods that return a view: an index may be a slice, and ``to`` may do nothing."""
 
 
-def _last_name(function: Callable[..., object]) -> str:
+def last_name(function: Callable[..., object]) -> str:
     """``add`` of ``torch.Tensor.add`` and of ``aten.add.Tensor``, ``T`` of ``torch.Tensor.T.__get__``."""
     if isinstance(function, torch._ops.OpOverload):
         function = function.overloadpacket
@@ -162,7 +155,7 @@ def _overloads(function: Callable[..., object]) -> list[torch._ops.OpOverload]:
         return [function]
     packet: Any = function
     if not isinstance(function, torch._ops.OpOverloadPacket):
-        last = _last_name(function)
+        last = last_name(function)
         packet = getattr(torch.ops.aten, _VIEWS.get(last, last), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return []
@@ -188,14 +181,14 @@ def changes_shape(function: Callable[..., object]) -> bool:
 @functools.cache
 def has_no_values(function: Callable[..., object]) -> bool:
     """Whether an operator returns uninitialized memory."""
-    return _last_name(function) in {target.overloadpacket.__name__ for target in UNINITIALIZED}
+    return last_name(function) in {target.overloadpacket.__name__ for target in UNINITIALIZED}
 
 
 def why_not_comparable(function: Callable[..., object]) -> str:
     """The reason why two calls of a function on the same arguments may differ; ``""`` if they may not."""
     if has_no_values(function):
         return "it returns memory without values"
-    return "its result is not unique" if _last_name(function) in _NOT_UNIQUE else ""
+    return "its result is not unique" if last_name(function) in _NOT_UNIQUE else ""
 
 
 _NOT_UNIQUE = frozenset(
