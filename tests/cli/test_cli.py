@@ -144,14 +144,9 @@ assert not slow & set(sys.modules), slow & set(sys.modules)
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
 def test_help_imports_nothing_that_takes_time(arguments: list[str]) -> None:
-    """The 0.3 seconds that help may take are measured with what the process itself used: the machine has other work."""
-    before = os.times()
     done = subprocess.run([sys.executable, "-c", HELP, *arguments], capture_output=True, text=True)
-    after = os.times()
     assert done.returncode == 0, done.stderr
     assert "dynamo-backends" in done.stdout
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    assert used < 0.3
 
 
 def test_module_of_the_package_is_the_command(tmp_path: Path) -> None:
