@@ -44,7 +44,9 @@ def model(text: str, tmp_path: Path, name: str = "model", head: str = HEAD, **in
     return load_model(path, name)
 
 
-def compared(first: OnnxModel, second: OnnxModel, runtime: Runtime | None = None, **feeds: np.ndarray) -> ModelComparison:
+def compared(
+    first: OnnxModel, second: OnnxModel, runtime: Runtime | None = None, **feeds: np.ndarray
+) -> ModelComparison:
     return compare(first, second, feeds, runtime or Runtime())
 
 
