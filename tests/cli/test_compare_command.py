@@ -22,7 +22,7 @@ from onnx.reference import ReferenceEvaluator
 
 from dynamo_backends.cli import build_parser, main
 from dynamo_backends.cli.compare import complete_models
-from dynamo_backends.dumps.model_comparison import Comparison, compare, compare_targets, targets_of
+from dynamo_backends.dumps.model_comparison import ModelComparison, compare, compare_targets, targets_of
 from dynamo_backends.dumps.model_inputs import generated_inputs, match, read_feeds
 from dynamo_backends.dumps.model_rows import digest
 from dynamo_backends.dumps.model_values import Runtime, run_model
@@ -44,17 +44,19 @@ def model(text: str, tmp_path: Path, name: str = "model", head: str = HEAD, **in
     return load_model(path, name)
 
 
-def compared(first: OnnxModel, second: OnnxModel, runtime: Runtime | None = None, **feeds: np.ndarray) -> Comparison:
+def compared(
+    first: OnnxModel, second: OnnxModel, runtime: Runtime | None = None, **feeds: np.ndarray
+) -> ModelComparison:
     return compare(first, second, feeds, runtime or Runtime())
 
 
-def culprit(comparison: Comparison) -> str:
+def culprit(comparison: ModelComparison) -> str:
     """The name of the first value that differs."""
     assert not comparison.ok and comparison.first_different is not None
     return comparison.first_different.name
 
 
-def marks(comparison: Comparison) -> list[tuple[str, str]]:
+def marks(comparison: ModelComparison) -> list[tuple[str, str]]:
     return [(row.mark, row.name) for row in comparison.rows]
 
 

@@ -14,7 +14,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.dumps.operator_times import (
     NOT_ATTRIBUTED,
     WHOLE_MODEL,
-    OperatorTime,
+    NodeTime,
     by_module,
     by_operator,
     operator_times,
@@ -61,7 +61,7 @@ def graph_of(dump: Path, direction: str) -> DumpedGraph:
     return next(graph for graph in find_run(dump).graphs if graph.direction == direction)
 
 
-def row_of(rows: list[OperatorTime], fx_node: str) -> OperatorTime:
+def row_of(rows: list[NodeTime], fx_node: str) -> NodeTime:
     return next(row for row in rows if fx_node in row.fx_nodes)
 
 
