@@ -91,7 +91,7 @@ _BINS = 2200
 _FAR = 1e3
 """How many times larger than the lower quartile an outlier is."""
 
-_CHUNK = 2**13
+_CHUNK = 2**14
 """Elements measured at a time, to fit into a processor's cache."""
 
 
@@ -189,13 +189,14 @@ def _measured(
     reached = np.zeros(arrays[0].size // group_size + 1)
     for part in _chunks(arrays[0].size, group_size):
         value, exact, *others = (item[part].astype(np.float64, copy=False) for item in arrays)
-        known = _known(others, exact, rule) if others else None
+        size = np.abs(exact)
+        known = _known(others, exact, size, rule) if others else None
         if known is not None and group_size > 1:
             first, width = part.start // group_size, min(group_size, known.size)
             largest = known.reshape(-1, width).max(axis=1)
             reached[first : first + largest.size] = np.maximum(reached[first : first + largest.size], largest)
-        tolerance = _tolerance(np.abs(exact), rule, None if inner_size is None else inner_size[part], known)
-        one, error, shares = _chunk(value, exact, others, rule, tolerance, part.start)
+        tolerance = _tolerance(size, rule, None if inner_size is None else inner_size[part], known)
+        one, error, shares = _chunk(value, exact, size, others, rule, tolerance, part.start)
         squares, finite = squares + float(np.dot(error, error)), finite + error.size
         found.append(one)
         if one.share > 1.0:
@@ -236,7 +237,7 @@ def _with_errors_of_group(
     """
     value, exact, *others = (item[beyond].astype(np.float64) for item in arrays)
     error, size = np.abs(value - exact), np.abs(exact)
-    known = np.maximum(np.minimum(_usual_errors(arrays, rule, size), reached), _known(others, exact, rule))
+    known = np.maximum(np.minimum(_usual_errors(arrays, rule, size), reached), _known(others, exact, size, rule))
     tolerance = _tolerance(size, rule, None if inner_size is None else inner_size[beyond], known)
     shares = error / tolerance
     worst = int(shares.argmax())
@@ -251,9 +252,10 @@ def _with_errors_of_group(
 
 def _tolerance(size: np.ndarray, rule: Format, inner_size: np.ndarray | None, known: np.ndarray | None) -> np.ndarray:
     """The formula in the module's docstring; ``known`` are the errors of others."""
-    tolerance = np.where(np.isfinite(size), size, 0.0)
-    tolerance *= rule.units * rule.epsilon
+    tolerance = size * (rule.units * rule.epsilon)
     tolerance += rule.floor
+    if not math.isfinite(float(tolerance.max())):
+        tolerance[~np.isfinite(size)] = rule.floor
     if inner_size is not None:
         tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner_size, nan=0.0, posinf=0.0)
     if known is not None:
@@ -315,13 +317,14 @@ def _discrete(value: np.ndarray, exact: np.ndarray, *others: np.ndarray) -> Meas
 def _chunk(
     value: np.ndarray,
     exact: np.ndarray,
+    size: np.ndarray,
     others: Sequence[np.ndarray],
     rule: Format,
     tolerance: np.ndarray,
     start: int,
 ) -> tuple[Measure, np.ndarray, np.ndarray]:
     """The measure of some elements, their errors (0 if not finite), and the ratios of errors to tolerances."""
-    error, size = _difference(value, exact), np.abs(exact)
+    error = _difference(value, exact)
     largest = float(error.max())
     nonfinite, where = 0, 0
     if not math.isfinite(largest):
@@ -371,11 +374,14 @@ def _one_sided(value: np.ndarray, exact: np.ndarray, rule: Format) -> np.ndarray
     return ~finite & ~same & ~(beyond & (value == np.copysign(np.inf, exact)))
 
 
-def _known(others: Sequence[np.ndarray], exact: np.ndarray, rule: Format) -> np.ndarray:
-    """For each element, the largest error of the other computations; 0 up to a unit in the last place."""
+def _known(others: Sequence[np.ndarray], exact: np.ndarray, size: np.ndarray, rule: Format) -> np.ndarray:
+    """For each element, the largest error of the other computations; 0 up to a unit in the last place.
+
+    ``size`` is the magnitude of ``exact``.
+    """
     errors = [_difference(other, exact) for other in others]
     known = np.maximum.reduce(errors) if len(errors) > 1 else errors[0]
-    known *= known > rule.epsilon * np.abs(exact)
+    known *= known > rule.epsilon * size
     return known if math.isfinite(float(known.max())) else np.nan_to_num(known, copy=False, nan=0.0, posinf=0.0)
 
 
@@ -384,7 +390,8 @@ def _usual_errors(arrays: Sequence[np.ndarray], rule: Format, size: np.ndarray) 
     for the smallest quarter of magnitudes, that of this quarter."""
     step = max(arrays[0].size // _SAMPLE, 1) | 1  # odd: not the same column of each row
     _, exact, *others = (item[::step].astype(np.float64) for item in arrays)
-    errors, bins = _known(others, exact, rule), _binary(np.abs(exact))
+    sizes = np.abs(exact)
+    errors, bins = _known(others, exact, sizes, rule), _binary(sizes)
     order = np.lexsort((errors, bins))
     errors, bins = errors[order], bins[order]
     present, starts, counts = np.unique(bins, return_index=True, return_counts=True)
