@@ -14,7 +14,7 @@ A pass is a function that changes a graph in place; ``register_pass`` gives it a
 - ``Pattern``, ``pattern_pass``: a search and a replacement function as a pass on FX graphs;
 - ``OnnxPattern``, ``onnx_pattern_pass``: the same on ONNX models, also with rewrite rules of onnxscript.
 
-``passes/engine`` runs passes, ``passes/catalog.py`` lists the built-in ones. Nothing here knows the backends. Names are
+``passes/engine`` runs passes, ``passes/order.py`` lists the built-in ones. Nothing here knows the backends. Names are
 imported at first use: a process that reads its compiled graphs from a cache imports no pass.
 """
 
