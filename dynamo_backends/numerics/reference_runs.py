@@ -209,8 +209,9 @@ class ReferenceRuns:
         self._runs: tuple[FunctionRun, ...] = run(self._recording), run(self._float64)
         pairs = enumerate(zip(arguments.originals, self._runs[0].arguments, strict=True))
         changed = [j for j, (before, after) in pairs if _is_changed(before, after)]
-        if not changed and not any(any(item.are_written) for item in self._runs):
-            for item, wide in zip(self._runs, (False, True), strict=True):
+        for item, wide in zip(self._runs, (False, True), strict=True):
+            # a result that shares memory with a copy would change if the next run writes into it
+            if not changed and not any(item.are_written) and not _share_memory(item.returned, item.leaves):
                 arguments.give_back(item.leaves, wide=wide)
         eager, exact = (_outputs(run, changed) for run in self._runs)
         self.outputs = Results(eager, exact, self._perturbed(lambda run: _outputs(run, changed), has_gradients=False))
@@ -286,6 +287,15 @@ def _gradients(run: FunctionRun, tangents: Mapping[object, torch.Tensor], of: Se
     inputs = [cast(torch.Tensor, run.leaves[j]) for j in of]
     gradients = run.gradients([output(key) for key in tangents], list(tangents.values()), inputs)
     return dict(zip(of, gradients, strict=True))
+
+
+def _share_memory(values: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether a tensor shares its storage with one of the others; tensors without one storage count as if they did."""
+    tensors, theirs = ([item for item in items if isinstance(item, torch.Tensor)] for items in (values, others))
+    if not all(map(is_strided, [*tensors, *theirs])):
+        return True
+    storages = {item.untyped_storage()._cdata for item in theirs}
+    return any(item.untyped_storage()._cdata in storages for item in tensors)
 
 
 def _is_changed(before: object, after: object) -> bool:

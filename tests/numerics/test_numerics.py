@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -336,6 +337,19 @@ def test_the_float64_run_is_of_the_same_values() -> None:
     assert_same_values(twice.outputs.eager, {0: x / 3, 1: x > 0.5, 2: 7})
     assert_same_values(twice.outputs.exact, {0: x.double() / 3, 1: x > 0.5, 2: 7})
     assert not twice.inexact
+
+
+@pytest.mark.parametrize("returned", [lambda x: [x.view(-1)], lambda x: [x], lambda x: [x * 2]])
+def test_a_run_that_writes_leaves_the_results_of_earlier_runs(returned: Callable[..., list[torch.Tensor]]) -> None:
+    x = torch.rand(5)
+    arguments, state = SharedCopies([x]), torch.get_rng_state()
+    first = ReferenceRuns(returned, arguments, state).outputs
+    second = ReferenceRuns(lambda x: [x.mul_(3)], arguments, state).outputs
+    third = ReferenceRuns(returned, arguments, state).outputs
+    for found in (first, third):
+        assert_same_values(found.eager, dict(enumerate(returned(x))))
+        assert_same_values(found.exact, dict(enumerate(returned(x.double()))))
+    assert_same_values(second.exact, {0: x.double() * 3, ("input", 0): x.double() * 3})
 
 
 DISCRETE = {
