@@ -17,16 +17,23 @@ The tolerance of element i is
 Their errors count if they exceed a unit in the last place. The tolerance does not depend on the size of other elements:
 an outlier, or a mask of -1e9, hides no error.
 
-This file needs only numpy, and is copied into each ``repro.py``.
+Arrays are numpy's, or PyTorch's tensors, which are measured by PyTorch's operators: it uses all cores, and numpy's one
+thread is slowed down by PyTorch's other threads, which wait busily. This file needs only numpy, and is copied into each
+``repro.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+
+Array = Any  # np.ndarray or torch.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +98,7 @@ _BINS = 2200
 _FAR = 1e3
 """How many times larger than the lower quartile an outlier is."""
 
-_CHUNK = 2**14
+_CHUNK = 2**16
 """Elements measured at a time, to fit into a processor's cache."""
 
 
@@ -142,18 +149,18 @@ class Measure:
 
 
 def measure(
-    value: np.ndarray,
-    exact: np.ndarray,
+    value: Array,
+    exact: Array,
     dtype: str,
-    others: Sequence[np.ndarray] = (),
+    others: Sequence[Array] = (),
     *,
-    inner_size: np.ndarray | None = None,
+    inner_size: Array | None = None,
     group_size: int = 1,
 ) -> Measure:
     """Measures a value.
 
     Args:
-        value: any numpy dtype.
+        value: any dtype of numpy, or a tensor on the CPU with a floating-point or complex dtype.
         exact: the reference, of the same shape; in float64 for floating-point values.
         dtype: the name of the dtype whose rounding is allowed.
         others: results of right computations.
@@ -163,44 +170,56 @@ def measure(
             of all elements that are no larger, or are among the smallest quarter, do not exceed, but no more than the
             largest in the group.
     """
-    if value.dtype.kind == "c" or exact.dtype.kind == "c":
+    if "complex" in str(value.dtype) + str(exact.dtype):
         value, exact, *others = (_parts(item) for item in (value, exact, *others))
-        inner_size, group_size = None if inner_size is None else np.repeat(inner_size.reshape(-1), 2), 2 * group_size
+        inner_size, group_size = None if inner_size is None else _pairs(inner_size, inner_size), 2 * group_size
     arrays = [item.reshape(-1) for item in (value, exact, *others)]
-    if not arrays[0].size:
+    if not len(arrays[0]):
         return Measure()
-    if value.dtype.kind in "biu":
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
         return _discrete(*arrays)
     name = dtype.replace("complex64", "float32").replace("complex128", "float64")
     rule = FORMATS.get(name, FORMATS["float64"])
     inner_size = None if inner_size is None else inner_size.reshape(-1)
     with np.errstate(all="ignore"):
         found, beyond, reached = _measured(arrays, rule, inner_size, group_size)
-        if beyond.size and not found.nonfinite and group_size > 1 and others:
+        if len(beyond) and not found.nonfinite and group_size > 1 and others:
             return _with_errors_of_group(found, beyond, arrays, rule, inner_size, reached[beyond // group_size])
     return found
 
 
+def _library(array: Array) -> Any:
+    """``numpy`` or ``torch``."""
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def _float64(array: Array) -> Array:
+    library = _library(array)
+    return library.asarray(array, dtype=library.float64)
+
+
 def _measured(
-    arrays: Sequence[np.ndarray], rule: Format, inner_size: np.ndarray | None, group_size: int
-) -> tuple[Measure, np.ndarray, np.ndarray]:
+    arrays: Sequence[Array], rule: Format, inner_size: Array | None, group_size: int
+) -> tuple[Measure, Array, Array]:
     """The measure, chunk by chunk; the positions beyond their tolerance; the largest error of others in each group."""
-    found, squares, finite, beyond = [], 0.0, 0, [np.zeros(0, np.intp)]
-    reached = np.zeros(arrays[0].size // group_size + 1)
-    for part in _chunks(arrays[0].size, group_size):
-        value, exact, *others = (item[part].astype(np.float64, copy=False) for item in arrays)
-        size = np.abs(exact)
-        known = _known(others, exact, size, rule) if others else None
+    library, size = _library(arrays[0]), len(arrays[0])
+    found, squares, finite, beyond = [], 0.0, 0, [library.zeros(0, dtype=library.int64)]
+    reached = library.zeros(size // group_size + 1, dtype=library.float64)
+    for part in _chunks(size, group_size):
+        value, exact, *others = (_float64(item[part]) for item in arrays)
+        magnitude = library.abs(exact)
+        known = _known(others, exact, magnitude, rule) if others else None
         if known is not None and group_size > 1:
-            first, width = part.start // group_size, min(group_size, known.size)
-            largest = known.reshape(-1, width).max(axis=1)
-            reached[first : first + largest.size] = np.maximum(reached[first : first + largest.size], largest)
-        tolerance = _tolerance(size, rule, None if inner_size is None else inner_size[part], known)
-        one, error, shares = _chunk(value, exact, size, others, rule, tolerance, part.start)
-        squares, finite = squares + float(np.dot(error, error)), finite + error.size
+            first, width = part.start // group_size, min(group_size, len(known))
+            largest = library.amax(known.reshape(-1, width), 1)
+            groups = slice(first, first + len(largest))
+            reached[groups] = library.maximum(reached[groups], largest)
+        tolerance = _tolerance(magnitude, rule, None if inner_size is None else inner_size[part], known)
+        one, error, shares = _chunk(value, exact, magnitude, others, rule, tolerance, part.start)
+        squares, finite = squares + float(library.dot(error, error)), finite + len(error)
         found.append(one)
         if one.share > 1.0:
-            beyond.append(part.start + np.flatnonzero(shares > 1.0))
+            beyond.append(part.start + library.where(shares > 1.0)[0])
     together = dataclasses.replace(
         max(found, key=lambda one: one.share),
         max_abs=max(one.max_abs for one in found),
@@ -210,7 +229,7 @@ def _measured(
         scale=max(one.scale for one in found),
         rmse=math.sqrt(squares / max(finite, 1)),
     )
-    return together, np.concatenate(beyond), reached
+    return together, library.concatenate(beyond), reached
 
 
 def _chunks(size: int, group_size: int) -> Iterator[slice]:
@@ -225,20 +244,21 @@ def _chunks(size: int, group_size: int) -> Iterator[slice]:
 
 def _with_errors_of_group(
     found: Measure,
-    beyond: np.ndarray,
-    arrays: Sequence[np.ndarray],
+    beyond: Array,
+    arrays: Sequence[Array],
     rule: Format,
-    inner_size: np.ndarray | None,
-    reached: np.ndarray,
+    inner_size: Array | None,
+    reached: Array,
 ) -> Measure:
     """The measure if the elements ``beyond`` their tolerance may have the errors that others have at their magnitude.
 
     ``reached`` is the largest error in the group of each of these elements.
     """
-    value, exact, *others = (item[beyond].astype(np.float64) for item in arrays)
+    value, exact, *others = (np.asarray(_float64(item[beyond])) for item in arrays)
     error, size = np.abs(value - exact), np.abs(exact)
-    known = np.maximum(np.minimum(_usual_errors(arrays, rule, size), reached), _known(others, exact, size, rule))
-    tolerance = _tolerance(size, rule, None if inner_size is None else inner_size[beyond], known)
+    usual = np.minimum(_usual_errors(arrays, rule, size), np.asarray(reached))
+    known = np.maximum(usual, _known(others, exact, size, rule))
+    tolerance = _tolerance(size, rule, None if inner_size is None else np.asarray(inner_size[beyond]), known)
     shares = error / tolerance
     worst = int(shares.argmax())
     return dataclasses.replace(
@@ -250,14 +270,16 @@ def _with_errors_of_group(
     )
 
 
-def _tolerance(size: np.ndarray, rule: Format, inner_size: np.ndarray | None, known: np.ndarray | None) -> np.ndarray:
+def _tolerance(size: Array, rule: Format, inner_size: Array | None, known: Array | None) -> Array:
     """The formula in the module's docstring; ``known`` are the errors of others."""
+    library = _library(size)
     tolerance = size * (rule.units * rule.epsilon)
     tolerance += rule.floor
     if not math.isfinite(float(tolerance.max())):
-        tolerance[~np.isfinite(size)] = rule.floor
+        tolerance[~library.isfinite(size)] = rule.floor
     if inner_size is not None:
-        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * np.nan_to_num(inner_size, nan=0.0, posinf=0.0)
+        finite = library.nan_to_num(_float64(inner_size), nan=0.0, posinf=0.0)
+        tolerance += _INNER_UNITS * min(rule.epsilon, _SINGLE) * finite
     if known is not None:
         tolerance += rule.factor * known
     return tolerance
@@ -286,11 +308,16 @@ def ordinary(value: np.ndarray) -> float:
     return float(np.sqrt(np.square(size[size <= _FAR * quartile]).mean()))
 
 
-def _parts(value: np.ndarray) -> np.ndarray:
+def _parts(value: Array) -> Array:
     """Complex numbers as alternating real and imaginary parts."""
-    if value.dtype.kind != "c":
-        value = value.astype(np.complex128)
-    return np.ascontiguousarray(value).view("f4" if value.dtype.itemsize == 8 else "f8")
+    library = _library(value)
+    value = library.asarray(value, dtype=library.complex128)
+    return _pairs(value.real, value.imag)
+
+
+def _pairs(first: Array, second: Array) -> Array:
+    """The elements of two arrays by turns."""
+    return _library(first).stack([first, second], -1).reshape(-1)
 
 
 def _discrete(value: np.ndarray, exact: np.ndarray, *others: np.ndarray) -> Measure:
@@ -315,26 +342,28 @@ def _discrete(value: np.ndarray, exact: np.ndarray, *others: np.ndarray) -> Meas
 
 
 def _chunk(
-    value: np.ndarray,
-    exact: np.ndarray,
-    size: np.ndarray,
-    others: Sequence[np.ndarray],
+    value: Array,
+    exact: Array,
+    size: Array,
+    others: Sequence[Array],
     rule: Format,
-    tolerance: np.ndarray,
+    tolerance: Array,
     start: int,
-) -> tuple[Measure, np.ndarray, np.ndarray]:
+) -> tuple[Measure, Array, Array]:
     """The measure of some elements, their errors (0 if not finite), and the ratios of errors to tolerances."""
+    library = _library(value)
     error = _difference(value, exact)
     largest = float(error.max())
     nonfinite, where = 0, 0
     if not math.isfinite(largest):
-        finite = np.isfinite(value) & np.isfinite(exact)
+        finite = library.isfinite(value) & library.isfinite(exact)
         wrong = _one_sided(value, exact, rule)
         for other in others:  # another right computation cannot represent it either
-            leaves = np.isfinite(exact) & (np.abs(other) > rule.largest)
-            wrong &= ~_one_sided(other, exact, rule) & ~(leaves & (value == np.copysign(np.inf, other)))
-        nonfinite, where = int(np.count_nonzero(wrong)), int(wrong.argmax())
-        error, size = np.where(finite, error, 0.0), np.where(np.isfinite(exact), size, 0.0)
+            leaves = library.isfinite(exact) & (library.abs(other) > rule.largest)
+            wrong &= ~_one_sided(other, exact, rule) & ~(leaves & (value == _infinite(other)))
+        positions = library.where(wrong)[0]
+        nonfinite, where = len(positions), int(positions[0]) if len(positions) else 0
+        error, size = library.where(finite, error, 0.0), library.where(library.isfinite(exact), size, 0.0)
         largest = float(error.max())
     scale = float(size.max())
     if largest == 0.0:
@@ -343,14 +372,15 @@ def _chunk(
     shares = error / tolerance
     position = int(shares.argmax())
     share, worst = float(shares[position]), float(error[position])
-    nonzero = np.where(size > 0, size, np.inf)
+    nonzero = library.where(size > 0, size, math.inf)
     max_rel = float((error / nonzero).max())
-    nonzero.view(np.int64)[...] &= _EXPONENT
-    unit = np.maximum(nonzero, rule.smallest, out=nonzero)
+    bits = nonzero.view(library.int64)
+    bits &= _EXPONENT
+    unit = library.clip(nonzero, rule.smallest, None)
     found = Measure(
         max_abs=largest,
         max_rel=max_rel,
-        max_ulp=float(np.divide(error, unit, out=unit).max()) / rule.epsilon,
+        max_ulp=float((error / unit).max()) / rule.epsilon,
         nonfinite=nonfinite,
         scale=scale,
         share=math.inf if nonfinite else share,
@@ -361,35 +391,40 @@ def _chunk(
     return found, error, shares
 
 
-def _difference(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    difference = value - exact
-    return np.abs(difference, out=difference)
+def _difference(value: Array, exact: Array) -> Array:
+    return _library(value).abs(value - exact)
 
 
-def _one_sided(value: np.ndarray, exact: np.ndarray, rule: Format) -> np.ndarray:
+def _infinite(value: Array) -> Array:
+    """Infinity with the sign of each element."""
+    return _library(value).where(value < 0, -math.inf, math.inf)
+
+
+def _one_sided(value: Array, exact: Array, rule: Format) -> Array:
     """Where a value is NaN or infinite and should not be, or the reverse."""
-    finite = np.isfinite(value) & np.isfinite(exact)
-    same = (value == exact) | (np.isnan(value) & np.isnan(exact))
-    beyond = np.isfinite(exact) & (np.abs(exact) > rule.largest * (1 - rule.epsilon))  # infinity is its rounding
-    return ~finite & ~same & ~(beyond & (value == np.copysign(np.inf, exact)))
+    library = _library(value)
+    finite = library.isfinite(value) & library.isfinite(exact)
+    same = (value == exact) | (library.isnan(value) & library.isnan(exact))
+    is_beyond = library.abs(exact) > rule.largest * (1 - rule.epsilon)  # infinity is its rounding
+    return ~finite & ~same & ~(library.isfinite(exact) & is_beyond & (value == _infinite(exact)))
 
 
-def _known(others: Sequence[np.ndarray], exact: np.ndarray, size: np.ndarray, rule: Format) -> np.ndarray:
+def _known(others: Sequence[Array], exact: Array, size: Array, rule: Format) -> Array:
     """For each element, the largest error of the other computations; 0 up to a unit in the last place.
 
     ``size`` is the magnitude of ``exact``.
     """
-    errors = [_difference(other, exact) for other in others]
-    known = np.maximum.reduce(errors) if len(errors) > 1 else errors[0]
+    library = _library(exact)
+    known = functools.reduce(library.maximum, [_difference(other, exact) for other in others])
     known *= known > rule.epsilon * size
-    return known if math.isfinite(float(known.max())) else np.nan_to_num(known, copy=False, nan=0.0, posinf=0.0)
+    return known if math.isfinite(float(known.max())) else library.nan_to_num(known, nan=0.0, posinf=0.0)
 
 
-def _usual_errors(arrays: Sequence[np.ndarray], rule: Format, size: np.ndarray) -> np.ndarray:
+def _usual_errors(arrays: Sequence[Array], rule: Format, size: np.ndarray) -> np.ndarray:
     """For each magnitude, the error that 99 % of a sample of no larger elements do not exceed in other computations;
     for the smallest quarter of magnitudes, that of this quarter."""
-    step = max(arrays[0].size // _SAMPLE, 1) | 1  # odd: not the same column of each row
-    _, exact, *others = (item[::step].astype(np.float64) for item in arrays)
+    step = max(len(arrays[0]) // _SAMPLE, 1) | 1  # odd: not the same column of each row
+    _, exact, *others = (np.asarray(_float64(item[::step])) for item in arrays)
     sizes = np.abs(exact)
     errors, bins = _known(others, exact, sizes, rule), _binary(sizes)
     order = np.lexsort((errors, bins))

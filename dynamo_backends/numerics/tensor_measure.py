@@ -20,9 +20,13 @@ def dense(value: torch.Tensor) -> torch.Tensor:
     return value.resolve_conj() if value.layout is torch.strided else value.to_dense()
 
 
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    return dense(value).detach().resolve_neg().cpu()
+
+
 def as_array(value: torch.Tensor) -> np.ndarray:
     """A tensor's elements; dtypes that numpy does not have, such as bfloat16, in float32."""
-    value = dense(value).detach().resolve_neg().cpu()
+    value = _plain(value)
     if value.dtype is torch.bool:
         return np.from_dlpack(value.contiguous().view(torch.uint8)).view(bool)
     is_known = value.dtype in (torch.float16, torch.float32, torch.float64) or not value.is_floating_point()
@@ -48,18 +52,12 @@ def measure_tensor(
         dtype: whose rounding is allowed; by default the value's.
     """
     name = str(dtype or value.dtype).removeprefix("torch.").replace("complex32", "float16")
-    references = [exact, *others]
-    if not (value.is_floating_point() or value.is_complex()):
-        references = [item.to(value.dtype) for item in references]
-    right, *more = map(as_array, references)
-    return measure(
-        as_array(value),
-        right,
-        name,
-        more,
-        inner_size=None if inner_size is None else as_array(inner_size),
-        group_size=group_size,
-    )
+    if value.is_floating_point() or value.is_complex():
+        ours, right, *more = map(_plain, (value, exact, *others))
+    else:
+        ours, right, *more = (as_array(item.to(value.dtype)) for item in (value, exact, *others))
+    inside = None if inner_size is None else _plain(inner_size)
+    return measure(ours, right, name, more, inner_size=inside, group_size=group_size)
 
 
 def ordinary(value: torch.Tensor) -> float:
