@@ -35,6 +35,10 @@ class OptionError(ValueError, ShortenTraceback):
 
     def __init__(self, message: str) -> None:
         ShortenTraceback.__init__(self, message, first_useful_frame=None)
+        self._message = message
+
+    def __str__(self) -> str:
+        return self._message  # Dynamo adds advice for its own errors to ``args``
 
     def remove_dynamo_frames(self) -> OptionError:
         return self.with_traceback(None)

@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -143,8 +143,9 @@ def from_place(text: str, what: str) -> Callable[..., Any]:
         raise UsageError(f"{what} {text!r}: {place} cannot be imported: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UsageError(f"{what} {text!r}: {place} has no such function. {unknown_name('function', name, names)}")
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        names = [key for key in own if isinstance(getattr(module, key), FunctionType) and not key.startswith("_")]
+        raise UsageError(f"{what} {text!r}: {place}: {unknown_name('function', name, names)}")
     return function
 
 

@@ -76,7 +76,7 @@ class _RowVerdict:
         if wrong:
             nodes = list(dict.fromkeys(row.name.split("__")[0] for row in wrong))
             following = f"the next node that is wrong by itself is {nodes[1]}" if nodes[1:] else ""
-            note = "; ".join(filter(None, [self._nearer(), following]))
+            note = "; ".join(filter(None, [wrong[0].local_fault, self._nearer(), following]))
             return self._diverges(wrong[0], self._cause(wrong[0]), note, more=len(nodes) - 1)
         all_in_pytorch = "" if self.graph.regions else "nothing of it runs on ONNX Runtime"
         return (

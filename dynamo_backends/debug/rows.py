@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 import torch
 
 from ..dumps.blame import Cause, CauseKind
@@ -113,6 +114,16 @@ class Row(ValueFacts):
         if self.unstable_alone and self.local_instability is not None:
             pairs.append((self.local_instability.difference, self.local_eager))
         return [Error(self.name, measure, eager) for measure, eager in pairs if measure is not None]
+
+    @property
+    def local_fault(self) -> str:
+        """The error of the node alone, its element and tolerance; ``""`` if it is rounding or of a discrete dtype."""
+        found, dtype = self.local_onnx, self.torch_dtype
+        if found is None or found.is_rounding or not (dtype.is_floating_point or dtype.is_complex):
+            return ""
+        position = found.position // 2 if dtype.is_complex else found.position
+        index = tuple(map(int, np.unravel_index(position, self.shape)))
+        return str(Verdict(ours=found, index=index))
 
     @property
     def mark(self) -> str:

@@ -105,7 +105,11 @@ def wrong_translation(ran: RanModel, node: NodeResults | None) -> Bisection | No
         operators = (parts.nodes[i].metadata_props.get("aten_op", "") for i in kept)
         result.place, result.value = "translation", name
         result.cause = next(filter(None, operators), "a folded constant")
-        result.advice.append("report it with the folder to dynamo-backends, or to who registered the converter")
+        blame = search.graph.entry.blame
+        code = blame.code if blame is not None else ""
+        result.advice.append(
+            f"the registered converter ({code}) is wrong" if code else "report it to dynamo-backends with the folder"
+        )
         text = f"The translation of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
         expected = {name: _as_type(exact, eager.dtype)}
         piece = _piece(ran, model, known, expected, tolerance(eager, exact), text)

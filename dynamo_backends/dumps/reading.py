@@ -200,6 +200,9 @@ class DumpedRun:
         found = [graph for graph in self.graphs if graph.index == index and direction in (None, graph.direction)]
         if found:
             return found
+        own = [graph.direction for graph in self.graphs if graph.index == index]
+        if direction is not None and own:
+            raise DumpError(f"graph {index} has no {direction}, only {' and '.join(own)}")
         known = [graph.reference for graph in self.graphs]
         near = difflib.get_close_matches(reference, known, n=3, cutoff=0.5) or known[:5]
         listed = f"; there are {', '.join(near)}{' …' if len(known) > len(near) else ''}" if known else ""

@@ -49,7 +49,7 @@ def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | 
     Args:
         command: the program and its arguments.
         backend: the backend under test; those after it in the bisector's list are not tried.
-        log: a file for the output of the command and of PyTorch's bisector.
+        log: a named file for the output of the command and of PyTorch's bisector.
 
     Returns:
         The finding as a sentence, or ``None`` if the command never failed.
@@ -62,11 +62,19 @@ def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | 
         CompilerBisector.in_process_cache = os.path.join(folder, "state")
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": CompilerBisector.in_process_cache}
 
+        said = ""  # the last line of the last run that failed
+
         def succeeds() -> bool:
             if CompilerBisector.get_backend() not in (*_BEFORE, backend):
                 return True
             log.flush()
+            before = os.path.getsize(log.name)
             run = subprocess.run(command, env={**environment, **_instructions()}, stdout=log, stderr=subprocess.STDOUT)
+            if run.returncode != 0:
+                nonlocal said
+                with open(log.name, errors="replace", encoding="utf-8") as file:
+                    file.seek(before)
+                    said = file.read().strip().rpartition("\n")[2]
             return run.returncode == 0
 
         with redirect_stdout(log), redirect_stderr(log):
@@ -74,7 +82,8 @@ def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | 
     if result is None:
         return None
     if result.backend != backend:
-        return f"the command fails with backend {result.backend!r} already: the fault is in PyTorch or in the command"
+        text = f"the command fails with backend {result.backend!r} already: the fault is in PyTorch or in the command"
+        return f"{text}; it says: {said}" if said else text
     if result.subsystem is None:
         return (
             f"the fault is in {backend}, and in none of its passes: backend='onnx_debug' says which operator is wrong"

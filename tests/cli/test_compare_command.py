@@ -701,6 +701,8 @@ def test_compare_graphs_of_dumps(dumps: Path, capsys: pytest.CaptureFixture[str]
     assert code == 0
     code, _, err = command(capsys, "compare", "0/forward", "1/nothing", "-d", dumps / "one")
     assert code == 2 and "no graph '1/nothing'" in err
+    code, _, err = command(capsys, "show", "1/backward", "-d", dumps / "one")
+    assert code == 2 and "graph 1 has no backward, only inference" in err
 
 
 VARIANTS: list[list[str]] = [[], ["--no-optimize"], ["--opset", "24"], ["--provider", "cpu"]]

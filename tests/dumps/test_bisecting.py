@@ -101,7 +101,9 @@ def test_a_translation_that_is_wrong_in_the_middle_of_twelve_layers(
 
     monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong_once)
     dump = dumped(Damped(), torch.randn(4, 8), dump=tmp_path)
-    blame = find_run(dump).graphs[0].entry.blame
+    entry = find_run(dump).graphs[0].entry
+    blame = entry.blame
+    assert re.search(r"error 0\.\d+ at element \[\d, \d\], tolerance \S+e-0\d", entry.note), entry.note
     assert dataclasses.asdict(blame) == {
         "value": "silu_6",
         "user_name": "",

@@ -64,6 +64,7 @@ def test_every_backend_checks_its_options(backend: str) -> None:
     with pytest.raises(ValueError, match="'opsett'.*'opset'") as caught:
         function(torch.ones(3))
     assert len(traceback.extract_tb(caught.value.__traceback__)) == 2, "the caller's line, and Dynamo's that raises it"
+    assert "TORCHDYNAMO" not in str(caught.value)
 
 
 def test_the_compiler_for_aot_autograd_checks_its_options_at_once() -> None:
