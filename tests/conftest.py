@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ os.environ["DYNAMO_BACKENDS_CACHE"] = "0"  # what is tested is compiled; tests/c
 os.environ["DYNAMO_BACKENDS_PLACEMENT"] = (
     "onnx"  # what trains is on ONNX Runtime; tests/placement/test_placement.py measures
 )
+
+logging.getLogger("torch.__trace").propagate = False  # its thousands of empty lines would follow each failure
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are shared out among the processes: one thread each
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # and the processes that tests start

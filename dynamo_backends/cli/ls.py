@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..common.text_table import fit_table
 from ..dumps.listing import DynamoGraphSummary, RunSummary, dynamo_graphs_of_run, runs_in
-from ..dumps.reading import DumpedGraph, default_folder, find_run
+from ..dumps.reading import DumpedGraph, DumpedRun, default_folder, find_run
 from .common import add_dump_arguments, print_json, short_path, try_next
 
 DETAILS = (
@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     for parent in dict.fromkeys(graph.inherited for graph in graphs if graph.inherited is not None):
         inherited = ", ".join(graph.short_reference for graph in graphs if graph.inherited == parent)
         print(f"\n{inherited}: compiled by the parent process before a fork; files in {short_path(str(parent))}")
+    for name, where, reason in _undone(dumped):
+        print(f"\nundone in {where}: {name}: {reason}")
     if any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
         print("\n" + _uncompared_text(graphs))
     if graphs:
@@ -128,6 +130,15 @@ def verdicts_text(graphs: Sequence[DumpedGraph]) -> str:
         for graph in graphs
     ]
     return fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager error", "verdict"))
+
+
+def _undone(run: DumpedRun) -> Iterator[tuple[str, str, str]]:
+    """The passes that were undone: name, graph, and why."""
+    for captured in run.dynamo_graphs:
+        yield from ((item.name, str(captured.index), item.undone) for item in captured.passes if item.undone)
+    for graph in run.graphs:
+        passes = [*graph.entry.passes, *(item for region in graph.regions for item in region.entry.passes)]
+        yield from ((item.name, graph.short_reference, item.undone) for item in passes if item.undone)
 
 
 def _uncompared_text(graphs: Sequence[DumpedGraph]) -> str:

@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
+from dynamo_backends.cli import main
 from dynamo_backends.dumps.reading import latest_run
 from dynamo_backends.graphs.aot import dynamo_compile_lock
 from dynamo_backends.graphs.example_values import synthetic
@@ -126,6 +127,20 @@ def test_a_bad_pass_is_undone(
     (said,) = [record.getMessage() for record in caplog.records if record.name == "passes.engine.manager"]
     assert f"pass {stage}.bad" in said
     assert re.search(r"\bsin \([^ ]*test_verify_passes.py:\d+\): error", said), "it names the node and its line"
+
+
+@pytest.mark.parametrize("stage", PLANTED)
+def test_ls_names_what_was_undone(
+    stage: str, plant: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(f"{stage}.bad", PLANTED[stage])
+    with torch.no_grad():
+        compiled(Wave(), backend="onnx_debug", options={**VERIFY["options"], "dump_dir": str(tmp_path)})(
+            torch.randn(3, 8)
+        )
+    assert main(["ls", str(tmp_path)]) == 0
+    graph = "0" if stage in ("pre_grad", "joint") else "0/inference"  # before and after AOTAutograd splits it
+    assert re.search(rf"^undone in {graph}: {stage}.bad: \bsin \(", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_right_pass_stays(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
