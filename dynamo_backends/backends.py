@@ -19,6 +19,7 @@ from torch._dynamo.exc import ShortenTraceback
 
 from .common import installation as installation  # first: its errors explain why the imports below would fail
 from .common.safety_net import caught, never_fails, or_captured
+from .graphs.aot import is_ahead_of_time
 from .graphs.artifacts import Runner
 from .options import Options, parse_options
 from .pipeline.dump_block import Block, current_block
@@ -133,7 +134,10 @@ def _compiled(
         known.append(checked)
         return compile_it(checked)
 
-    return or_captured(gm, compile_checked, must_compile=lambda: any(item.fallback == "error" for item in known))
+    def must_compile() -> bool:
+        return any(item.fallback == "error" for item in known) or is_ahead_of_time()
+
+    return or_captured(gm, compile_checked, must_compile=must_compile)
 
 
 def _in_block(options: Options, block: Block | None) -> Options:

@@ -90,14 +90,7 @@ class UnsupportedOperatorError(RuntimeError):
 
 
 class AheadOfTimeError(RuntimeError):
-    """``torch.compile(...).aot_compile(...)`` was called, which the backends do not support."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "aot_compile() saves a compiled function, and the graphs of dynamo-backends cannot be saved that way yet. "
-            "Call the compiled function itself: options={'cache_dir': FOLDER} keeps its graphs on disk, where other "
-            "processes find them."
-        )
+    """A graph cannot be saved by ``torch.compile(...).aot_compile(...)``, or a saved one cannot be loaded here."""
 
 
 class TranslationError(RuntimeError):

@@ -43,6 +43,8 @@ EVENTS = {
     "cache_stored": "compiled graphs written to disk",
     "not_cached": "graphs that cannot be stored on disk",
     "not_cached: REASON": "of these, those with this reason",
+    "graphs_loaded": "graphs that PyTorch had saved, loaded at their first call",
+    "not_saved: REASON": "graphs that cannot be saved by PyTorch, with this reason",
     "strides_probed": "operators that were run once on dummy data to learn the strides of their results",
     "strides_not_known": "operators for which that failed; their results get the strides of PyTorch's fake tensors",
     "compared_runs": "runs that onnx_debug compared",

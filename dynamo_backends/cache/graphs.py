@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -144,6 +144,17 @@ class CachedGraphs:
             return
         if self._store.put(entry.key, record):
             count("cache_stored")
+
+    @never_fails("the cache", _NO_ENTRY, lambda: None)
+    def key_for_autograd(self, constants: Sequence[int]) -> str | None:
+        """What a compile depends on besides the Dynamo graph; ``None`` if it cannot be cached.
+
+        ``constants`` are the positions of the arguments that may be constants.
+        """
+        try:
+            return self._key("for AOTAutograd", constants=list(constants))
+        except CannotStoreError:
+            return None
 
     @never_fails("the cache", _NO_ENTRY, lambda: None)
     def fact(self, question: Mapping[str, object], read: Callable[[StoredRecord], T]) -> T | None:

@@ -36,7 +36,8 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Stored
     stored: dict[str, torch.Tensor] = {}
     for name, value in program.attributes.items():
         if "." in name or not isinstance(value, torch.Tensor):
-            raise CannotStoreError("an attribute of a module in a module")
+            is_graph = isinstance(value, fx.GraphModule)
+            raise CannotStoreError("a subgraph" if is_graph else "an attribute of a module in a module")
         if id(value) in names:
             references[name] = names[id(value)]
             continue
@@ -61,8 +62,10 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Stored
     return StoredRecord(header, [*(item.model for item in executables), *map(bytes_of, stored.values())])
 
 
-def from_record(record: StoredRecord, module: fx.GraphModule, options: Options) -> Program:
-    """The Program of a record that ``to_record`` made; ``module`` is the graph before its passes.
+def from_record(record: StoredRecord, module: fx.GraphModule | None, options: Options) -> Program:
+    """The Program of a record that ``to_record`` made.
+
+    ``module`` is the graph before its passes; ``None`` if the record refers to none of its constants.
 
     Raises:
         ValueError, LookupError, TypeError, AttributeError, RuntimeError: the record is not a valid Program.
@@ -79,7 +82,7 @@ def from_record(record: StoredRecord, module: fx.GraphModule, options: Options) 
     read = {str(node.target) for node in code.find_nodes(op="get_attr")}
     if read != {*header["originals"], *stored} or any(hasattr(_MODULE, key) or not key.isidentifier() for key in read):
         raise ValueError("the attributes that the code reads are not those that are stored")
-    known = constants(module)
+    known = constants(module) if module is not None else {}
     attributes = {**{key: known[original] for key, original in header["originals"].items()}, **stored}
     regions = tuple(
         RegionProgram(_decode_executable(encoded, model).on(tuple(options.providers)), RegionCode(str(text)))
@@ -88,8 +91,9 @@ def from_record(record: StoredRecord, module: fx.GraphModule, options: Options) 
     count, on_onnx, fallbacks = header["coverage"]
     reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in fallbacks]
     program = Program(code, attributes, regions, CoverageCounts(count, on_onnx, reasons))
-    if len(placeholders := list(module.graph.find_nodes(op="placeholder"))) != len(program.arguments):
-        raise ValueError(f"expected {len(placeholders)} arguments, got {len(program.arguments)}")
+    expected = program.arguments if module is None else list(module.graph.find_nodes(op="placeholder"))
+    if len(expected) != len(program.arguments):
+        raise ValueError(f"expected {len(expected)} arguments, got {len(program.arguments)}")
     for i in range(number):
         program.weights_of(i)
     return program

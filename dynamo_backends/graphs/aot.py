@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo_config
 from torch._dynamo import external_utils
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
@@ -522,6 +523,11 @@ def is_ahead_of_time() -> bool:
     return bool(is_saved and _translator() is None)
 
 
+def is_saving() -> bool:
+    """Whether PyTorch saves the results of compilers: for ``aot_compile``, or in AOTAutograd's cache."""
+    return bool(functorch_config.bundled_autograd_cache or dynamo_config.caching_precompile)
+
+
 def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
     """Saves a copy for the backward of each argument that the function changes in place.
 
@@ -546,6 +552,8 @@ def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
 
 def boxed(runner: Runner) -> Runner:
     """The runner, marked as boxed, so that AOTAutograd does not keep arguments alive."""
+    if getattr(runner, "_boxed_call", False):
+        return runner
 
     def run(args: list[object]) -> object:
         return runner(args)

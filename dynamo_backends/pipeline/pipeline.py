@@ -15,9 +15,11 @@ graph ``joint`` too (``runners.Runners``).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -106,10 +108,8 @@ class Pipeline:
 
         Raises:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
-            AheadOfTimeError: Dynamo compiles for ``torch.compile(...).aot_compile(...)``.
+            AheadOfTimeError: ``torch.compile(...).aot_compile(...)`` compiles a graph that cannot be saved.
         """
-        if aot.is_ahead_of_time():
-            raise AheadOfTimeError
         graph = GraphName(_next_graph_number())
         try:
             return self._compile_dynamo_graph(graph, module, example_inputs)
@@ -130,9 +130,10 @@ class Pipeline:
 
         arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
         weights = aot.weights(module, arguments) if self._has_constant_weights else {}
-        backend = self._aot_backend(graph, module, arguments, names, weights)
-        with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
-            result: Callable[..., object] = backend(module, example_inputs)
+        with self._autograd_cache(module, weights) as is_cached:
+            backend = self._aot_backend(graph, module, arguments, names, weights, is_cached=is_cached)
+            with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
+                result: Callable[..., object] = backend(module, example_inputs)
         weights.clear()  # AOTAutograd keeps the compilers, which must not keep the weights alive
         count("graphs")  # only now: in AOTAutograd, Dynamo may restart the trace with a float as a constant
         if aot.is_recompile():
@@ -146,12 +147,16 @@ class Pipeline:
         arguments: Sequence[object],
         names: Sequence[UserName],
         weights: Mapping[int, aot.StaticInput],
+        *,
+        is_cached: bool,
     ) -> Callable[..., Callable[..., object]]:
         """AOTAutograd with our compilers for one of Dynamo's graphs.
 
-        ``arguments`` are its parameters, buffers and inputs; ``names`` the user's names of its inputs.
+        ``arguments`` are its parameters, buffers and inputs; ``names`` the user's names of its inputs; ``is_cached`` if
+        AOTAutograd's cache may keep it.
         """
-        placement = placement_of(self.runners, module, arguments) if self._may_be_placed else None
+        may_be_placed = self._may_be_placed and not aot.is_saving()  # what is saved runs on ONNX Runtime
+        placement = placement_of(self.runners, module, arguments) if may_be_placed else None
         compile_training = self.runners.on_onnx if placement is None else placement.runner
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
@@ -174,16 +179,33 @@ class Pipeline:
                 placement.decompose(aten)
             return self.runners.on_onnx(name, aten, is_joint=True, weights=known)
 
+        def inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+            return self.runners.or_in_pytorch(GraphName(graph.index, "inference"), aten, compile_inference)
+
         is_plain = placement is not None and placement.is_plain
+        compilers = {"fw_compiler": compile_direction("forward"), "inference_compiler": inference}
+        if is_cached:
+            from ..graphs.saving import serializable  # imported lazily: it imports Inductor
+
+            compilers = {name: serializable(compiler) for name, compiler in compilers.items()}
         return aot_autograd(
-            fw_compiler=compile_direction("forward"),
+            **compilers,
             bw_compiler=compile_direction("backward"),
-            inference_compiler=lambda aten, inputs: self.runners.or_in_pytorch(
-                GraphName(graph.index, "inference"), aten, compile_inference
-            ),
             partition_fn=aot.min_cut_partition if is_plain else self.partitioner(graph, arguments, names),
             decompositions=self.runners.decompositions() if placement is None else {},
         )
+
+    @contextlib.contextmanager
+    def _autograd_cache(self, module: fx.GraphModule, weights: Mapping[int, aot.StaticInput]) -> Iterator[bool]:
+        """A context in which AOTAutograd saves the graph, if the user asks PyTorch to save; whether it does."""
+        if not aot.is_saving():
+            yield False
+            return
+        from ..graphs.saving import keyed  # imported lazily: it imports Inductor
+
+        unique = uuid.uuid4().hex  # what cannot be described may still be saved, and is not found again by its key
+        with keyed(module, self.runners.key_for_autograd(weights) or unique):
+            yield True
 
     def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
         """Runs the stages from ``aten`` on, for ``aot_autograd(fw_compiler=...)``.
@@ -191,13 +213,14 @@ class Pipeline:
         AOTAutograd does not partition inference graphs: for these, the stage ``joint`` runs here too.
 
         Raises:
-            UnsupportedOperatorError, AheadOfTimeError: see ``compile_dynamo_graph``.
+            UnsupportedOperatorError: see ``compile_dynamo_graph``.
+            AheadOfTimeError: for ``torch.compile(...).aot_compile(...)``, which needs the backend ``onnxrt``.
         """
         return self.runners.or_in_pytorch(None, module, self._compile_for_aot_autograd)
 
     def _compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
-        if aot.is_ahead_of_time():
-            raise AheadOfTimeError
+        if aot.is_ahead_of_time():  # the key in PyTorch's cache would not have our options
+            raise AheadOfTimeError("a graph of onnx_compiler() cannot be saved; use backend='onnxrt'")
         graph, direction, names = self._graph_of_aot_autograd(module)
         aot.name_values(module, names)
         correct_strides(module)

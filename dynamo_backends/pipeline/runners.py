@@ -31,6 +31,7 @@ from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
 from ..options import Options
 from ..partition.program import Program, load
+from ..weights.changes import can_be_watched
 from ..weights.frozen_session import Weight
 from ..weights.selection import weights_of
 from .observer import Observer
@@ -71,6 +72,13 @@ class Runners:
         if must_compile or self.options.fallback == "inductor":  # Inductor has its own cache
             return None
         return cached_graphs(self.options) if self.options.cache else None
+
+    def key_for_autograd(self, weights: Mapping[int, aot.StaticInput]) -> str | None:
+        """A part of a graph's key in AOTAutograd's cache; ``None`` if it cannot be kept there."""
+        if self._cached is None:
+            return None
+        constants = [i for i, item in weights.items() if can_be_watched(item.value)]
+        return self._cached.key_for_autograd(constants)
 
     def decompositions(self) -> Decompositions:
         """The decompositions of operators that have no translation."""
@@ -129,7 +137,11 @@ class Runners:
                 result = compiled.program, self.observer.runner(compiled, loaded)
         program, run = result
         program.coverage.log(name)
-        return run
+        if not aot.is_saving() or self.observer.watches:
+            return run
+        from .saved_graph import saved_graph  # imported lazily: it imports Inductor
+
+        return saved_graph(run, name, program, by_position, self.options)
 
     def _load_from_cache(self, entry: CacheEntry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
         """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it."""
@@ -178,12 +190,20 @@ class Runners:
                 why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
                 self.observer.not_compiled(name, why)
 
-        return or_original(
+        runner = or_original(
             module,
             lambda: aot.boxed(compile_it(module)),
             lambda graph: aot.boxed(boxed_code(graph)),
             what=f"the compile of {name or 'a graph'}",
             instead="PyTorch runs the graph",
-            must_compile=lambda: self.options.fallback == "error" or is_candidate_run(),
+            must_compile=lambda: self.options.fallback == "error" or is_candidate_run() or aot.is_ahead_of_time(),
             failed=failed,
         )
+        if not aot.is_saving():
+            return runner
+        from .saved_graph import as_saved
+
+        reason = "the option verify_passes" if self.options.verify_passes else "a compile that failed"
+        if self.observer.watches or self._lowering is not None:
+            reason = "its backend, which is for debugging"
+        return as_saved(runner, reason)

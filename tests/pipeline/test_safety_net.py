@@ -21,7 +21,7 @@ from dynamo_backends.common import safety_net
 from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
-from dynamo_backends.errors import AheadOfTimeError, CandidateError
+from dynamo_backends.errors import CandidateError
 from dynamo_backends.graphs import artifacts, fake_tensors
 from dynamo_backends.graphs.artifacts import RunnableRegion
 from dynamo_backends.graphs.size_assumptions import Assumptions
@@ -279,16 +279,3 @@ def test_a_backward_that_was_not_compiled_is_in_the_manifest(monkeypatch: pytest
     [path] = tmp_path.glob("run_*/manifest.json")
     [graph] = json.loads(path.read_text())["dynamo_graphs"]
     assert list(graph["not_compiled"]) == ["backward"]
-
-
-@pytest.mark.parametrize("backend", ["onnxrt", "onnx_debug", "fx_debug", "onnx_compiler"])
-@pytest.mark.parametrize("trains", [False, True])
-def test_ahead_of_time_is_an_error_of_ours(
-    backend: str, trains: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    chosen = aot_autograd(fw_compiler=onnx_compiler()) if backend == "onnx_compiler" else backend
-    function = torch.compile(torch.sin, backend=chosen, fullgraph=True)
-    with pytest.raises(AheadOfTimeError, match="cache_dir"):
-        function.aot_compile(((torch.ones(3, requires_grad=trains),), {}))
-    assert_same_values(function(torch.ones(3)), torch.ones(3).sin())

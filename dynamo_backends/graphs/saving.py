@@ -1,0 +1,34 @@
+"""PyTorch's private parts by which it saves compiled graphs. A module of its own, since it imports Inductor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import fx
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache as NotSavedError
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._inductor.output_code import OutputCode
+
+from .artifacts import Runner
+
+__all__ = ["NotSavedError", "OutputCode", "keyed", "serializable"]
+
+_KEY = "_dynamo_backends_key"
+
+
+def serializable(
+    compile_it: Callable[[fx.GraphModule, Sequence[object]], Runner],
+) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
+    """A compiler for ``aot_autograd`` whose results, which are ``OutputCode``, AOTAutograd keeps in its cache."""
+    return SerializableAOTDispatchCompiler(OutputCode, compile_it)
+
+
+@contextlib.contextmanager
+def keyed(module: fx.GraphModule, key: str) -> Iterator[None]:
+    """A context in which ``key`` is a part of a Dynamo graph's key in AOTAutograd's cache."""
+    setattr(module, _KEY, key)  # PyTorch hashes all attributes of the module
+    try:
+        yield
+    finally:
+        delattr(module, _KEY)

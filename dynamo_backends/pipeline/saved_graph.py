@@ -1,0 +1,153 @@
+"""Compiled graphs that PyTorch can save: by ``torch.compile(...).aot_compile(...)``, and in its caches.
+
+PyTorch saves Dynamo's bytecode and guards, AOTAutograd's wrappers, and for each of AOTAutograd's graphs an
+``OutputCode``. Ours holds a Program in the form of the cache's records, which loading need not compile. Weights are not
+saved: they are arguments of each call, and constants of the sessions that are created at the first one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import onnxruntime
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..cache.program_record import from_record, to_record
+from ..cache.store import StoredRecord
+from ..errors import AheadOfTimeError
+from ..events import count
+from ..graphs.aot import is_ahead_of_time
+from ..graphs.artifacts import GraphName, Runner
+from ..graphs.graph_json import CannotStoreError
+from ..graphs.late_compile import compile_at_first_call
+from ..graphs.saving import NotSavedError, OutputCode
+from ..options import Options
+from ..partition.program import Program, load
+from ..runtime.custom_operators import load_libraries
+from ..weights.frozen_session import Weight
+
+
+class SavedGraph(OutputCode):
+    """A runner that can be pickled.
+
+    Args:
+        run: the runner.
+        content: returns what is pickled, or raises ``CannotStoreError``.
+    """
+
+    def __init__(self, run: Runner, content: Callable[[], GraphContent]) -> None:
+        self._run = run
+        self._content = content
+        self._boxed_call = True  # AOTAutograd, which copies the attributes to its wrappers, passes arguments in a list
+
+    def __call__(self, inputs: Any) -> Any:
+        """Runs the graph; ``inputs`` is a list, which is emptied."""
+        return self._run(inputs)
+
+    def __copy__(self) -> SavedGraph:
+        return SavedGraph(self._run, self._content)
+
+    def prepare_for_serialization(self) -> None:
+        """Called on a copy before it is pickled.
+
+        Raises:
+            AheadOfTimeError, NotSavedError: a part of the graph cannot be saved; the second is not for the user.
+        """
+        try:
+            with _disable_current_modes():  # it reads constants
+                content = self._content()
+        except CannotStoreError as error:
+            count(f"not_saved: {error}")
+            kind = AheadOfTimeError if is_ahead_of_time() else NotSavedError
+            raise kind(f"a graph cannot be saved because of {error}") from error
+        self._content = lambda: content
+
+    def __getstate__(self) -> GraphContent:
+        return self._content()
+
+    def __setstate__(self, content: GraphContent) -> None:
+        self.__init__(compile_at_first_call(content.load), lambda: content)  # type: ignore[misc]
+
+    def post_compile(self, *args: object) -> None:
+        """Called after the graph is loaded."""
+
+    def set_triton_bundle(self, triton_bundle: object) -> None:
+        """Called with kernels for GPUs, of which there are none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphContent:
+    """A compiled graph as it is saved.
+
+    Attributes:
+        name: of the graph in the process that compiled it.
+        record: its Program.
+        weights: by position, the user's names of the arguments that are constants of sessions, and whether each is a
+            statistic of a batch norm.
+        options: of the backend.
+        versions: of the libraries that compiled it.
+    """
+
+    name: GraphName
+    record: StoredRecord
+    weights: Mapping[int, tuple[str, bool]]
+    options: Options
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, name: GraphName, program: Program, weights: Mapping[int, Weight], options: Options) -> GraphContent:
+        """The content of a compiled graph; ``weights`` are those that may be constants, by position.
+
+        Raises:
+            CannotStoreError: a part of it cannot be saved.
+        """
+        if program.varies:
+            raise CannotStoreError(program.varies)
+        constants = {argument for i, _ in enumerate(program.regions) for argument in program.weights_of(i).values()}
+        kept = {i: (weight.name, weight.is_statistic) for i, weight in weights.items() if i in constants}
+        return cls(name, to_record(program, {}), kept, options, versions())
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        now = versions()
+        for library, version in self.versions.items():
+            if now[library] != version:
+                raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
+
+    def load(self, arguments: Sequence[object]) -> Runner:
+        """A runner, with the weights among the arguments of a call."""
+        load_libraries(self.options.custom_op_libraries)
+        program = from_record(self.record, None, self.options)
+        weights = {}
+        for position, (name, is_statistic) in self.weights.items():
+            tensor = arguments[position]
+            assert isinstance(tensor, torch.Tensor)  # PyTorch's guards hold
+            weights[position] = Weight(name, tensor, is_statistic)
+        count("graphs_loaded")
+        return load(program, self.name, weights, self.options).run
+
+
+def versions() -> dict[str, str]:
+    """The libraries that make and run a Program; PyTorch compares its own version."""
+    return {"dynamo-backends": metadata.version("dynamo-backends"), "onnxruntime": onnxruntime.__version__}
+
+
+def saved_graph(
+    run: Runner, name: GraphName, program: Program, weights: Mapping[int, Weight], options: Options
+) -> SavedGraph:
+    """A runner of a Program, as PyTorch can save it; ``weights`` are those that may be constants, by position."""
+    return SavedGraph(run, functools.partial(GraphContent.of, name, program, weights, options))
+
+
+def as_saved(run: Runner, reason: str) -> SavedGraph:
+    """A runner in the form that PyTorch's caches expect; if it runs no Program, saving it raises ``reason``."""
+
+    def content() -> GraphContent:
+        raise CannotStoreError(reason)
+
+    return run if isinstance(run, SavedGraph) else SavedGraph(run, content)

@@ -1,0 +1,142 @@
+"""Compiled functions that PyTorch saves and loads: ``aot_compile``, and its caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import assert_same_values, compiled, counted
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
+
+from dynamo_backends import onnx_compiler
+from dynamo_backends.errors import AheadOfTimeError
+from dynamo_backends.pipeline import saved_graph
+
+PROGRAM = Path(__file__).parents[1] / "saved_models.py"
+
+
+def test_what_one_process_saves_another_runs(tmp_path: Path) -> None:
+    """Static and dynamic sizes, training, written arguments, views, numbers, parts in PyTorch, graph breaks."""
+    for command in ("save", "load"):  # with no cache in common
+        names = ("DYNAMO_BACKENDS_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+        folders = {name: str(tmp_path / f"{command} {name}") for name in names}
+        ended = subprocess.run(
+            [sys.executable, PROGRAM, command, tmp_path],
+            env={**os.environ, **folders, "DYNAMO_BACKENDS_CACHE": "1", "DYNAMO_BACKENDS_PLACEMENT": "measured"},
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found["functions"]["graphs_loaded"] > 30 and "regions" not in found["functions"]
+    assert found["functions"]["constant_weights"] and found["functions"]["weight_refreshes"]
+    assert found["cache"]["graphs_loaded"] and found["cache"]["constant_weights"]
+    assert "graphs" not in found["cache"] and not found["dynamo"], "nothing is traced"
+
+
+def save(backend: object, path: Path, **options: object) -> object:
+    """Saves a compiled perceptron, and returns it loaded."""
+    function = torch.compile(perceptron, backend=backend, fullgraph=True, options=options or None)
+    with torch.no_grad():
+        function.aot_compile(((X,), {})).save_compiled_function(str(path))
+    with path.open("rb") as file:
+        return torch.compiler.load_compiled_function(file)
+
+
+X = torch.randn(3, 4)
+
+
+def perceptron(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x @ x.t()).tanh()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """PyTorch's caches are in a folder of this test."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", "1")
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE_DIR", str(tmp_path / "ours"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "options", [{"fallback": "error"}, {"fallback": "inductor"}, {"placement": "fastest"}, {"weights": "inputs"}]
+)
+def test_options_are_saved(options: dict[str, object], tmp_path: Path) -> None:
+    loaded = save("onnxrt", tmp_path / "function", **options)
+    with torch.no_grad():
+        assert_same_values(loaded(X), perceptron(X))
+    assert counted("graphs_loaded") == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "reason"),
+    [
+        ("onnx_debug", {}, "debugging"),
+        ("fx_debug", {}, "debugging"),
+        ("onnxrt", {"verify_passes": True}, "verify_passes"),
+        (aot_autograd(fw_compiler=onnx_compiler()), {}, "backend='onnxrt'"),
+    ],
+)
+def test_what_cannot_be_saved_is_an_error(
+    backend: object, options: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AheadOfTimeError, match=reason):
+        save(backend, tmp_path / "function", **options)
+
+
+def test_a_subgraph_cannot_be_saved() -> None:
+    def either(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    function = torch.compile(either, backend="onnxrt", fullgraph=True)
+    with torch.no_grad(), pytest.raises(AheadOfTimeError, match="subgraph"):
+        function.aot_compile(((X,), {}))
+    with torch.no_grad():
+        assert_same_values(function(X), either(X))
+
+
+def test_a_failed_compile_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("dynamo_backends.pipeline.lowering.split_graph", fails)
+    with pytest.raises(ZeroDivisionError):
+        save("onnxrt", tmp_path / "function")
+
+
+def test_a_file_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    save("onnxrt", tmp_path / "function")
+    now = saved_graph.versions()
+    monkeypatch.setattr(saved_graph, "versions", lambda: {**now, "onnxruntime": "99.9"})
+    with (tmp_path / "function").open("rb") as file, pytest.raises(AheadOfTimeError, match="99.9"):
+        torch.compiler.load_compiled_function(file)
+
+
+def test_autograd_s_cache_keeps_options_apart() -> None:
+    """And other weights than those of the process that filled it are used."""
+    model = nn.Linear(4, 4)
+    with functorch_config.patch(bundled_autograd_cache=True), torch.no_grad():
+        for options, hits in (({}, 0), ({}, 1), ({"opset": 18}, 1), ({"weights": "inputs"}, 1), ({}, 2)):
+            torch._dynamo.reset()
+            model.weight.mul_(1.1)
+            assert_same_values(compiled(model, options=options)(X), model(X))
+            assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+    assert counters["aot_autograd"]["autograd_cache_saved"] == 3
+    assert counted("graphs_loaded") == 2
+
+
+def test_what_autograd_s_cache_does_not_keep_is_counted() -> None:
+    with functorch_config.patch(bundled_autograd_cache=True), torch.no_grad():
+        assert_same_values(compiled(perceptron, options={"verify_passes": True})(X), perceptron(X))
+    assert counters["aot_autograd"]["autograd_cache_bypass"] == 1
+    assert counted("not_saved: the option verify_passes") == 1
