@@ -160,7 +160,8 @@ def _in_pytorch(search: BisectionSearch) -> Bisection:
     """A fault before the translation, which the run found. It cannot be cut without PyTorch."""
     result = search.result
     kind, name = search.blamed.kind, search.blamed.name
-    search.tried(result.cause, WRONG, result.value)
+    worst = search.graph.entry.worst
+    search.tried(result.cause, WRONG, result.value, worst.onnx.max_abs if worst is not None else None)
     if kind == CauseKind.PASS:
         result.place = "FX pass"
         result.advice.append(f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}")

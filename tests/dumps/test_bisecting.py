@@ -226,6 +226,7 @@ def test_a_pass_in_pytorch(
     planted(Pass(f"{stage}.wrong", "Planted by a test.", scale(stage)))  # type: ignore[arg-type]
     found = bisected(dumped(Perceptron(), torch.randn(5, 8), dump=tmp_path))
     assert (found.place, found.cause, found.cut) == ("FX pass", f"pass {stage}.wrong", None)
+    assert found.trials[-1].error > 1e-3
     assert found.source == line_of("silu of the perceptron")
     assert f"options={{'passes': {{'disable': ['{stage}.wrong']}}}}" in found.advice[0]
     assert main(["bisect", "0", "-d", str(tmp_path)]) == 1
