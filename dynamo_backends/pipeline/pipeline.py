@@ -130,7 +130,7 @@ class Pipeline:
 
         arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
         weights = aot.weights(module, arguments) if self._has_constant_weights else {}
-        with self._autograd_cache(module, weights) as is_cached:
+        with self._autograd_cache(module, arguments, weights) as is_cached:
             backend = self._aot_backend(graph, module, arguments, names, weights, is_cached=is_cached)
             with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
                 result: Callable[..., object] = backend(module, example_inputs)
@@ -196,15 +196,18 @@ class Pipeline:
         )
 
     @contextlib.contextmanager
-    def _autograd_cache(self, module: fx.GraphModule, weights: Mapping[int, aot.StaticInput]) -> Iterator[bool]:
+    def _autograd_cache(
+        self, module: fx.GraphModule, arguments: Sequence[object], weights: Mapping[int, aot.StaticInput]
+    ) -> Iterator[bool]:
         """A context in which AOTAutograd saves the graph, if the user asks PyTorch to save; whether it does."""
         if not aot.is_saving():
             yield False
             return
-        from ..graphs.saving import keyed  # imported lazily: it imports Inductor
+        from ..graphs.saving import keyed, share_memory  # imported lazily: it imports Inductor
 
-        unique = uuid.uuid4().hex  # what cannot be described may still be saved, and is not found again by its key
-        with keyed(module, self.runners.key_for_autograd(weights) or unique):
+        # PyTorch's key does not say which arguments share memory; such a graph is saved, but not found by its key.
+        key = None if share_memory(arguments) else self.runners.key_for_autograd(weights)
+        with keyed(module, key or uuid.uuid4().hex):
             yield True
 
     def compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:

@@ -100,8 +100,10 @@ class GraphContent:
     versions: Mapping[str, str]
 
     @classmethod
-    def of(cls, name: GraphName, program: Program, weights: Mapping[int, Weight], options: Options) -> GraphContent:
-        """The content of a compiled graph; ``weights`` are those that may be constants, by position.
+    def of(
+        cls, name: GraphName, program: Program, weights: Mapping[int, tuple[str, bool]], options: Options
+    ) -> GraphContent:
+        """The content of a compiled graph; ``weights`` are those that may be constants.
 
         Raises:
             CannotStoreError: a part of it cannot be saved.
@@ -109,7 +111,7 @@ class GraphContent:
         if program.varies:
             raise CannotStoreError(program.varies)
         constants = {argument for i, _ in enumerate(program.regions) for argument in program.weights_of(i).values()}
-        kept = {i: (weight.name, weight.is_statistic) for i, weight in weights.items() if i in constants}
+        kept = {i: weight for i, weight in weights.items() if i in constants}
         return cls(name, to_record(program, {}), kept, options, versions())
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -141,7 +143,8 @@ def saved_graph(
     run: Runner, name: GraphName, program: Program, weights: Mapping[int, Weight], options: Options
 ) -> SavedGraph:
     """A runner of a Program, as PyTorch can save it; ``weights`` are those that may be constants, by position."""
-    return SavedGraph(run, functools.partial(GraphContent.of, name, program, weights, options))
+    names = {i: (weight.name, weight.is_statistic) for i, weight in weights.items()}  # tensors would stay alive
+    return SavedGraph(run, functools.partial(GraphContent.of, name, program, names, options))
 
 
 def as_saved(run: Runner, reason: str) -> SavedGraph:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,37 @@ def test_autograd_s_cache_keeps_options_apart() -> None:
             assert counters["aot_autograd"]["autograd_cache_hit"] == hits
     assert counters["aot_autograd"]["autograd_cache_saved"] == 3
     assert counted("graphs_loaded") == 2
+
+
+def test_arguments_that_overlap_are_not_those_that_do_not() -> None:
+    def write_and_multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+    with functorch_config.patch(bundled_autograd_cache=True), torch.no_grad():
+        for overlaps in (False, True, True, False):
+            torch._dynamo.reset()
+            whole = torch.randn(8, 4)
+            parts, others = (
+                [part if overlaps else part.clone() for part in (memory[:4], memory[2:6])]
+                for memory in (whole, whole.clone())
+            )
+            assert_same_values(compiled(write_and_multiply)(*parts), write_and_multiply(*others))
+            assert_same_values(parts, others)
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+
+
+def test_saved_graphs_keep_no_weights_alive() -> None:
+    model = nn.Linear(4, 4)
+    with functorch_config.patch(bundled_autograd_cache=True), torch.no_grad():
+        run = compiled(model)
+        run(X)
+        old = weakref.ref(model.weight)
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+        for _ in range(4):
+            assert_same_values(run(X), model(X))
+    gc.collect()
+    assert old() is None
 
 
 def test_what_autograd_s_cache_does_not_keep_is_counted() -> None:
