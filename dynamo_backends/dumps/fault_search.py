@@ -108,7 +108,7 @@ def wrong_translation(ran: RanModel, node: NodeResults | None) -> Bisection | No
         blame = search.graph.entry.blame
         code = blame.code if blame is not None else ""
         result.advice.append(
-            f"the registered converter ({code}) is wrong" if code else "report it with the folder to dynamo-backends"
+            f"mend the registered converter ({code})" if code else "report it with the folder to dynamo-backends"
         )
         text = f"The translation of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
         expected = {name: _as_type(exact, eager.dtype)}
