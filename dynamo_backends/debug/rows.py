@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
 import torch
 
 from ..dumps.blame import Cause, CauseKind
@@ -15,7 +14,7 @@ from ..errors import first_line
 from ..graphs.locations import Frame, location_text
 from ..numerics.measure import Measure
 from ..numerics.value_range import Extent
-from ..numerics.verdicts import RIGHT, Verdict
+from ..numerics.verdicts import RIGHT, Verdict, index_of
 from .chosen_runs import SizesByName, sizes_text
 from .repeated_runs import Instability
 
@@ -121,9 +120,7 @@ class Row(ValueFacts):
         found, dtype = self.local_onnx, self.torch_dtype
         if found is None or found.is_rounding or not (dtype.is_floating_point or dtype.is_complex):
             return ""
-        position = found.position // 2 if dtype.is_complex else found.position
-        index = tuple(map(int, np.unravel_index(position, self.shape)))
-        return str(Verdict(ours=found, index=index))
+        return str(Verdict(ours=found, index=index_of(found, torch.empty(self.shape, dtype=dtype, device="meta"))))
 
     @property
     def mark(self) -> str:

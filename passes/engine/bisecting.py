@@ -65,13 +65,13 @@ def bisect_command(command: Sequence[str], backend: str, log: IO[str]) -> str | 
         said = ""  # the last line of the last run that failed
 
         def succeeds() -> bool:
+            nonlocal said
             if CompilerBisector.get_backend() not in (*_BEFORE, backend):
                 return True
             log.flush()
             before = os.path.getsize(log.name)
             run = subprocess.run(command, env={**environment, **_instructions()}, stdout=log, stderr=subprocess.STDOUT)
             if run.returncode != 0:
-                nonlocal said
                 with open(log.name, errors="replace", encoding="utf-8") as file:
                     file.seek(before)
                     said = file.read().strip().rpartition("\n")[2]
