@@ -18,8 +18,10 @@ import time
 import warnings
 from pathlib import Path
 
-import torch
-import transformers
+sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its passes.py is not the package
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
 
 RUNS = 3
 KINDS = ("loaded function", "precompile cache", "onnxrt, its cache", "onnxrt, no cache", "aot_eager")
