@@ -21,6 +21,7 @@
         decompositions=decomposition_table(),
     )
 
+- saving what was compiled: ``keep_value_guards_unsafe``, for ``options={"guard_filter_fn": ...}``;
 - catching errors: ``UnsupportedOperatorError``, ``TranslationError``, ``SessionError``.
 
 Names are imported at first use, so that ``dynamo-backends --help`` starts without PyTorch.
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .exporter.decompositions import decomposition_table
     from .exporter.registration import register_converter, unregister_converter
     from .exporter.torch_internals import operator_set
+    from .graphs.guard_filter import keep_value_guards_unsafe
     from .pipeline.dump_block import dump
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "decomposition_table",
     "dump",
     "explain",
+    "keep_value_guards_unsafe",
     "onnx_compiler",
     "operator_set",
     "register_converter",
@@ -65,6 +68,7 @@ _MODULES = {
     "decomposition_table": ".exporter.decompositions",
     "dump": ".pipeline.dump_block",
     "explain": ".explanations.functions",
+    "keep_value_guards_unsafe": ".graphs.guard_filter",
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",
     "register_converter": ".exporter.registration",

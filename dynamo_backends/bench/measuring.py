@@ -35,6 +35,7 @@ class BenchSettings:
     rounds: int = 9  # timed rounds
     starts: int = 1  # processes of each backend whose first result is timed; the last one runs the rounds
     again: bool = False  # whether to time the first result of another process that finds filled compiler caches
+    saved: bool = False  # whether to time the first result of a process that loads what another one compiled and saved
     overhead: bool = True  # whether to measure the overhead of a call of each backend
     timeout: float = 600.0  # seconds for each request to a worker
 
@@ -49,6 +50,7 @@ class Measurement:
     first_each: list[float] = dataclasses.field(default_factory=list)  # to the first result, of each process
     other_sizes_seconds: list[float] = dataclasses.field(default_factory=list)  # to the first result of further sizes
     again_seconds: float | None = None  # to the first result of a process with filled caches
+    saved_seconds: float | None = None  # to the first result of a process that loads a saved compile
     milliseconds: float | None = None  # of a call: the mean over the sizes, the median of the rounds
     spread: float | None = None  # the interquartile range of the rounds
     rounds: list[float] = dataclasses.field(default_factory=list)  # milliseconds of a call in each round
@@ -228,6 +230,23 @@ class Bench:
                         rows[backend].again_seconds = first["seconds"]
                     except WorkerError as error:
                         rows[backend].message = f"with filled caches: {error.kind}: {error}"
+            for backend in timed_backends() if self.settings.saved else ():
+                self.say(f"{label}: {backend}, first result of a saved compile")
+                saved, first_file = str(folder / "saved"), folder / "first.pt"
+                try:
+                    with self._process(backend, folder / "saving") as worker:
+                        worker.ask("load", case=case_as_json, backend=backend)
+                        worker.ask("save", path=saved)
+                    with self._process(backend, folder / "loading") as worker:
+                        worker.ask("load", case=case_as_json, backend=backend)
+                        first = worker.ask("first", results=str(first_file), saved=saved)
+                        self._judge(judge, unchecked, rows[backend], first_file)
+                        rows[backend].saved_seconds = first["seconds"]
+                except WorkerError as error:
+                    if error.kind == "wrong":
+                        rows[backend].fail(error.kind, f"saved: {error}")
+                    elif error.kind != "not supported":
+                        rows[backend].message = f"saved: {error.kind}: {error}"
             for number in range(self.settings.rounds):
                 self.say(f"{label}: round {number + 1} of {self.settings.rounds}")
                 for backend in timed_backends():

@@ -50,12 +50,13 @@ def _case(case: Json, backends: Sequence[str]) -> str:
         f"x {base}": [_number(times_as_fast(case, backend, base), 2) for backend in case["rows"]],
         "first s": [_seconds(row["first_seconds"]) for row in rows],
         "again s": [_seconds(row["again_seconds"]) for row in rows],
+        "saved s": [_seconds(row["saved_seconds"]) for row in rows],
         "peak MB": [_number(row["peak_bytes"], 0, 2**20) for row in rows],
         "steady MB": [_number(row["steady_bytes"], 0, 2**20) for row in rows],
         "outside us": [_number(row["microseconds_outside_sessions"], 0) for row in rows],
         "result": [row["status"] for row in rows],
     }
-    for optional in ("again s", "outside us"):
+    for optional in ("again s", "saved s", "outside us"):
         if set(columns[optional]) == {"-"}:
             del columns[optional]
     text = text_table(zip(*columns.values(), strict=True), list(columns))

@@ -6,6 +6,8 @@
     {"do": "first", "results": "/tmp/a.pt"}             ->  {"ok": {"seconds": 3.1, "peak_bytes": 181000000, ...}}
     {"do": "turn"}                                      ->  {"ok": {"milliseconds": 12.3}}
     {"do": "finish", "results": "/tmp/b.pt"}            ->  {"ok": {"steady_bytes": 95000000, ...}}
+    {"do": "save", "path": "/tmp/saved"}                ->  {"ok": {}}
+    {"do": "first", "results": "/tmp/c.pt", "saved": "/tmp/saved"}  ->  {"ok": {"seconds": 0.6, ...}}
 
 and in the reference process, after ``load``::
 
@@ -24,13 +26,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..common.python_process import answer_requests
 from . import memory, timing
-from .case import EAGER, EXPORT, OURS, Case, UsageError, split_mode
+from .case import DYNAMO_EAGER, EAGER, EXPORT, OURS, Case, UsageError, split_mode
 from .loading import check_registered, compile_backend, load
 from .processes import WorkerError
 from .steps import Steps
@@ -80,20 +83,39 @@ class RequestHandler:
         """Compares the results that another process wrote to a file."""
         return {"wrong": self.reference.difference(torch.load(results, weights_only=True))}
 
-    def first(self, results: str) -> dict[str, object]:
-        """Compiles and calls the model once for each size, then writes the results to judge."""
+    def first(self, results: str, saved: str = "") -> dict[str, object]:
+        """Compiles and calls the model once for each size, then writes the results to judge.
+
+        Args:
+            results: the file to write.
+            saved: the file of ``save``; the function in it is loaded, and nothing is compiled.
+        """
         gc.collect()
         self._bytes_before = memory.resident()
         self._is_peak_reset = memory.reset_peak()
         seconds = []
         start = time.perf_counter()
-        self._forward = self._compiled()
+        self._forward = self._loaded(saved) if saved else self._compiled()
         for call in self.steps.calls(self._forward):
             call()
             seconds.append(time.perf_counter() - start)
             start = time.perf_counter()
         torch.save(self.steps.results(self._forward), results)
         return {"seconds": seconds[0], "other_sizes_seconds": seconds[1:], "peak_bytes": self._peak()}
+
+    def save(self, path: str) -> dict[str, object]:
+        """Compiles the model for its first size and writes it to a file, for another process."""
+        from .saved import save
+
+        if self.backend in (EAGER, EXPORT, DYNAMO_EAGER) or self.case.mode == "decode" or self.case.optimizer:
+            raise WorkerError("not supported", "only a forward or a training step that a backend compiled")
+        save(self.loaded.model, self.loaded.inputs[0], self._settings(), Path(path))
+        return {}
+
+    def _loaded(self, path: str) -> Callable[..., Any]:
+        from .saved import load
+
+        return load(self.loaded.model, Path(path))
 
     @functools.cached_property
     def _timed(self) -> Callable[[], object]:
@@ -145,18 +167,23 @@ class RequestHandler:
             from .exported import Exported
 
             return Exported(self.loaded)
-        name, mode = split_mode(self.backend)
-        settings: dict[str, Any] = {"backend": compile_backend(name), "dynamic": case.dynamic or None}
-        if mode:
-            settings["mode"] = mode
-        if name in OURS and case.options:
-            settings["options"] = _options_of_ours(case)
+        settings = self._settings()
         self.steps.compile_optimizer(settings)
         if case.mode != "decode":
             compiled: Callable[..., Any] = torch.compile(model, **settings)
             return compiled
         model.forward = torch.compile(model.forward, **settings)
         return model
+
+    def _settings(self) -> dict[str, Any]:
+        """The arguments of ``torch.compile``."""
+        name, mode = split_mode(self.backend)
+        settings: dict[str, Any] = {"backend": compile_backend(name), "dynamic": self.case.dynamic or None}
+        if mode:
+            settings["mode"] = mode
+        if name in OURS and self.case.options:
+            settings["options"] = _options_of_ours(self.case)
+        return settings
 
     def _peak(self) -> int | None:
         return self._above_before(memory.peak()) if self._is_peak_reset else None

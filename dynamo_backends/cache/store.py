@@ -120,7 +120,7 @@ class Store:
 
     def put(self, key: str, record: StoredRecord) -> bool:
         """Stores or replaces a record, and may evict others; whether it succeeded."""
-        content = _encoded(key, record)
+        content = encoded(key, record)
         if len(content) > self.size or self.reason_against() is not None:
             return False
         try:
@@ -199,7 +199,8 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def _encoded(key: str, record: StoredRecord) -> bytes:
+def encoded(key: str, record: StoredRecord) -> bytes:
+    """The content of a file, which ``decoded`` reads."""
     lengths = [len(blob) for blob in record.blobs]
     header = json.dumps({"key": key, "lengths": lengths, "header": record.header}, allow_nan=False).encode()
     body = b"".join([len(header).to_bytes(8, "little"), header, *record.blobs])

@@ -61,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again", action="store_true", help="also time the first result of a new process with filled compiler caches"
     )
+    parser.add_argument(
+        "--saved", action="store_true", help="also time the first result of a new process that loads a saved compile"
+    )
     parser.add_argument("--no-overhead", action="store_true", help="do not measure the overhead of a call")
     add_options_argument(parser, "onnxrt, onnx_debug and fx_debug")
     parser.add_argument(
@@ -137,6 +140,7 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
         rounds=arguments.rounds,
         starts=arguments.starts,
         again=arguments.again,
+        saved=arguments.saved,
         overhead=not (arguments.no_overhead or arguments.train or arguments.decode),
         timeout=arguments.timeout,
     )

@@ -1,28 +1,39 @@
-"""``dynamo-backends show``: the graph of a stage, with the lines of the user's code."""
+"""``dynamo-backends show``: the graph of a stage, with the lines of the user's code, or what a saved file holds."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..common.text_table import fit_table
 from ..dumps.schema import StageEntry
 from ..dumps.stage_graphs import FX_STAGES, STAGES, StageGraph, stage_graphs, stages_of
 from .common import add_graph_arguments, count_text, is_coloured, print_json, run_of_graph, try_next
+from .saved import show_saved
 
 DETAILS = (
     "FX graphs are printed as Python and ONNX models as text, with types and the lines of the user's code. Without "
-    "--stage, lists the stages and prints the last FX graph."
+    "--stage, lists the stages and prints the last FX graph. GRAPH may also be a file of save_compiled_function or "
+    "save_cache_artifacts: its graphs are listed, and nothing in it is executed."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph_arguments(parser)
     parser.add_argument("-s", "--stage", choices=STAGES, metavar="STAGE", help=f"one of {', '.join(STAGES)}")
+    parser.add_argument(
+        "--onnx",
+        type=Path,
+        metavar="FOLDER",
+        help="write the ONNX models of a saved file to FOLDER; weights are inputs",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if Path(arguments.graph).is_file():
+        return show_saved(arguments)
     run = run_of_graph(arguments, arguments.graph)
     as_json: list[dict[str, object]] = []
     texts: list[str] = []

@@ -7,18 +7,12 @@ saved: they are arguments of each call, and constants of the sessions that are c
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import onnxruntime
-import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..cache.program_record import from_record, to_record
-from ..cache.store import StoredRecord
 from ..errors import AheadOfTimeError
 from ..events import count
 from ..graphs.aot import is_ahead_of_time
@@ -27,9 +21,9 @@ from ..graphs.graph_json import CannotStoreError
 from ..graphs.late_compile import compile_at_first_call
 from ..graphs.saving import NotSavedError, OutputCode
 from ..options import Options
-from ..partition.program import Program, load
-from ..runtime.custom_operators import load_libraries
+from ..partition.program import Program
 from ..weights.frozen_session import Weight
+from .graph_content import GraphContent
 
 
 class SavedGraph(OutputCode):
@@ -78,65 +72,6 @@ class SavedGraph(OutputCode):
 
     def set_triton_bundle(self, triton_bundle: object) -> None:
         """Called with kernels for GPUs, of which there are none."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphContent:
-    """A compiled graph as it is saved.
-
-    Attributes:
-        name: of the graph in the process that compiled it.
-        record: its Program.
-        weights: by position, the user's names of the arguments that are constants of sessions, and whether each is a
-            statistic of a batch norm.
-        options: of the backend.
-        versions: of the libraries that compiled it.
-    """
-
-    name: GraphName
-    record: StoredRecord
-    weights: Mapping[int, tuple[str, bool]]
-    options: Options
-    versions: Mapping[str, str]
-
-    @classmethod
-    def of(
-        cls, name: GraphName, program: Program, weights: Mapping[int, tuple[str, bool]], options: Options
-    ) -> GraphContent:
-        """The content of a compiled graph; ``weights`` are those that may be constants.
-
-        Raises:
-            CannotStoreError: a part of it cannot be saved.
-        """
-        if program.varies:
-            raise CannotStoreError(program.varies)
-        constants = {argument for i, _ in enumerate(program.regions) for argument in program.weights_of(i).values()}
-        kept = {i: weight for i, weight in weights.items() if i in constants}
-        return cls(name, to_record(program, {}), kept, options, versions())
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        now = versions()
-        for library, version in self.versions.items():
-            if now[library] != version:
-                raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
-
-    def load(self, arguments: Sequence[object]) -> Runner:
-        """A runner, with the weights among the arguments of a call."""
-        load_libraries(self.options.custom_op_libraries)
-        program = from_record(self.record, None, self.options)
-        weights = {}
-        for position, (name, is_statistic) in self.weights.items():
-            tensor = arguments[position]
-            assert isinstance(tensor, torch.Tensor)  # PyTorch's guards hold
-            weights[position] = Weight(name, tensor, is_statistic)
-        count("graphs_loaded")
-        return load(program, self.name, weights, self.options).run
-
-
-def versions() -> dict[str, str]:
-    """The libraries that make and run a Program; PyTorch compares its own version."""
-    return {"dynamo-backends": metadata.version("dynamo-backends"), "onnxruntime": onnxruntime.__version__}
 
 
 def saved_graph(

@@ -41,6 +41,11 @@ class Executable:
         """The names of the model's inputs that may be constants of the session."""
         return [self.inputs[i].name for i in self.weights]
 
+    @property
+    def model_without_constants(self) -> bytes:
+        """The model whose inputs are all arguments."""
+        return self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights)
+
     def on(self, providers: tuple[Provider, ...]) -> Executable:
         """A copy for other execution providers."""
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, providers=providers))
@@ -55,8 +60,7 @@ class Executable:
             SessionError: ONNX Runtime rejected the model.
         """
         if not only_cpu(self.settings.providers):
-            without_constants = self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights)
-            check_in_subprocess(without_constants, self.settings, self._input_shapes)
+            check_in_subprocess(self.model_without_constants, self.settings, self._input_shapes)
         model = self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights if i not in constants)
         model += declared(self.inputs[i].declaration for i in constants)
         values = {

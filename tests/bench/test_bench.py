@@ -319,6 +319,15 @@ def test_a_wrong_result_has_no_time(file: str, backend: str, mode: str, in_proce
     assert "wrong" in table.table(found)
 
 
+@pytest.mark.parametrize("mode", ["inference", "train"])
+def test_a_saved_compile_is_timed(file: str, mode: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:linear", mode), backends="eager,onnxrt", saved=True)
+    rows = found["cases"][0]["rows"]
+    assert rows["onnxrt"]["status"] == "right" and not rows["onnxrt"]["message"]
+    assert rows["onnxrt"]["saved_seconds"] > 0 and rows["eager"]["saved_seconds"] is None
+    assert "saved s" in table.table(found)
+
+
 def test_an_optimizer_steps_and_is_judged_from_the_first_weights(file: str, in_process: type[InProcess]) -> None:
     for optimizer, backends in zip(case.OPTIMIZERS, ("eager,onnxrt", "onnxrt:max-autotune"), strict=True):
         asked = Case(f"{file}:convolution", "train", optimizer=optimizer)

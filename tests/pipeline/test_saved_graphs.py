@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import torch
 from conftest import assert_same_values, compiled, counted
@@ -18,15 +21,17 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 
-from dynamo_backends import onnx_compiler
+from dynamo_backends import keep_value_guards_unsafe, onnx_compiler
+from dynamo_backends.cli import main
 from dynamo_backends.errors import AheadOfTimeError
-from dynamo_backends.pipeline import saved_graph
+from dynamo_backends.pipeline import graph_content
 
 PROGRAM = Path(__file__).parents[1] / "saved_models.py"
 
 
-def test_what_one_process_saves_another_runs(tmp_path: Path) -> None:
-    """Static and dynamic sizes, training, written arguments, views, numbers, parts in PyTorch, graph breaks."""
+def test_what_one_process_saves_another_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Static and dynamic sizes, training, written arguments, views, numbers, parts in PyTorch, graph breaks. And what
+    ``dynamo-backends show`` says of the files."""
     for command in ("save", "load"):  # with no cache in common
         names = ("DYNAMO_BACKENDS_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
         folders = {name: str(tmp_path / f"{command} {name}") for name in names}
@@ -42,6 +47,26 @@ def test_what_one_process_saves_another_runs(tmp_path: Path) -> None:
     assert found["functions"]["constant_weights"] and found["functions"]["weight_refreshes"]
     assert found["cache"]["graphs_loaded"] and found["cache"]["constant_weights"]
     assert "graphs" not in found["cache"] and not found["dynamo"], "nothing is traced"
+    for file, graphs, weights in (("Perceptron_True_True", 2, 0), ("Complex_False_True", 1, 0), ("artifacts", 5, 5)):
+        shown = show(tmp_path / file, capsys, onnx=tmp_path / "models")
+        assert len(shown) >= graphs and max(len(graph["weights"]) for graph in shown) == weights
+        assert any(graph["operators_on_onnx"] for graph in shown)
+        assert all(graph["versions"] == graph_content.versions() for graph in shown)
+        for region in (region for graph in shown for region in graph["regions"]):
+            model = onnx.load(tmp_path / "models" / region["model"])
+            onnx.checker.check_model(model)
+            assert len(model.graph.node) == region["nodes"]
+        assert any(graph["operators_in_pytorch"] for graph in shown) == (file != "Perceptron_True_True")
+
+
+def show(file: Path, capsys: pytest.CaptureFixture[str], onnx: Path) -> list[dict[str, Any]]:
+    """What ``dynamo-backends show --json`` says of a file."""
+    assert main(["show", str(file), "--json", "--onnx", str(onnx)]) == 0
+    shown: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert main(["show", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("operators on ONNX Runtime", "onnxruntime "))
+    return shown
 
 
 def save(backend: object, path: Path, **options: object) -> object:
@@ -118,10 +143,52 @@ def test_a_failed_compile_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_file_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     save("onnxrt", tmp_path / "function")
-    now = saved_graph.versions()
-    monkeypatch.setattr(saved_graph, "versions", lambda: {**now, "onnxruntime": "99.9"})
+    now = graph_content.versions()
+    monkeypatch.setattr(graph_content, "versions", lambda: {**now, "onnxruntime": "99.9"})
     with (tmp_path / "function").open("rb") as file, pytest.raises(AheadOfTimeError, match="99.9"):
         torch.compiler.load_compiled_function(file)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save("onnxrt", tmp_path / "function")
+    content = (tmp_path / "function").read_bytes()
+    inside = content.index(b"dynamo-backends cache")
+    changed = bytearray(content)
+    changed[inside + 200] ^= 1
+    for damaged, reason in ((changed, "damaged"), (content[:inside], "truncated"), (b"text", "corrupted")):
+        (tmp_path / "damaged").write_bytes(damaged)
+        with (tmp_path / "damaged").open("rb") as file, pytest.raises((AheadOfTimeError, pickle.UnpicklingError)):
+            torch.compiler.load_compiled_function(file)
+        assert main(["show", str(tmp_path / "damaged")]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_guards_that_are_kept() -> None:
+    """Those on sizes, dtypes and the grad mode; a module's class and functions may be others."""
+
+    options = {"guard_filter_fn": keep_value_guards_unsafe}
+    model = Scaled()
+    function = torch.compile(model.forward, backend="onnxrt", fullgraph=True, options=options)
+    with torch.no_grad():
+        loaded = function.aot_compile(((X,), {}))
+        assert_same_values(loaded(model, X), model(X))
+        for other in (torch.randn(5, 4), X.double(), X.t().contiguous().t()):
+            with pytest.raises(RuntimeError, match="GuardManager check failed"):
+                loaded(model, other)
+    with pytest.raises(RuntimeError, match="GuardManager check failed"):
+        loaded(model, X)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ACTIVATIONS["gelu"](self.linear(x))
+
+
+ACTIVATIONS = {"gelu": nn.functional.gelu}
 
 
 def test_autograd_s_cache_keeps_options_apart() -> None:

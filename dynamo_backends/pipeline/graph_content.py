@@ -1,0 +1,122 @@
+"""A compiled graph as it is saved in PyTorch's files: data that is checked when it is read, and from which it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import onnxruntime
+import torch
+
+from ..cache.program_record import from_record, to_record
+from ..cache.store import DamagedError, StoredRecord, decoded, encoded
+from ..errors import AheadOfTimeError
+from ..events import count
+from ..graphs.artifacts import GraphName, Runner
+from ..graphs.graph_json import CannotStoreError
+from ..options import Options
+from ..partition.program import Program, load
+from ..runtime.custom_operators import load_libraries
+from ..weights.frozen_session import Weight
+
+_KEY = "a saved graph"
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphContent:
+    """A compiled graph as it is saved.
+
+    Attributes:
+        name: of the graph in the process that compiled it.
+        content: the rest, with a checksum; see ``read_content``.
+        options: of the backend.
+    """
+
+    name: GraphName
+    content: bytes
+    options: Options
+
+    @classmethod
+    def of(
+        cls, name: GraphName, program: Program, weights: Mapping[int, tuple[str, bool]], options: Options
+    ) -> GraphContent:
+        """The content of a compiled graph.
+
+        Args:
+            name: of the graph.
+            program: what runs.
+            weights: the user's name, and whether it is a statistic of a batch norm, of each argument that may be a
+                constant, by position.
+            options: of the backend.
+
+        Raises:
+            CannotStoreError: a part of it cannot be saved.
+        """
+        if program.varies:
+            raise CannotStoreError(program.varies)
+        constants = {argument for i, _ in enumerate(program.regions) for argument in program.weights_of(i).values()}
+        record = to_record(program, {})
+        header = {
+            "program": record.header,
+            "weights": [[i, *weight] for i, weight in weights.items() if i in constants],
+            "versions": versions(),
+        }
+        return cls(name, encoded(_KEY, StoredRecord(header, record.blobs)), options)
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        now = versions()
+        for library, version in self.read().versions.items():
+            if now[library] != version:
+                raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
+
+    def read(self) -> ReadContent:
+        """What ``content`` holds.
+
+        Raises:
+            AheadOfTimeError: it was damaged.
+        """
+        return read_content(self.content)
+
+    def load(self, arguments: Sequence[object]) -> Runner:
+        """A runner, with the weights among the arguments of a call."""
+        load_libraries(self.options.custom_op_libraries)
+        content = self.read()
+        program = from_record(content.record, None, self.options)
+        weights = {}
+        for position, (name, is_statistic) in content.weights.items():
+            tensor = arguments[position]
+            assert isinstance(tensor, torch.Tensor)  # PyTorch's guards hold
+            weights[position] = Weight(name, tensor, is_statistic)
+        count("graphs_loaded")
+        return load(program, self.name, weights, self.options).run
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadContent:
+    """What was saved of a graph: its Program, its constants as in ``GraphContent.of``, and the libraries' versions."""
+
+    record: StoredRecord
+    weights: Mapping[int, tuple[str, bool]]
+    versions: Mapping[str, str]
+
+
+def read_content(content: bytes) -> ReadContent:
+    """What ``GraphContent.content`` holds.
+
+    Raises:
+        AheadOfTimeError: it was damaged.
+    """
+    try:
+        read = decoded(content, _KEY)
+    except DamagedError as error:
+        raise AheadOfTimeError(f"a saved graph is damaged: {error}") from error
+    weights = {i: (name, is_statistic) for i, name, is_statistic in read.header["weights"]}
+    return ReadContent(StoredRecord(read.header["program"], read.blobs), weights, read.header["versions"])
+
+
+def versions() -> dict[str, str]:
+    """The libraries that make and run a Program; PyTorch compares its own version."""
+    return {"dynamo-backends": metadata.version("dynamo-backends"), "onnxruntime": onnxruntime.__version__}
