@@ -22,7 +22,7 @@ Not if
 5. the operator has a discontinuity at a number that bfloat16 cannot represent: eager rounds that number first.
    Comparisons (results of type bool) get the rounded number instead.
 
-Needed: ONNX Runtime has few bfloat16 kernels on the CPU. Without this pass such a model runs in PyTorch, 1.6 to 7 times
+ONNX Runtime has few bfloat16 kernels on the CPU. Without this pass such a model runs in PyTorch, 1.6 to 7 times
 slower if the processor has no bfloat16 units (``docs/limits.md``).
 """
 
