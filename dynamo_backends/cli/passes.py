@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from passes.engine.results import PassResult, Refusal
+from passes.engine.results import NearMiss, PassResult
 
 from ..common.suggestions import unknown_name
 from ..common.text_table import fit_table
@@ -172,8 +172,8 @@ def _why_as_json(name: str, results: Sequence[Result]) -> dict[str, object]:
     }
 
 
-def _near_misses(results: Sequence[Result]) -> list[tuple[str, Refusal]]:
-    return [(result.graph, miss) for result in results for miss in result.entry.refusals]
+def _near_misses(results: Sequence[Result]) -> list[tuple[str, NearMiss]]:
+    return [(result.graph, miss) for result in results for miss in result.entry.near_misses]
 
 
 def why_text(name: str, results: Sequence[Result]) -> str:

@@ -102,7 +102,7 @@ def activations(module: fx.GraphModule, context: PassContext) -> int:
         computed = _between(x, result)
         reason = _reason_against(x, result, computed)
         if reason is not None:
-            context.refuse(result, reason, matched=1, of=1)
+            context.record_near_miss(result, reason, matched=1, of=1)
         elif replace(result, call(result, rule.replacement, (x,), dict(rule.options)), context):
             fired += 1
             for part in reversed(list(module.graph.nodes)):  # the manager erases no torch functions
