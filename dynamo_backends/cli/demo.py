@@ -128,10 +128,10 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
             step(debug, item)
 
     graphs = read_run(folder).graphs
-    print(f"\n{verdicts_text(graphs)}\n\nThe numbers are those of the dump; onnxrt compiled the graphs before them.\n")
+    print(f"\n{verdicts_text(graphs)}\n\nGraphs are numbered as in the dump, after those that onnxrt compiled.\n")
     (_, eager_seconds), (_, our_seconds) = eager[0], ours[0]
     print(
-        f"one {'forward and backward' if backward else 'forward'}: eager {min(eager_seconds[1:]):.3f} s, "
+        f"time of {'forward and backward' if backward else 'forward'}: eager {min(eager_seconds[1:]):.3f} s, "
         f"onnxrt {min(our_seconds[1:]):.3f} s (first call with compilation {our_seconds[0]:.1f} s)"
     )
     if dynamic:
