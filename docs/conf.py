@@ -43,5 +43,6 @@ _GENERATED.mkdir(exist_ok=True)
 (_GENERATED / "counters.md").write_text(tables.counters_table(), encoding="utf-8")
 (_GENERATED / "commands.md").write_text(tables.commands_reference(), encoding="utf-8")
 (_GENERATED / "passes.md").write_text(tables.passes_table(), encoding="utf-8")
+(_GENERATED / "kept_passes.md").write_text(tables.kept_passes_table(), encoding="utf-8")
 for name, table in tables.measured_tables().items():
     (_GENERATED / f"{name}.md").write_text(table, encoding="utf-8")

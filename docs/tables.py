@@ -55,6 +55,11 @@ def passes_table() -> str:
     return report.passes_table(report.load_results())
 
 
+def kept_passes_table() -> str:
+    """The passes that are kept although the measurement shows no gain, and the reasons; Markdown."""
+    return report.kept_table()
+
+
 def counters_table() -> str:
     """Every event that is counted; Markdown."""
     return _table(("counter", "what is counted"), [(f"`{name}`", what) for name, what in events.EVENTS.items()])
@@ -119,6 +124,7 @@ if __name__ == "__main__":
     print(
         options_table(README_OPTIONS),
         passes_table(),
+        kept_passes_table(),
         counters_table(),
         commands_reference(),
         *measured_tables().values(),

@@ -2,7 +2,7 @@
 
 ``torch.compile(model, backend="onnxrt")`` needs no import of this package. Its names are for
 
-- looking at what the backends do: ``explain`` and ``coverage``, without compiling; ``dump``, for a block of code::
+- showing what the backends do: ``explain`` and ``coverage``, before compiling; ``dump``, for a block::
 
     with dynamo_backends.dump("folder"):
         compiled(x)

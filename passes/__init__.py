@@ -9,7 +9,7 @@ A pass is a function that changes a graph in place; ``register_pass`` gives it a
         ...
 
 - ``register_pass``, ``register``, ``unregister``, ``Pass``: passes and their order;
-- ``PassContext``, ``Target``, ``Refusal``: what a pass knows of the compile, and the reasons it reports;
+- ``PassContext``, ``Target``, ``NearMiss``: what a pass knows of the compile, and the reasons it reports;
 - ``fx_editing``, ``onnx_editing``: checked changes of FX graphs and ONNX models;
 - ``Pattern``, ``pattern_pass``: a search and a replacement function as a pass on FX graphs;
 - ``OnnxPattern``, ``onnx_pattern_pass``: the same on ONNX models, also with rewrite rules of onnxscript.
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from .engine.onnx import editing as onnx_editing
     from .engine.onnx.patterns import OnnxPattern, onnx_pattern_pass
     from .engine.registry import Pass, register, register_pass, unregister
-    from .engine.results import Refusal
+    from .engine.results import NearMiss
 
 __dynamo_backends_passes__ = True
 
 __all__ = [
+    "NearMiss",
     "OnnxPattern",
     "Pass",
     "PassContext",
     "Pattern",
-    "Refusal",
     "Target",
     "catalog",
     "fx_editing",
@@ -56,7 +56,7 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("PassContext", "Target"), ".engine.context"),
-    "Refusal": ".engine.results",
+    "NearMiss": ".engine.results",
     **dict.fromkeys(("Pattern", "pattern_pass"), ".engine.fx.patterns"),
     **dict.fromkeys(("OnnxPattern", "onnx_pattern_pass"), ".engine.onnx.patterns"),
     **dict.fromkeys(("Pass", "register", "register_pass", "unregister"), ".engine.registry"),

@@ -49,10 +49,10 @@ print(subprocess.run(command, capture_output=True, text=True).stdout)
 # %%
 # The same as data: the square is too large for float16, and the quotient turns it into NaN.
 
-births = find_nonfinite(graph).births
-for birth in births:
-    print(birth.kind, birth.operator, birth.source, birth.why, sep=" | ")
-assert births[0].kind == "infinity" and "too large for float16" in births[0].why
+origins = find_nonfinite(graph).origins
+for origin in origins:
+    print(origin.kind, origin.operator, origin.source, origin.why, sep=" | ")
+assert origins[0].kind == "infinity" and "too large for float16" in origins[0].why
 
 # %%
 # In eager mode, an operator tool finds the same:

@@ -48,8 +48,8 @@ for operator in sorted(timed.operators, key=lambda operator: -operator.forward)[
 
 with op_tools.OpAutoCompare(quiet=True, capture=None) as compare:
     step()
-print(len(compare.compared), "compared,", len(compare.failed), "wrong")
-assert compare.compared and not compare.failed
+print(len(compare.comparisons), "compared,", len(compare.failed), "wrong")
+assert compare.comparisons and not compare.failed
 
 # %%
 # Write the calls of one operator to files, and run them again, here compared with ONNX Runtime through our exporter.

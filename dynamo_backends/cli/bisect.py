@@ -46,7 +46,7 @@ DETAILS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--refused] [-o FOLDER] [--json] GRAPH\n"
+        "dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--rejected] [-o FOLDER] [--json] GRAPH\n"
         "       dynamo-backends bisect COMMAND ..."
     )
     _add_options(parser)
@@ -69,7 +69,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "the folder of the model and its data set",
     )
     parser.add_argument(
-        "--refused",
+        "--rejected",
         action="store_true",
         help="reduce a model that ONNX Runtime rejected, even if another node diverges",
     )
@@ -111,7 +111,7 @@ def _bisect_graph(arguments: argparse.Namespace) -> int:
         arguments.target[0],
         output=Path(arguments.output) if arguments.output else None,
         check=arguments.check,
-        refused=arguments.refused,
+        rejected=arguments.rejected,
         progress=say,
     )
     hints = [hint for line in bisection.advice for hint in _hints(line, arguments, run.folder)]

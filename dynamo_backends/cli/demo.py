@@ -128,10 +128,10 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
             step(debug, item)
 
     graphs = read_run(folder).graphs
-    print(f"\n{verdicts_text(graphs)}\n")
+    print(f"\n{verdicts_text(graphs)}\n\nGraphs are numbered as in the dump, after those that onnxrt compiled.\n")
     (_, eager_seconds), (_, our_seconds) = eager[0], ours[0]
     print(
-        f"{'forward and backward' if backward else 'forward'}: eager {min(eager_seconds[1:]):.3f} s, "
+        f"time of {'forward and backward' if backward else 'forward'}: eager {min(eager_seconds[1:]):.3f} s, "
         f"onnxrt {min(our_seconds[1:]):.3f} s (first call with compilation {our_seconds[0]:.1f} s)"
     )
     if dynamic:
@@ -150,11 +150,10 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[None]:
-    """Prints what is running, and its time, to standard error."""
-    start = time.perf_counter()
+    """Prints what is running to standard error."""
+    print(what, file=sys.stderr)
     with Console(stderr=True).status(what):
         yield
-    print(f"{time.perf_counter() - start:6.1f} s  {what}", file=sys.stderr)
 
 
 def disagreements(ours: Results, eager: Results, exact: Results) -> list[str]:

@@ -10,7 +10,7 @@ from ..common.text_table import fit_table
 from .common import add_graph_arguments, for_each_graph, try_next
 
 if TYPE_CHECKING:
-    from ..dumps.nonfinite import Birth, Nonfinite
+    from ..dumps.nonfinite import Nonfinite, Origin
     from ..dumps.reading import DumpedGraph
     from ..dumps.schema import ElementEntry, ExtentEntry
 
@@ -26,52 +26,52 @@ def run(arguments: argparse.Namespace) -> int:
         arguments,
         find_nonfinite,
         text=lambda graph, analysis: _text(graph, analysis, arguments),
-        is_wrong=lambda analysis: bool(analysis.births),
+        is_wrong=lambda analysis: bool(analysis.origins),
     )
 
 
 def _text(graph: DumpedGraph, analysis: Nonfinite, arguments: argparse.Namespace) -> str:
-    if analysis.births:
-        lines = _first(graph, analysis.births[0])
-        if len(analysis.births) > 1:
-            lines += ["", f"all {len(analysis.births)}, in execution order:", _table(analysis.births)]
+    if analysis.origins:
+        lines = _first(graph, analysis.origins[0])
+        if len(analysis.origins) > 1:
+            lines += ["", f"all {len(analysis.origins)}, in execution order:", _table(analysis.origins)]
     else:
         lines = [
             f"{graph.name}: no node produces NaN or infinity from finite inputs ({analysis.values} values checked)"
         ]
-    if analysis.meant:
+    if analysis.intended:
         title = "intended: from an infinite constant in the code, such as a mask, or from uninitialized memory"
-        lines += ["", f"{title}:", _table(analysis.meant)]
-    if analysis.given:
-        lines += ["", f"in the inputs and constants of the graph: {', '.join(analysis.given)}"]
-    if analysis.births:
+        lines += ["", f"{title}:", _table(analysis.intended)]
+    if analysis.graph_inputs:
+        lines += ["", f"in the inputs and constants of the graph: {', '.join(analysis.graph_inputs)}"]
+    if analysis.origins:
         lines += ["", try_next(arguments, "show", graph.reference, "--stage", "aten")]
     return "\n".join(lines) + "\n"
 
 
-def _first(graph: DumpedGraph, birth: Birth) -> list[str]:
-    where = "PyTorch" if birth.region is None else f"region_{birth.region}"
+def _first(graph: DumpedGraph, origin: Origin) -> list[str]:
+    where = "PyTorch" if origin.region is None else f"region_{origin.region}"
     lines = [
-        f"{graph.name}: the first {birth.kind} is produced by {birth.node} ({birth.source or 'no source line'})",
-        f"  operator  {birth.operator}, {birth.dtype} {'x'.join(map(str, birth.shape)) or 'scalar'}, in {where}",
+        f"{graph.name}: the first {origin.kind} is produced by {origin.node} ({origin.source or 'no source line'})",
+        f"  operator  {origin.operator}, {origin.dtype} {'x'.join(map(str, origin.shape)) or 'scalar'}, in {where}",
     ]
-    if birth.module:
-        lines.append(f"  module    {birth.module}")
-    if birth.why:
-        lines.append(f"  reason    {birth.why}")
-    lines.append(f"  elements  {_counts(birth)}")
-    lines += [f"  input     {item.name}: {_range(item.extent)}" for item in birth.inputs]
-    lines += [f"  example   {_example(item)}" for item in birth.examples[:2]]
-    lines.append(f"  then      {_then(birth)}")
+    if origin.module:
+        lines.append(f"  module    {origin.module}")
+    if origin.why:
+        lines.append(f"  reason    {origin.why}")
+    lines.append(f"  elements  {_counts(origin)}")
+    lines += [f"  input     {item.name}: {_range(item.extent)}" for item in origin.inputs]
+    lines += [f"  example   {_example(item)}" for item in origin.examples[:2]]
+    lines.append(f"  then      {_then(origin)}")
     return lines
 
 
-def _counts(birth: Birth) -> str:
-    of = f"of {birth.elements}"
-    if birth.side == "both" and birth.eager == birth.onnx:
-        return f"{birth.eager} {of}, in eager and on ONNX Runtime"
-    eager, onnx = ("unknown" if number is None else str(number) for number in (birth.eager, birth.onnx))
-    only = ", only if intermediate values are not graph outputs" if birth.only_in_session else ""
+def _counts(origin: Origin) -> str:
+    of = f"of {origin.elements}"
+    if origin.side == "both" and origin.eager == origin.onnx:
+        return f"{origin.eager} {of}, in eager and on ONNX Runtime"
+    eager, onnx = ("unknown" if number is None else str(number) for number in (origin.eager, origin.onnx))
+    only = ", only if intermediate values are not graph outputs" if origin.only_in_session else ""
     return f"{onnx} {of} on ONNX Runtime, {eager} in eager{only}"
 
 
@@ -90,26 +90,26 @@ def _example(element: ElementEntry) -> str:
     return f"[{', '.join(map(str, element.index))}] is {element.value}" + (f" where {inputs}" if inputs else "")
 
 
-def _then(birth: Birth) -> str:
-    if birth.reaches:
-        return f"it reaches {', '.join(birth.reaches[:3])}, returned by the graph"
-    if birth.ends_at:
-        name, operator, source = birth.ends_at[-1]
+def _then(origin: Origin) -> str:
+    if origin.reaches:
+        return f"it reaches {', '.join(origin.reaches[:3])}, returned by the graph"
+    if origin.ends_at:
+        name, operator, source = origin.ends_at[-1]
         return f"it is masked by {name}, {operator} ({source or 'no source line'}), and reaches no result"
     return "no result of the graph depends on it"
 
 
-def _table(births: Sequence[Birth]) -> str:
+def _table(origins: Sequence[Origin]) -> str:
     rows = [
         (
-            birth.node,
-            birth.kind,
-            birth.operator.removeprefix("aten."),
-            birth.side,
-            "result" if birth.reaches else (f"masked by {birth.ends_at[-1][0]}" if birth.ends_at else "unused"),
-            birth.module,
-            birth.source,
+            origin.node,
+            origin.kind,
+            origin.operator.removeprefix("aten."),
+            origin.side,
+            "result" if origin.reaches else (f"masked by {origin.ends_at[-1][0]}" if origin.ends_at else "unused"),
+            origin.module,
+            origin.source,
         )
-        for birth in births
+        for origin in origins
     ]
     return fit_table(rows, ["node", "kind", "operator", "in", "then", "module", "source"])

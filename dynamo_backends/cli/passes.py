@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from passes.engine.results import PassResult, Refusal
+from passes.engine.results import NearMiss, PassResult
 
 from ..common.suggestions import unknown_name
 from ..common.text_table import fit_table
@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(fit_table(rows, ("stage", "pass", "default", "what it does")))
             print("\nSwitch them with options={'passes': {'disable': ['joint.*'], 'enable': [...]}}.")
         return 0
-    results = list(_results(find_run(arguments.dump)))
+    dumped = find_run(arguments.dump)
+    results = list(_results(dumped))
     if arguments.why is not None:
         results = _of_pass(results, arguments.why)
         if arguments.json:
@@ -58,10 +59,18 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(totals)
         return 0
     sys.stdout.write(_totals_text(totals))
-    missed = next((total["name"] for total in totals if total["near_misses"]), None)
-    if missed is not None:
-        print("\n" + try_next(arguments, "passes", "--why", missed))
+    _print_hint(arguments, dumped, totals)
     return 0
+
+
+def _print_hint(arguments: argparse.Namespace, dumped: DumpedRun, totals: Sequence[dict[str, Any]]) -> None:
+    """Suggests ``--why`` of a pass at fault, or else of one with near misses."""
+    blamed = [graph.entry.blame.name for graph in dumped.graphs if graph.entry.blame is not None]
+    at_fault = [item["name"] for item in totals if item["undone"] or item["name"] in blamed]
+    missed = [item["name"] for item in totals if item["near_misses"]]
+    for name in (at_fault or missed)[:1]:
+        reason = "" if at_fault else f"{name} has near misses. "
+        print(f"\n{reason}{try_next(arguments, 'passes', '--why', name)}")
 
 
 def _all_passes() -> Sequence[Pass]:
@@ -163,8 +172,8 @@ def _why_as_json(name: str, results: Sequence[Result]) -> dict[str, object]:
     }
 
 
-def _near_misses(results: Sequence[Result]) -> list[tuple[str, Refusal]]:
-    return [(result.graph, miss) for result in results for miss in result.entry.refusals]
+def _near_misses(results: Sequence[Result]) -> list[tuple[str, NearMiss]]:
+    return [(result.graph, miss) for result in results for miss in result.entry.near_misses]
 
 
 def why_text(name: str, results: Sequence[Result]) -> str:

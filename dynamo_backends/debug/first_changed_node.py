@@ -20,7 +20,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..exporter.upstream_faults import is_uninitialized
-from ..graphs.locations import where
+from ..graphs.locations import changed_node, operands, where
 from ..numerics.exact import KERNEL_ERRORS, attribute
 from ..numerics.graph_execution import FxExecution, PerturbedExecution
 from ..numerics.randomness import PERTURBATIONS
@@ -50,7 +50,7 @@ def first_wrong_node(
 ) -> WrongNode | None:
     """The first node of ``after`` whose value differs from that of the same name in ``before``, in eager.
 
-    If that node reads one that the pass added, the added node is returned, with the line of the node it replaces.
+    If that node reads one that the pass added, the added node is returned, see ``changed_node``.
 
     Args:
         before, after: graphs of any stage, with the same placeholders.
@@ -139,14 +139,11 @@ def _first(
             continue
         found = run(same, node)
         if found.is_wrong:
-            for theirs, ours in zip(_read(same), _read(node), strict=False):
-                if ours.name not in before_by_name:
-                    return ours.name, where(ours) or where(theirs), found
-            return node.name, where(node) or where(same), found
+            return *changed_node(same, node, before_by_name), found
         old.release(same)
         new.release(node)
         compared(same)
-    for theirs, ours in zip(_read(before.graph.output_node()), _read(after.graph.output_node()), strict=False):
+    for theirs, ours in zip(operands(before.graph.output_node()), operands(after.graph.output_node()), strict=False):
         found = run(theirs, ours)
         if found.is_wrong:
             return ours.name, where(ours) or where(theirs), found
@@ -156,11 +153,6 @@ def _first(
 def _is_subgraph(module: fx.GraphModule, node: fx.Node) -> bool:
     """Whether a node is the subgraph of a higher-order operator; the operator's results are compared."""
     return node.op == "get_attr" and isinstance(attribute(module, str(node.target)), torch.nn.Module)
-
-
-def _read(node: fx.Node) -> list[fx.Node]:
-    """The nodes a node reads, in the order of its arguments, with repetitions."""
-    return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
 
 
 def _difference(before: object, exact: object, after: object, perturbed: Sequence[object] = ()) -> Verdict:

@@ -182,7 +182,7 @@ class DebugObserver(Observer):
         if not self.is_open:
             return
         self._rejected[graph] += 1
-        file = f"{graph_folder(graph)}/refused/{self._rejected[graph]:03d}_region_{region}"
+        file = f"{graph_folder(graph)}/rejected/{self._rejected[graph]:03d}_region_{region}"
         self._folder.write_bytes(f"{file}.onnx", serialize(model))
         self._folder.write_text(f"{file}.txt", f"{error}\n")
 

@@ -24,7 +24,7 @@ graph_000/               one Dynamo graph; each graph break and each recompile s
       test_data_set_0/       its recorded inputs and outputs, in ONNX's test layout
       repro.py               runs the model on these, with onnxruntime and numpy only
       culprit/               inputs and expected results of a wrong node
-    refused/             models that ONNX Runtime rejected, and its errors
+    rejected/            models that ONNX Runtime rejected, and its errors
 
 A stage that changed nothing has no file: manifest.json names the earlier stage with the same graph. Files with equal
 content may be hard links: change a copy.

@@ -33,8 +33,8 @@ from .fault_search import (
     NodeResults,
     RanModel,
     bisect_failure,
-    bisect_refused,
-    refused_models,
+    bisect_rejected,
+    rejected_models,
     wrong_kernel,
     wrong_optimizer,
     wrong_pass,
@@ -53,7 +53,7 @@ def bisect(
     *,
     output: Path | None = None,
     check: str | None = None,
-    refused: bool = False,
+    rejected: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Bisection:
     """Bisects the first graph that the reference names whose verdict is not ``ok``.
@@ -64,7 +64,7 @@ def bisect(
             session failed.
         output: the folder of the cut; by default ``bisect`` in the graph's folder.
         check: a command that decides what fails, instead of the comparison.
-        refused: whether to bisect a model that ONNX Runtime rejected, even if there is another fault.
+        rejected: whether to bisect a model that ONNX Runtime rejected, even if there is another fault.
         progress: is called with a line of text now and then.
 
     Raises:
@@ -75,14 +75,14 @@ def bisect(
         graphs = [graph for graph, _ in run.regions_of(reference)]
     graph = next((item for item in graphs if item.verdict not in (None, "ok")), None)
     if graph is None:
-        graph = next((item for item in graphs if refused_models(item)), graphs[0])
+        graph = next((item for item in graphs if rejected_models(item)), graphs[0])
     folder = output or graph.folder / "bisect"
     with CandidateRunner() as runner:
         search = BisectionSearch(run, graph, folder, runner, progress)
         if check is not None:
             result = _by_command(search, _region(search, region), check)
-        elif refused or (graph.verdict in (None, "ok") and refused_models(graph)):
-            result = bisect_refused(search, _providers(run))
+        elif rejected or (graph.verdict in (None, "ok") and rejected_models(graph)):
+            result = bisect_rejected(search, _providers(run))
         else:
             result = _by_verdict(search, region)
     result.sessions = runner.count

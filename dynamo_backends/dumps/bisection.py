@@ -42,7 +42,7 @@ T = TypeVar("T")
 class BisectionStep:
     """One step of a bisection.
 
-    ``outcome`` is ``right``, ``wrong``, ``refused``, ``failed``, ``crashed``, or why it is unknown. ``value`` is the
+    ``outcome`` is ``right``, ``wrong``, ``rejected``, ``failed``, ``crashed``, or why it is unknown. ``value`` is the
     first wrong value; its ``error`` is infinite if it is NaN or has another shape.
     """
 
@@ -262,7 +262,7 @@ class FailsAs:
         model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
         if model is None:
             return False
-        feeds = None if self.outcome.kind == "refused" else self.known
+        feeds = None if self.outcome.kind == "rejected" else self.known
         return is_same_failure(self.runner.run(model, feeds, self.settings), self.outcome)
 
 

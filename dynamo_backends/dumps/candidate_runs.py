@@ -4,7 +4,7 @@
 
     with CandidateRunner() as runner:
         outcome = runner.run(model, {"x": x}, settings)
-        outcome.kind         # "ran", "refused", "failed" or "crashed"
+        outcome.kind         # "ran", "rejected", "failed" or "crashed"
 
 The subprocess runs ``main()`` of this module. A request is a line of JSON; tensors go through files of ONNX's.
 """
@@ -45,7 +45,7 @@ _MOST_NODES = 64  # larger models are too slow for onnx's reference evaluator, w
 class CandidateOutcome:
     """The result of a candidate."""
 
-    kind: str  # ``built`` (session only), ``ran``, ``refused`` (no session), ``failed`` (error in the run), ``crashed``
+    kind: str  # ``built`` (session only), ``ran``, ``rejected`` (no session), ``failed`` (run error), ``crashed``
     message: str = ""  # ONNX Runtime's error, or the signal or exit code of the process
     outputs: Feeds = dataclasses.field(default_factory=dict)  # by name, in the model's order, if it ran
 

@@ -35,7 +35,7 @@ class CutModel:
     inputs: Feeds  # of the data set; empty if the session cannot be created
     expected: Feeds  # the outputs it should have
     allowed: Mapping[str, float]  # by output, the error that is allowed, as a multiple of the dtype's tolerance
-    outcome: str  # the expected outcome of ``repro.py``: ``differs``, ``refused``, ``failed`` or ``crashed``
+    outcome: str  # the expected outcome of ``repro.py``: ``differs``, ``rejected``, ``failed`` or ``crashed``
     text: str  # a description of the fault
 
 
@@ -81,7 +81,7 @@ def run_repro(folder: Path) -> CandidateOutcome:
     lines = ended.stdout.strip().splitlines()
     for line in lines if ended.returncode == 1 else ():
         kind, _, said = line.partition(": ")
-        if kind in ("differs", "refused", "failed"):
+        if kind in ("differs", "rejected", "failed"):
             return CandidateOutcome(kind, said)
     if ended.returncode in (1, 2):  # an exception (onnxruntime is missing), or data that was not stored
         return CandidateOutcome("not run", ended.stderr.strip()[-300:])

@@ -310,28 +310,28 @@ def _overflows_alike(exact: np.ndarray, eager: np.ndarray) -> bool:
     return bool((np.isfinite(rounded) == np.isfinite(eager.astype(np.float64))).all())
 
 
-def refused_models(graph: DumpedGraph) -> list[Path]:
+def rejected_models(graph: DumpedGraph) -> list[Path]:
     """The models that ONNX Runtime rejected when the graph was compiled."""
-    return sorted((graph.folder / "refused").glob("*.onnx"))
+    return sorted((graph.folder / "rejected").glob("*.onnx"))
 
 
-def bisect_refused(search: BisectionSearch, settings: Settings) -> Bisection:
+def bisect_rejected(search: BisectionSearch, settings: Settings) -> Bisection:
     """The smallest part of a model that ONNX Runtime rejects; ``DumpError`` if no model was rejected."""
     result = search.result
-    models = refused_models(search.graph)
+    models = rejected_models(search.graph)
     if not models:
-        raise DumpError(f"no model of {result.graph} was refused: there is no {search.graph.folder / 'refused'}")
+        raise DumpError(f"no model of {result.graph} was rejected: there is no {search.graph.folder / 'rejected'}")
     for path in models:
         parts = Parts(_typed(load_ir(path)))
         outcome = search.runner.run(path, None, settings)
-        if outcome.kind in ("refused", "crashed"):
+        if outcome.kind in ("rejected", "crashed"):
             search.tried(f"a session of {path.name}, with the settings of the run", outcome.kind)
             plain = search.runner.run(path, None, settings.unoptimized)
             search.tried("the same, ONNX Runtime's optimizers off", "created" if plain.kind == "built" else plain.kind)
             if is_same_failure(plain, outcome):
                 settings = settings.unoptimized
             return bisect_failure(search, parts, None, settings, outcome, path)
-        search.tried(f"a session of {path.name}", "created: dynamo-backends itself refused the model")
+        search.tried(f"a session of {path.name}", "created: dynamo-backends itself rejected the model")
     result.place = "nothing"
     message = models[0].with_suffix(".txt")
     result.cause = message.read_text(encoding="utf-8", errors="replace").strip() if message.exists() else ""
@@ -359,11 +359,11 @@ def bisect_failure(
         outcome: the failure.
     """
     result = search.result
-    result.place = "session" if outcome.kind == "refused" else "run"
+    result.place = "session" if outcome.kind == "rejected" else "run"
     result.cause = outcome.message
     if feeds is not None:
         search.tried("the model with the settings of the run, in a fresh process", outcome.kind)
-    known = _known_values(search, parts, feeds) if feeds is not None and outcome.kind != "refused" else None
+    known = _known_values(search, parts, feeds) if feeds is not None and outcome.kind != "rejected" else None
     start = range(len(parts.nodes)) if known is None else _with_known_inputs(parts, known)
     check = FailsAs(parts, known, settings, search.runner, outcome)
     if not check(start):
@@ -378,7 +378,7 @@ def bisect_failure(
     result.value, result.source = outputs[0], line_of([parts.nodes[i] for i in kept])
     expected = {} if known is None else {name: known.get(name, _UNKNOWN) for name in outputs}
     result.advice.append("report it to onnxruntime with the folder")
-    text = {"refused": "ONNX Runtime rejects the model", "failed": "ONNX Runtime fails in the run"}
+    text = {"rejected": "ONNX Runtime rejects the model", "failed": "ONNX Runtime fails in the run"}
     said = f"{text.get(outcome.kind, 'ONNX Runtime crashes the process')}: {outcome.message}"
     piece = CutModel(model, settings, inputs_of(model, known), expected, {}, outcome.kind, said)
     return search.finish(piece, len(parts.nodes), outcome)

@@ -54,14 +54,14 @@ _CONFIG = frozenset(
 
 
 class ExecutionError(DumpError):
-    """ONNX Runtime rejects a model (``kind`` is ``refused``) or fails to run it (``failed``).
+    """ONNX Runtime rejects a model (``kind`` is ``rejected``) or fails to run it (``failed``).
 
     ``said`` is ONNX Runtime's whole message.
     """
 
     def __init__(self, model: str, kind: str, error: BaseException, hint: str = "") -> None:
         self.kind, self.said = kind, str(error) or type(error).__name__
-        what = "ONNX Runtime rejects the model" if kind == "refused" else "ONNX Runtime fails"
+        what = "ONNX Runtime rejects the model" if kind == "rejected" else "ONNX Runtime fails"
         super().__init__(f"{model}: {what}: {first_line(self.said)}{hint}")
 
 
@@ -115,7 +115,7 @@ class ModelSession:
         try:
             self._session = repro.session_of(content, given, held)
         except ORT_ERRORS as error:
-            raise ExecutionError(self._name, "refused", error, _hint(settings)) from error
+            raise ExecutionError(self._name, "rejected", error, _hint(settings)) from error
         if settings.providers[0] not in self._session.get_providers():
             raise DumpError(f"{settings.providers[0]} does not start, ONNX Runtime would use another provider")
         self._inputs = [item.name for item in self._session.get_inputs()]

@@ -3,12 +3,12 @@
 ::
 
     found = find_nonfinite(run.graphs[0])
-    for birth in found.births:
-        print(birth.kind, birth.node, birth.source, birth.why)
+    for origin in found.origins:
+        print(origin.kind, origin.node, origin.source, origin.why)
 
-A NaN or infinity is *born* in a node whose result has it and whose inputs do not: in eager, on ONNX Runtime, or both.
-Those that the user intends are reported separately: in inputs of the graph, or from an infinite number in the code,
-such as a mask with ``-inf``. The compared run recorded the range of all values, so nothing runs again.
+The *origin* of a NaN or infinity is a node whose result has it and whose inputs do not: in eager, on ONNX Runtime, or
+both. Those that the user intends are reported separately: in inputs of the graph, or from an infinite number in the
+code, such as a mask with ``-inf``. The compared run recorded the range of all values, so nothing runs again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NodeInput:
 
 
 @dataclasses.dataclass(frozen=True)
-class Birth:
+class Origin:
     """A node whose result has NaN or infinities that its inputs do not have."""
 
     node: str  # the value, ``name__i`` for one of several results
@@ -62,9 +62,9 @@ class Birth:
 class Nonfinite:
     """The NaN and infinities in the compared run of a graph, in execution order."""
 
-    births: Sequence[Birth]
-    meant: Sequence[Birth]  # intended: an argument is infinite, as of a mask; or memory was not initialized
-    given: Sequence[str]  # the inputs and constants of the graph that have NaN or infinities
+    origins: Sequence[Origin]
+    intended: Sequence[Origin]  # an argument is infinite, as of a mask; or memory was not initialized
+    graph_inputs: Sequence[str]  # the inputs and constants of the graph that have NaN or infinities
     values: int  # how many values were checked
 
     def as_json(self) -> dict[str, object]:
@@ -73,22 +73,22 @@ class Nonfinite:
 
 def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
     """Finds NaN and infinities in a compared run; ``DumpError`` if no run was compared, or the dump is damaged."""
-    births: list[Birth] = []
-    meant: list[Birth] = []
+    origins: list[Origin] = []
+    intended: list[Origin] = []
     rows = {row.name: row for row in graph.rows()}
     for row in rows.values():
         if not row.is_computed:
             continue
         for key in KINDS:
-            if any(_is_born(rows, row, side, key) for side in _SIDES):
-                is_meant = (key == "infinite" and row.has_infinite_argument) or row.is_uninitialized
-                (meant if is_meant else births).append(_birth(rows, row, key))
-    given = [
+            if any(_begins_in(rows, row, side, key) for side in _SIDES):
+                is_intended = (key == "infinite" and row.has_infinite_argument) or row.is_uninitialized
+                (intended if is_intended else origins).append(_origin(rows, row, key))
+    graph_inputs = [
         row.user_name or name
         for name, row in rows.items()
         if not row.is_computed and any(_count(row, "eager", key) for key in KINDS)
     ]
-    return Nonfinite(births, meant, given, len(rows))
+    return Nonfinite(origins, intended, graph_inputs, len(rows))
 
 
 def _extent(row: RowEntry, side: str) -> ExtentEntry | None:
@@ -100,7 +100,7 @@ def _count(row: RowEntry, side: str, key: str) -> int | None:
     return getattr(_extent(row, side), key, None)
 
 
-def _is_born(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str) -> bool:
+def _begins_in(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str) -> bool:
     """Whether a value has it and its inputs do not. Inputs that are unknown on this side count with eager's values."""
     if not _count(row, side, key):
         return False
@@ -111,13 +111,13 @@ def _is_born(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str) -
     return True
 
 
-def _birth(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Birth:
+def _origin(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Origin:
     inputs = [NodeInput(name, _extent(rows[name], "eager")) for name in row.inputs if name in rows]
     eager, onnx, exposed = _count(row, "eager", key), _count(row, "onnx", key), row.onnx_extent
     reaches, ends_at = _follow(rows, row.name)
     wanted = ("nan",) if key == "nan" else ("inf", "-inf")
     examples = [element for element in row.nonfinite_elements if element.value in wanted]
-    return Birth(
+    return Origin(
         node=row.name,
         kind=KINDS[key],
         **{name: getattr(row, name) for name in ("operator", "module", "source", "region", "dtype", "shape")},

@@ -160,8 +160,8 @@ class RegionSearch:
             try:
                 return self._results(widened(model, is_chosen, dtype, wide_outputs=True), optimize=False), name
             except DumpError as error:
-                refused = error
-        raise refused
+                rejected = error
+        raise rejected
 
     def _results(self, model: ir.Model, *, optimize: bool = True) -> dict[str, Any]:
         content = OnnxModel(ir.to_proto(model), self.region.folder, str(self.region.folder))

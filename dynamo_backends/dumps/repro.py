@@ -7,7 +7,9 @@ It needs only onnxruntime and numpy. It prints the largest differences, the wron
 outputs are within the tolerance, or the session is created and no outputs were stored; 1 if not, or if the session
 cannot be created or run; 2 if the inputs were not stored.
 
-The commands that run models of dumps create their sessions with the functions here, too.
+The folder of each region in a dump, and each folder that ``bisect`` writes, has a ``repro.py``: the text of this
+module, with ``numerics/measure.py`` and the session's settings inserted (``cut_folder.repro_text``). The commands that
+run models of dumps create their sessions with the functions here, too.
 """
 
 from __future__ import annotations
@@ -218,7 +220,7 @@ def main() -> int:
     try:
         session = session_of(str(model), session_settings, [item for item in data["input"] if item[0] in held])
     except Exception as raised:  # ONNX Runtime's exceptions have no common base
-        print(f"refused: {raised}")
+        print(f"rejected: {raised}")
         return 1
     if not data["output"]:
         print("the session was created")

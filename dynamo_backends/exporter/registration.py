@@ -64,7 +64,8 @@ def register_converter(
     Each result must have the dtype and shape of the operator's fake (or ``meta``) implementation. If ONNX's inference
     does not know them, the node is run once and its results are compared with PyTorch's. If a result differs or the
     function raises, the node runs in PyTorch, and a warning names the operator, the user's line and the error. With
-    ``options={"fallback": "error"}`` this is an error.
+    ``options={"fallback": "error"}`` this is an error. ``op_tools.OpAutoCompare(reference="onnx")`` tests a converter's
+    values on sample calls.
 
     AOTAutograd does not decompose an operator with a registered converter. If a function is defined again, in a
     reloaded module or notebook cell, it replaces the previous one with a warning. Compiled graphs keep their converter.

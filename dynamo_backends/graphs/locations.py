@@ -12,10 +12,11 @@ import functools
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 _USER_NAME = "dynamo_backends_user_name"
 
@@ -108,6 +109,26 @@ def where(node: fx.Node) -> str:
     """``location_text`` of a node."""
     frames = stack(node)
     return location_text(source_line(node), str(frames[-1]) if frames else "")
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node reads, in the order of its arguments, with repetitions."""
+    return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
+
+
+def changed_node(before: fx.Node, after: fx.Node, names: Container[str]) -> tuple[str, str]:
+    """The name and location of what a pass changed, if ``after`` has another value than ``before``.
+
+    It is the first node added by the pass that ``after`` reads, with the location of the node that it replaces; else
+    ``after``.
+
+    Args:
+        before, after: nodes of the graph before and after the pass, of the same name or the same result.
+        names: those of the nodes before the pass.
+    """
+    pairs = zip(operands(before), operands(after), strict=False)
+    old, new = next(((old, new) for old, new in pairs if new.name not in names), (before, after))
+    return new.name, where(new) or where(old)
 
 
 def location_text(source: str, innermost: str) -> str:

@@ -25,7 +25,7 @@ from .tool import OpTool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Compared(ComparedValue):
+class CallComparison(ComparedValue):
     """The comparison of one result or gradient, and the call it belongs to."""
 
     name: str  # of the operator
@@ -56,7 +56,7 @@ class OpAutoCompare(OpTool):
         arguments: see ``OpTool``.
 
     Attributes:
-        compared: all comparisons, in the order in which they were made.
+        comparisons: all of them, in the order in which they were made.
     """
 
     _sees_gradients = True
@@ -78,7 +78,7 @@ class OpAutoCompare(OpTool):
         self._capture = None if capture is None else OpCapture(capture, quiet=True)
         self._capture_first = capture_first
         self._captured: Counter[str] = Counter()
-        self.compared: list[Compared] = []
+        self.comparisons: list[CallComparison] = []
 
     @property
     def unchecked(self) -> dict[str, str]:
@@ -86,20 +86,20 @@ class OpAutoCompare(OpTool):
         return dict(self._skipped)
 
     @property
-    def failed(self) -> list[Compared]:
+    def failed(self) -> list[CallComparison]:
         """The failed comparisons, in the order in which they were made."""
-        return [item for item in self.compared if not item.allclose]
+        return [item for item in self.comparisons if not item.allclose]
 
     def as_json(self) -> dict[str, object]:
         """All comparisons, for JSON."""
         return {
             "reference": self._reference.kind,
-            "compared": [dataclasses.asdict(item) for item in self.compared],
+            "comparisons": [dataclasses.asdict(item) for item in self.comparisons],
             "unchecked": dict(self.unchecked),
         }
 
     def _page(self) -> TablePage:
-        items = sorted(self.compared, key=lambda item: item.allclose)
+        items = sorted(self.comparisons, key=lambda item: item.allclose)
         rows = [
             (
                 item.name,
@@ -178,9 +178,9 @@ class OpAutoCompare(OpTool):
     ) -> None:
         """Stores and prints the comparisons of a call, and captures the call if one failed."""
         name, number, call, source = (description[key] for key in ("operator", "number", "call", "source"))
-        items = [Compared(**vars(item), name=name, number=number, call=call, source=source) for item in compared]
+        items = [CallComparison(**vars(item), name=name, number=number, call=call, source=source) for item in compared]
         with self._lock:
-            self.compared += items
+            self.comparisons += items
         for item in items:
             self._print(str(item))
         if all(item.allclose for item in items):
@@ -200,8 +200,8 @@ class OpAutoCompare(OpTool):
 
     def table(self) -> str:
         """A table with a row for each operator: failed ones first, then by the largest share of the tolerance."""
-        by_name: dict[str, list[Compared]] = defaultdict(list)
-        for item in self.compared:
+        by_name: dict[str, list[CallComparison]] = defaultdict(list)
+        for item in self.comparisons:
             by_name[item.name].append(item)
         ranked = []
         for name, items in by_name.items():

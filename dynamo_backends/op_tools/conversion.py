@@ -41,7 +41,7 @@ class _Conversion(OpTool):
         return dict(self._converted)
 
     @property
-    def left_alone(self) -> dict[str, str]:
+    def skipped(self) -> dict[str, str]:
         """The operators with calls that were not converted, and the reason."""
         return dict(self._skipped)
 

@@ -20,7 +20,7 @@ from .tool import OpTool
 
 
 @dataclasses.dataclass
-class Timed:
+class CallTime:
     """The time of one call, or of its backward."""
 
     name: str  # of the operator
@@ -69,7 +69,7 @@ class OpTimeMeasure(OpTool):
         arguments: see ``OpTool``.
 
     Attributes:
-        timed: all calls, in the order in which they ended.
+        times: of all calls, in the order in which they ended.
     """
 
     _computes = False
@@ -80,13 +80,13 @@ class OpTimeMeasure(OpTool):
         super().__init__(**arguments)
         self._lines = lines
         self._trace = None if trace is None else Path(trace)
-        self.timed: list[Timed] = []
+        self.times: list[CallTime] = []
 
     @property
     def operators(self) -> list[OperatorTime]:
         """The operators, the slowest first."""
         found: dict[str, OperatorTime] = {}
-        for timed in list(self.timed):
+        for timed in list(self.times):
             operator = found.setdefault(timed.name, OperatorTime(timed.name))
             if timed.direction == "backward":
                 operator.backward += timed.seconds
@@ -114,7 +114,7 @@ class OpTimeMeasure(OpTool):
                 "tid": timed.thread,
                 "args": {"call": timed.call, "source": timed.source},
             }
-            for timed in self.timed
+            for timed in self.times
         ]
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
@@ -146,7 +146,7 @@ class OpTimeMeasure(OpTool):
             return call.function(*call.args, **call.kwargs)
 
     def _after(self, call: Call, clock: Clock, result: object) -> Callable[[Gradients], None]:
-        forward = Timed(call.name, str(call), call.source, "forward", threading.get_native_id(), [clock])
+        forward = CallTime(call.name, str(call), call.source, "forward", threading.get_native_id(), [clock])
         self._add(forward)
 
         def finished(gradients: Gradients) -> None:
@@ -155,9 +155,9 @@ class OpTimeMeasure(OpTool):
 
         return finished
 
-    def _add(self, timed: Timed) -> None:
+    def _add(self, timed: CallTime) -> None:
         with self._lock:
-            self.timed.append(timed)
+            self.times.append(timed)
         if self._lines:
             self._print(f"{timed.name:40} {timed.direction:8} {timed.seconds * 1e3:10.4f} ms  {timed.call}")
 

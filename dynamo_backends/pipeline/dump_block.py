@@ -5,7 +5,8 @@
     with dynamo_backends.dump("folder"):
         compiled(x).sum().backward()       # torch.compile(model, backend="onnxrt")
 
-The backends call ``current_block`` when they compile a graph.
+The backends call ``current_block`` for each graph that they compile. So the module is here, and not in ``debug``: it
+imports nothing of the debugger, which ``onnxrt`` loads only if there is a block.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class OnnxLowering(Lowering):
                 try:
                     compiled.append(self._compile_region(graph, region, is_only=len(split.regions) == 1))
                 except (SessionError, TranslationError) as error:
-                    count("refused_regions")
+                    count("rejected_regions")
                     nodes = self._rejected_nodes(region, error)
                     if attempt >= _MAXIMUM_SPLITS:
                         nodes = dict.fromkeys(region.nodes, next(iter(nodes.values())))
@@ -235,7 +235,7 @@ class OnnxLowering(Lowering):
                 if is_last or error.node is not None or any(map(self.support.probe, region.operators)):
                     self.observer.rejected(name, region.index, model, error)
                     raise
-                count("refused_by_provider")
+                count("rejected_by_provider")
                 rejection = f"{provider_name(providers[0])} rejects it: {first_line(str(error))}"
                 warn(logger, f"{name} region {region.index}: {rejection}")
                 continue

@@ -33,8 +33,8 @@ def pass_target(options: Options, support: Support) -> Target:
         multiplies_bfloat16=only_cpu(options.providers) and has_units_for_bfloat16(),
         threads=options.threads,
         decompositions=functools.partial(decomposition_table, options.opset),
-        refuses=functools.partial(_refuses, options.providers, options.opset),
-        refuses_operator=functools.partial(_refuses_operator, support),
+        rejects=functools.partial(_rejects, options.providers, options.opset),
+        rejects_operator=functools.partial(_rejects_operator, support),
         infers=functools.partial(result_types, options.providers, options.opset),
         objection=functools.partial(_objection, options.providers),
     )
@@ -57,11 +57,11 @@ def _objection(providers: Sequence[Provider], model: ir.Model) -> str | None:
     return None
 
 
-def _refuses_operator(support: Support, node: fx.Node) -> str | None:
+def _rejects_operator(support: Support, node: fx.Node) -> str | None:
     return _text(support.reason_against(node))
 
 
-def _refuses(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | None:
+def _rejects(providers: Sequence[Provider], opset: int, node: ir.Node) -> str | None:
     return _text(reason_against_node(node, providers, opset))
 
 

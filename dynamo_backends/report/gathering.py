@@ -359,7 +359,7 @@ def _passes(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
                     "name": result.name,
                     "where": where,
                     **{key: getattr(result, key) for key in ("fired", "nodes_before", "nodes_after", "milliseconds")},
-                    "near_misses": len(result.refusals),
+                    "near_misses": len(result.near_misses),
                     "said": result.undone or result.note or notice,
                     "undone": bool(result.undone),
                     "difference": lines[2:],  # without the header

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch._inductor.compiler_bisector import CompilerBisector
 
-from .results import Refusal
+from .results import NearMiss
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import fx
 
-_MOST_REFUSALS = 20
+_MOST_NEAR_MISSES = 20
 """Refusals kept for each pass and graph: those with the most matched nodes."""
 
 Inferred: TypeAlias = "tuple[ir.DataType, Sequence[int | str | None] | None]"
@@ -39,8 +39,8 @@ class Target:
         multiplies_bfloat16: whether PyTorch's bfloat16 matrix products are faster than the provider's float32 ones.
         threads: threads of a session; ``None`` for as many as PyTorch has at the call.
         decompositions: returns AOTAutograd's decomposition table, with which patterns are traced.
-        refuses: why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
-        refuses_operator: the same for an FX node of the stage ``post_grad``.
+        rejects: why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.
+        rejects_operator: the same for an FX node of the stage ``post_grad``.
         infers: dtype and shape of each result of an ONNX node, whose inputs have types and shapes, or ``None``. Called
             for operators without an ONNX schema.
         objection: why an ONNX model must not run, or ``None``; called after each pass of the stage ``onnx``.
@@ -52,9 +52,9 @@ class Target:
     multiplies_bfloat16: bool = False
     threads: int | None = None
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
-    refuses: Callable[[ir.Node], str | None] = _nothing_known
+    rejects: Callable[[ir.Node], str | None] = _nothing_known
     infers: Callable[[ir.Node], Sequence[Inferred | None] | None] = _nothing_known
-    refuses_operator: Callable[[fx.Node], str | None] = _nothing_known
+    rejects_operator: Callable[[fx.Node], str | None] = _nothing_known
     objection: Callable[[ir.Model], str | None] = _nothing_known
 
 
@@ -65,7 +65,7 @@ class PassContext:
         name: the pass.
         graph: the name of the graph, for messages: ``graph 0 forward``.
         target: where the graph will run.
-        explain: whether refusals are recorded.
+        explain: whether near_misses are recorded.
     """
 
     def __init__(self, name: str, graph: str = "", target: Target | None = None, *, explain: bool = False) -> None:
@@ -74,7 +74,7 @@ class PassContext:
         self.target = target or Target()
         self.explain = explain
         self.matches: list[str] = []
-        self._refusals: dict[tuple[str, str, str], Refusal] = {}
+        self._near_misses: dict[tuple[str, str, str], NearMiss] = {}
 
     @property
     def stage(self) -> str:
@@ -101,18 +101,18 @@ class PassContext:
     def _is_wanted(self, what: str) -> bool:
         return not CompilerBisector.disable_subsystem(self.target.backend, f"{self.stage}_passes", lambda: what)
 
-    def refuse(self, node: object, reason: str, *, matched: int = 0, of: int = 0, pattern: str = "") -> None:
-        """Records a near miss if ``explain`` is set; see ``Refusal``."""
+    def record_near_miss(self, node: object, reason: str, *, matched: int = 0, of: int = 0, pattern: str = "") -> None:
+        """Records a near miss if ``explain`` is set; see ``NearMiss``."""
         if not self.explain:
             return
-        refusal = Refusal(name_of(node), reason, matched, of, pattern)
-        self._refusals.setdefault((refusal.node, refusal.reason, pattern), refusal)
+        miss = NearMiss(name_of(node), reason, matched, of, pattern)
+        self._near_misses.setdefault((miss.node, miss.reason, pattern), miss)
 
     @property
-    def refusals(self) -> list[Refusal]:
+    def near_misses(self) -> list[NearMiss]:
         """The near misses, those with the most matched nodes first, without nodes that matched later."""
-        missed = [item for item in self._refusals.values() if item.node not in self.matches]
-        return sorted(missed, key=lambda item: item.matched / max(item.of, 1), reverse=True)[:_MOST_REFUSALS]
+        missed = [item for item in self._near_misses.values() if item.node not in self.matches]
+        return sorted(missed, key=lambda item: item.matched / max(item.of, 1), reverse=True)[:_MOST_NEAR_MISSES]
 
 
 def name_of(node: object) -> str:

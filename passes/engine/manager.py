@@ -182,7 +182,7 @@ class PassManager:
             problem = snapshot.problem(self._target)
             error = None if problem is None else ValueError(problem)
         if error is None:
-            result = PassResult(item.name, fired, before, count_nodes(graph), 0.0, context.matches, context.refusals)
+            result = PassResult(item.name, fired, before, count_nodes(graph), 0.0, context.matches, context.near_misses)
             return _corrected(result, is_changed, name), is_changed
         if self._strict or item.is_needed:
             raise PassError(item, name, error) from error
@@ -191,7 +191,7 @@ class PassManager:
         if is_changed:
             snapshot.restore()
         undone = problem or f"it failed: {error!r}"
-        return PassResult(item.name, 0, before, before, 0.0, refusals=context.refusals, undone=undone), is_changed
+        return PassResult(item.name, 0, before, before, 0.0, near_misses=context.near_misses, undone=undone), is_changed
 
     @staticmethod
     def _checked(

@@ -6,7 +6,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Refusal:
+class NearMiss:
     """A near miss: a partial match, or a match that a check rejected.
 
     Attributes:
@@ -34,7 +34,7 @@ class PassResult:
         nodes_before, nodes_after: number of nodes, without inputs and outputs.
         milliseconds: duration, including the manager's own checks, without the numeric check.
         matches: names of the nodes where it fired.
-        refusals: its near misses, if they were recorded.
+        near_misses: its near misses, if they were recorded.
         undone: why its changes were undone (it failed, broke the graph, or changed results); else empty.
         note: how the number of changes it returned differs from what it did; ``fired`` is corrected.
     """
@@ -45,6 +45,6 @@ class PassResult:
     nodes_after: int
     milliseconds: float
     matches: list[str] = dataclasses.field(default_factory=list)
-    refusals: list[Refusal] = dataclasses.field(default_factory=list)
+    near_misses: list[NearMiss] = dataclasses.field(default_factory=list)
     undone: str = ""
     note: str = ""

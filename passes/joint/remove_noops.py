@@ -21,8 +21,8 @@ stays if its memory matters, see ``fx_editing.replace``:
 - ``x`` is written in the graph, or in the stage ``joint`` shares memory with an input or a result, which the user may
   change before the backward.
 
-Needed: other passes look for an operator next to its operands, which a ``clone`` or ``* 1`` would hide; and ONNX
-Runtime's own removal is turned off, because it replaces ``x + 0`` by ``x``.
+Other passes look for an operator next to its operands, which a ``clone`` or ``* 1`` would hide; and ONNX Runtime's own
+removal is turned off, because it replaces ``x + 0`` by ``x``.
 
 PyTorch's ``remove_noop_ops`` (``torch/_inductor/fx_passes/post_grad.py``) ignores the last point, removes copies with
 other strides, and cannot be bisected; its ``remove_no_ops`` turns ``-0.0 + 0`` into ``-0.0``.

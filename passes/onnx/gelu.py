@@ -12,8 +12,7 @@ torchlib does.
 Not for other dtypes, whose steps round differently, nor where an inner value has other users, as in training. ``Gelu``
 needs opset 20.
 
-Needed: for the quick GELU of CLIP, whose call takes 3.0 ± 1.7 and 4.3 ± 2.0 % longer without it (two runs). At
-2x64x1024 on one thread, ``Gelu`` takes 71 us instead of eight passes over the memory.
+At 2x64x1024 on one thread, ``Gelu`` takes 71 us instead of eight passes over the memory.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
-    NearMiss,
+    MatchError,
     integers,
     is_only_used_by,
     new_constant,
@@ -78,7 +78,7 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     if weight is None:
         shape = sizes(match.value)
         if not shape or not isinstance(shape[-1], int):
-            raise NearMiss("there is no weight, and its size is unknown", 7)
+            raise MatchError("there is no weight, and its size is unknown", 7)
         weight = new_constant(model, f"{match.result.name}__ones", np.ones(shape[-1], np.float32))
     operator = "LayerNormalization" if match.is_centered else "SimplifiedLayerNormalization"
     inputs = [match.value, weight] + ([bias] if bias is not None else [])

@@ -11,7 +11,7 @@ shape and bytes, up to 1024 elements, become one::
 ``onnx_ir``'s ``LiftConstantsToInitializersPass`` and ``DeduplicateInitializersPass`` do the work, as one match. Nothing
 is merged if an initializer is an output, for which ``onnx_ir`` warns.
 
-Needed: the patterns on ONNX models expect constants to be initializers.
+The other passes on ONNX models expect constants to be initializers.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ import onnx_ir as ir
 
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
-    NearMiss,
+    MatchError,
     constant,
     erase_unused,
     hidden_value,
@@ -66,7 +66,7 @@ def _rewrite(model: ir.Model, context: PassContext, node: ir.Node) -> bool:
     value, matrix = flattening.inputs[0], sizes(node.outputs[0])
     full, rows = sizes(value), sizes(node.inputs[0])
     if value is None or full is None or rows is None or matrix is None or len(rows) != 2 or len(matrix) != 2:
-        raise NearMiss("the shapes are unknown, or not those of matrices", 2)
+        raise MatchError("the shapes are unknown, or not those of matrices", 2)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     require(bias is None or sizes(bias) in ([matrix[-1]], [1, matrix[-1]]), "the bias is no vector", 2)
     result = node.outputs[0]

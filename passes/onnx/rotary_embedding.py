@@ -35,7 +35,7 @@ import onnx_ir as ir
 from ..engine.context import PassContext
 from ..engine.onnx.editing import (
     Builder,
-    NearMiss,
+    MatchError,
     constant,
     integers,
     is_only_used_by,
@@ -156,7 +156,7 @@ def _is_by_position(angle: ir.Value, shape: _SIZES) -> bool:
             return False
         if here[1:3] == [shape[1], 1]:
             return True
-    raise NearMiss(f"{angle.name} of {here or 'unknown shape'} is not the same for all heads of {shape}", _NODES)
+    raise MatchError(f"{angle.name} of {here or 'unknown shape'} is not the same for all heads of {shape}", _NODES)
 
 
 def _with_all_features(result: ir.Value, x: ir.Value, rotated: int | str) -> tuple[ir.Value, ir.Value]:
@@ -180,7 +180,7 @@ class _Fusion:
         self._halves: dict[tuple[ir.Value, bool], ir.Value] = {}
 
     def run(self, add: ir.Node, x: ir.Value, cos: ir.Value, sin: ir.Value, interleaved: bool) -> bool:
-        """Replaces ``add``; returns whether it did. Raises ``NearMiss``."""
+        """Replaces ``add``; returns whether it did. Raises ``MatchError``."""
         for value in add.inputs:
             assert value is not None
             require(is_only_used_by(value, add), f"{value.name} has other users", _NODES)
@@ -195,7 +195,7 @@ class _Fusion:
         batch, *middle, features = sizes(x) or []
         length, heads = middle if by_position else middle[::-1]
         if not isinstance(heads, int) or not isinstance(features, int) or not isinstance(rotated, int):
-            raise NearMiss(f"the heads and features of {x.name} are not known: {shape}", _NODES)
+            raise MatchError(f"the heads and features of {x.name} are not known: {shape}", _NODES)
         angles = [self._angle(value, interleaved, by_position, length) for value in (cos, sin)]
         inputs = [self._for_batch(angle, x, batch, result) for angle in angles]
         attributes = [ir.AttrInt64("interleaved", 1)] if interleaved else []
@@ -259,11 +259,11 @@ class _Fusion:
     def _make_half(self, value: ir.Value, interleaved: bool) -> ir.Value:
         array, shape, node = constant(value), sizes(value), value.producer()
         if not shape or not isinstance(shape[-1], int) or shape[-1] % 2:
-            raise NearMiss(f"the shape of {value.name} is not known: {shape}", _NODES)
+            raise MatchError(f"the shape of {value.name} is not known: {shape}", _NODES)
         if array is not None:
             first, second = (array[..., ::2], array[..., 1::2]) if interleaved else np.split(array, 2, axis=-1)
             if not np.array_equal(first, second, equal_nan=True):
-                raise NearMiss(f"{value.name} has different numbers for two elements that are rotated together", _NODES)
+                raise MatchError(f"{value.name} has different numbers for elements that are rotated together", _NODES)
             return new_constant(self._model, f"{value.name}__once", np.ascontiguousarray(first))
         last = len(shape) - 1
         doubled = _doubled(value, interleaved)
@@ -272,12 +272,12 @@ class _Fusion:
             axis = self.builder.constant("axis", [last + 1])
             return self.builder.shared(inner, "Squeeze", [inner, axis]) if is_apart else inner
         if node is None or node.domain:
-            raise NearMiss(f"{value.name} is not known to have each number twice", _NODES)
+            raise MatchError(f"{value.name} is not known to have each number twice", _NODES)
         if node.op_type == "Unsqueeze" and {last, -1}.isdisjoint(integers(node.inputs[1]) or [-1]):
             assert node.inputs[0] is not None
             return self.builder.shared(value, "Unsqueeze", [self._half(node.inputs[0], interleaved), node.inputs[1]])
         if node.op_type not in _ELEMENTWISE:
-            raise NearMiss(f"{value.name} is not known to have each number twice: it is a {node.op_type}", _NODES)
+            raise MatchError(f"{value.name} is not known to have each number twice: it is a {node.op_type}", _NODES)
         parts = [
             item if item is None or _is_same_for_all(item) else self._half(item, interleaved) for item in node.inputs
         ]

@@ -57,7 +57,7 @@ def _transposes(model: ir.Model, context: PassContext, node: ir.Node) -> int:
         if transpose is None or not _swaps_last_two(transpose):
             continue
         if not _is_removable(transpose.outputs[0]):
-            context.refuse(node, f"{transpose.outputs[0].name} is needed elsewhere", matched=1, of=2)
+            context.record_near_miss(node, f"{transpose.outputs[0].name} is needed elsewhere", matched=1, of=2)
             continue
         inputs[i] = transpose.inputs[0]
         flags[flag] = 1 - node.attributes.get_int(flag, 0)

@@ -22,7 +22,7 @@ Not if
 5. the operator has a discontinuity at a number that bfloat16 cannot represent: eager rounds that number first.
    Comparisons (results of type bool) get the rounded number instead.
 
-Needed: ONNX Runtime has few bfloat16 kernels on the CPU. Without this pass such a model runs in PyTorch, 1.6 to 7 times
+ONNX Runtime has few bfloat16 kernels on the CPU. Without this pass such a model runs in PyTorch, 1.6 to 7 times
 slower if the processor has no bfloat16 units (``docs/limits.md``).
 """
 
@@ -78,7 +78,7 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
     wide: dict[fx.Node, fx.Node] = {}
     fired = 0
     for node in nodes:
-        if not isinstance(node.target, torch._ops.OpOverload) or context.target.refuses_operator(node) is None:
+        if not isinstance(node.target, torch._ops.OpOverload) or context.target.rejects_operator(node) is None:
             continue
         reason = _reason_against(node) or _rewrite(node, wide, context)
         if reason is None:
@@ -86,7 +86,7 @@ def bfloat16_in_float32(module: fx.GraphModule, context: PassContext) -> int:
             continue
         wide = {value: cast for value, cast in wide.items() if not cast._erased}
         if reason:
-            context.refuse(node, reason, matched=1, of=2)
+            context.record_near_miss(node, reason, matched=1, of=2)
     return fired
 
 
@@ -158,7 +158,7 @@ def _rewrite(node: fx.Node, wide: dict[fx.Node, fx.Node], context: PassContext) 
         drop(wide.values())
         return f"in float32 it fails: {error}"
     candidate._rename(f"{node.name}_in_float32")
-    reason = context.target.refuses_operator(candidate)
+    reason = context.target.rejects_operator(candidate)
     if reason is not None:
         drop([candidate])
         return f"in float32 too: {reason}"

@@ -44,7 +44,7 @@ def interpolate(module: fx.GraphModule, context: PassContext) -> int:
         given = arguments.arguments
         reason = _reason_against(node, given)
         if reason is not None:
-            context.refuse(node, reason, matched=1, of=1)
+            context.record_near_miss(node, reason, matched=1, of=1)
             continue
         result = value_of(node)
         assert result is not None

@@ -65,7 +65,7 @@ def events() -> dict[str, int]:
 
     Passes do not run after a hit; strides are asked once in a process.
     """
-    left_out = ("pass ", "cache_", "refused_", "strides_")
+    left_out = ("pass ", "cache_", "rejected_", "strides_")
     return {event: number for event, number in counters["dynamo_backends"].items() if not event.startswith(left_out)}
 
 

@@ -375,7 +375,7 @@ def test_passes_of_a_dump(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: P
     assert main(["passes", str(dump)]) == 0
     table, _, hint = capsys.readouterr().out.partition("\n\n")
     assert max(map(len, table.splitlines())) <= 80
-    assert hint == f"try: dynamo-backends passes --why {missed} -d {dump}\n"
+    assert hint == f"{missed} has near misses. try: dynamo-backends passes --why {missed} -d {dump}\n"
     monkeypatch.chdir(dump.parent)
     assert main(["passes", "--why", missed]) == 0, "the only dump here"
     assert main(["passes", "--why", "onnx.lift_constant", "-d", str(dump)]) == 2

@@ -61,16 +61,16 @@ def test_a_nan_that_is_masked_later(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Masked(), torch.randn(4, 8)
     found = dumped(model, tmp_path, x)
-    (birth,) = found.births
-    assert (birth.kind, birth.operator, birth.source) == ("NaN", "aten.div.Tensor", line_of("# 0 divided by 0"))
+    (origin,) = found.origins
+    assert (origin.kind, origin.operator, origin.source) == ("NaN", "aten.div.Tensor", line_of("# 0 divided by 0"))
     zeros = int((torch.relu(model.before(x)) == 0).sum())
     assert 0 < zeros < 32
-    assert (birth.eager, birth.onnx, birth.elements, birth.side) == (zeros, zeros, 32, "both")
-    assert birth.why == "0 divided by 0 is NaN"
-    assert birth.reaches == []
-    assert [source for _, _, source in birth.ends_at] == [line_of("# masks it")]
-    assert birth.examples[0].value == "nan" and set(birth.examples[0].inputs.values()) == {0.0}
-    (read,) = birth.inputs
+    assert (origin.eager, origin.onnx, origin.elements, origin.side) == (zeros, zeros, 32, "both")
+    assert origin.why == "0 divided by 0 is NaN"
+    assert origin.reaches == []
+    assert [source for _, _, source in origin.ends_at] == [line_of("# masks it")]
+    assert origin.examples[0].value == "nan" and set(origin.examples[0].inputs.values()) == {0.0}
+    (read,) = origin.inputs
     assert read.extent is not None and read.extent.smallest == 0 and read.extent.nan == 0
 
 
@@ -91,7 +91,7 @@ def test_a_nan_that_is_masked_later(tmp_path: Path) -> None:
 )
 def test_why(function: Callable[[torch.Tensor], torch.Tensor], x: object, kind: str, why: str, tmp_path: Path) -> None:
     x = x if isinstance(x, torch.Tensor) else torch.tensor(x)
-    first = dumped(function, tmp_path, x).births[0]
+    first = dumped(function, tmp_path, x).origins[0]
     assert first.kind == kind and why in first.why
     assert first.reaches, "it is returned"
 
@@ -103,9 +103,9 @@ def test_a_mask_is_meant_and_what_it_makes_is_not(tmp_path: Path) -> None:
 
     keep = torch.ones(4, 4).tril().bool()
     found = dumped(attention, tmp_path, torch.randn(4, 4), keep)
-    assert [birth.operator for birth in found.births] == ["aten.cos.default"], "the cosine of an infinity is NaN"
-    assert {birth.source.split(":")[-1] for birth in found.meant} >= {line_of("# the mask").split(":")[-1]}
-    assert all(birth.kind == "infinity" for birth in found.meant)
+    assert [origin.operator for origin in found.origins] == ["aten.cos.default"], "the cosine of an infinity is NaN"
+    assert {origin.source.split(":")[-1] for origin in found.intended} >= {line_of("# the mask").split(":")[-1]}
+    assert all(origin.kind == "infinity" for origin in found.intended)
 
 
 def test_what_is_given_is_not_born(tmp_path: Path) -> None:
@@ -114,20 +114,20 @@ def test_what_is_given_is_not_born(tmp_path: Path) -> None:
 
     mask = torch.full((4, 4), float("-inf")).triu(1)
     found = dumped(masked, tmp_path, torch.randn(4, 4), mask)
-    assert (found.births, found.meant) == ([], [])
-    assert len(found.given) == 1 and "mask" in found.given[0]
+    assert (found.origins, found.intended) == ([], [])
+    assert len(found.graph_inputs) == 1 and "mask" in found.graph_inputs[0]
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 0
 
 
 def test_a_row_that_is_masked_altogether(tmp_path: Path) -> None:
-    """The mask is meant, the NaN that softmax makes of it is not."""
+    """The mask is intended, the NaN that softmax makes of it is not."""
 
     def masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return (scores + mask).softmax(-1)
 
     found = dumped(masked, tmp_path, torch.randn(2, 4), torch.full((2, 4), float("-inf")))
-    (birth,) = found.births
-    assert birth.kind == "NaN" and "-infinity everywhere" in birth.why
+    (origin,) = found.origins
+    assert origin.kind == "NaN" and "-infinity everywhere" in origin.why
 
 
 def test_a_node_that_pytorch_runs(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_a_node_that_pytorch_runs(tmp_path: Path) -> None:
         return torch.linalg.det(x * 1e30).nan_to_num() + 1  # in PyTorch
 
     found = dumped(function, tmp_path, torch.eye(8))
-    (birth,) = found.births
-    assert "linalg" in birth.operator and birth.region is None
-    assert birth.source == line_of("# in PyTorch") and birth.side == "both" and not birth.reaches
+    (origin,) = found.origins
+    assert "linalg" in origin.operator and origin.region is None
+    assert origin.source == line_of("# in PyTorch") and origin.side == "both" and not origin.reaches
 
 
 def test_the_gradient_of_a_root_at_zero(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_the_gradient_of_a_root_at_zero(tmp_path: Path) -> None:
     x[1] = 0
     compiled(norm, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(x.requires_grad_()).sum().backward()
     forward, backward = find_run(tmp_path).graphs
-    assert find_nonfinite(forward).births == []
-    births = find_nonfinite(backward).births
-    assert births[0].kind == "infinity" and births[0].source == line_of("# its gradient at 0")
-    assert births[1].kind == "NaN" and births[1].reaches, "infinity times 0, in the user's gradient"
+    assert find_nonfinite(forward).origins == []
+    origins = find_nonfinite(backward).origins
+    assert origins[0].kind == "infinity" and origins[0].source == line_of("# its gradient at 0")
+    assert origins[1].kind == "NaN" and origins[1].reaches, "infinity times 0, in the user's gradient"
 
 
 class Tail(nn.Module):
@@ -165,10 +165,10 @@ class Tail(nn.Module):
 def test_only_onnx_runtime_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A wrong translation: the logarithm of a negative number."""
     monkeypatch.setitem(CONVERTERS, aten.silu.default, op.Log)
-    (birth,) = dumped(Tail(), tmp_path, torch.randn(16)).births
-    assert (birth.node, birth.kind, birth.source) == ("silu", "NaN", line_of("# silu of the tail"))
-    assert (birth.side, birth.onnx, birth.eager, birth.only_in_session) == ("onnx", 16, 0, False)
-    assert birth.examples[0].value == "nan", "of ONNX Runtime's own values"
+    (origin,) = dumped(Tail(), tmp_path, torch.randn(16)).origins
+    assert (origin.node, origin.kind, origin.source) == ("silu", "NaN", line_of("# silu of the tail"))
+    assert (origin.side, origin.onnx, origin.eager, origin.only_in_session) == ("onnx", 16, 0, False)
+    assert origin.examples[0].value == "nan", "of ONNX Runtime's own values"
 
 
 def test_only_the_session_that_ran_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_only_the_session_that_ran_has_it(monkeypatch: pytest.MonkeyPatch, tmp_p
         return create(model, options, **kwargs)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", optimize_badly)
-    (birth,) = dumped(Tail(), tmp_path, torch.randn(16)).births
-    assert (birth.node, birth.side, birth.only_in_session) == ("silu", "onnx", True)
-    assert birth.source == line_of("# silu of the tail")
+    (origin,) = dumped(Tail(), tmp_path, torch.randn(16)).origins
+    assert (origin.node, origin.side, origin.only_in_session) == ("silu", "onnx", True)
+    assert origin.source == line_of("# silu of the tail")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,11 +203,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"\bmasked by where\b", shown)
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path), "--json"]) == 1
     (graph,) = json.loads(capsys.readouterr().out)
-    assert graph["births"][0]["node"] == "div" and graph["births"][0]["side"] == "both"
+    assert graph["origins"][0]["node"] == "div" and graph["origins"][0]["side"] == "both"
 
 
 def test_a_graph_that_is_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dumped(torch.tanh, tmp_path, torch.randn(4)).births == []
+    assert dumped(torch.tanh, tmp_path, torch.randn(4)).origins == []
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 0
     assert "produced by" not in capsys.readouterr().out
 

@@ -417,7 +417,7 @@ def test_a_model_that_onnx_runtime_refuses_is_dumped_with_what_it_said(
     with torch.no_grad():
         x = torch.randn(4)
         torch.testing.assert_close(debug(lambda x: x.sinh().cosh(), dump)(x), x.sinh().cosh())
-    (said,) = (dump / "latest").glob("graph_*/inference/refused/*.txt")
+    (said,) = (dump / "latest").glob("graph_*/inference/rejected/*.txt")
     assert "no sinh" in said.read_text()
     model = onnx.load(str(said.with_suffix(".onnx")))
     assert [node.op_type for node in model.graph.node] == ["Sinh", "Cosh"]

@@ -506,7 +506,7 @@ def test_two_regions_and_symbolic_shapes(monkeypatch: pytest.MonkeyPatch, tmp_pa
 # What ends without a result
 
 
-def refused_dump(folder: Path) -> Path:
+def rejected_dump(folder: Path) -> Path:
     """A dump of ``onnx_debug`` in which ONNX Runtime rejected a model: a kernel is missing."""
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
     names = ["x", "a", "b", "c", "d", "y"]
@@ -516,11 +516,11 @@ def refused_dump(folder: Path) -> Path:
         helper.make_node(operator, [before], [after], name=f"node_{after}", **more)
         for operator, before, after, more in zip(operators, names, names[1:], attributes, strict=False)
     ]
-    graph = helper.make_graph(nodes, "refused", info[:1], info[1:])
+    graph = helper.make_graph(nodes, "rejected", info[:1], info[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     run = folder / "run_1"
-    (run / "graph_000" / "inference" / "refused").mkdir(parents=True)
-    path = run / "graph_000" / "inference" / "refused" / "001_region_0.onnx"
+    (run / "graph_000" / "inference" / "rejected").mkdir(parents=True)
+    path = run / "graph_000" / "inference" / "rejected" / "001_region_0.onnx"
     onnx.save(model, path)
     path.with_suffix(".txt").write_text("NOT_IMPLEMENTED\n")
     write_manifest(run, graph_entry(verdict="ok"))
@@ -528,10 +528,10 @@ def refused_dump(folder: Path) -> Path:
 
 
 def test_a_session_that_cannot_be_made(tmp_path: Path) -> None:
-    found = bisect(find_run(refused_dump(tmp_path)), "0")
+    found = bisect(find_run(rejected_dump(tmp_path)), "0")
     assert found.place == "session" and "Tan" in found.cause
     assert_cut(found, "Tan")
-    assert found.cut is not None and "refused: " in fails_without_our_libraries(found.cut.folder)
+    assert found.cut is not None and "rejected: " in fails_without_our_libraries(found.cut.folder)
 
 
 def dividing_dump(folder: Path, dividend: int, divisor: int) -> Path:
@@ -628,7 +628,7 @@ def test_a_region_that_is_not_there_names_those_that_are(
     two_regions: Callable[..., DumpedRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = two_regions()
-    for more in ((), ("--check", "false {model}"), ("--refused",)):
+    for more in ((), ("--check", "false {model}"), ("--rejected",)):
         assert main(["bisect", "-d", str(run.folder), *more, "0/inference/region_7"]) == 2
         printed = capsys.readouterr().err
         assert "region 7" in printed and "region_0, region_1" in printed
@@ -726,7 +726,7 @@ def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:
-    run = refused_dump(tmp_path)
+    run = rejected_dump(tmp_path)
     script = (
         "import sys; sys.modules['torch'] = None\n"
         "from dynamo_backends.cli import main\n"

@@ -147,7 +147,7 @@ def test_options_of_a_provider_are_used_only_if_the_user_gives_them(
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["options"]["providers"] = [["CPUExecutionProvider", options]]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    for command in (["replay"], ["determinism", "--runs", "1"], ["profile", "--runs", "1"], ["bisect", "--refused"]):
+    for command in (["replay"], ["determinism", "--runs", "1"], ["profile", "--runs", "1"], ["bisect", "--rejected"]):
         assert main([*command, "0/forward", "-d", str(run)]) == 2, command
         assert "/planted.so" in capsys.readouterr().err
     assert main(["replay", "0/forward", "--provider", "cpu", "-d", str(run)]) == 0

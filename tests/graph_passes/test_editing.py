@@ -119,7 +119,7 @@ def unnegate(module: fx.GraphModule, context: PassContext) -> int:
     for node in module.graph.find_nodes(op="call_function", target=aten.neg.default):
         inner = node.args[0]
         if inner.target is not aten.neg.default:
-            context.refuse(node, "its argument is not negated", matched=1, of=2)
+            context.record_near_miss(node, "its argument is not negated", matched=1, of=2)
         else:
             fired += fx_editing.replace(node, inner.args[0], context)
     return fired
@@ -185,11 +185,11 @@ def test_what_a_backward_may_read_never_becomes_an_input(plant: Callable[..., No
     assert counted("pass joint.unnegate") == 2  # of the product, which is no input's memory, and of its gradient
 
 
-def test_why_it_was_refused() -> None:
+def test_why_it_was_rejected() -> None:
     module = traced(lambda x: x.neg().neg(), torch.randn(3))
     context = PassContext("post_grad.unnegate", explain=True)
     assert unnegate(module, context) == 0
-    assert "of its own" in context.refusals[0].reason
+    assert "of its own" in context.near_misses[0].reason
 
 
 def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModule:
@@ -212,14 +212,14 @@ REPLACEMENTS: dict[str, tuple[Callable[..., tuple], str]] = {
 
 
 @pytest.mark.parametrize("what", REPLACEMENTS)
-def test_what_is_not_the_same_is_refused(what: str) -> None:
+def test_what_is_not_the_same_is_rejected(what: str) -> None:
     module = traced(lambda x: x.exp(), torch.randn(3, 4))
     (node,) = module.graph.find_nodes(op="call_function", target=aten.exp.default)
     make, said = REPLACEMENTS[what]
     new = fx_editing.call(node, *make(node))
     context = PassContext("post_grad.mine", explain=True)
     assert not fx_editing.replace(node, new, context)
-    assert said in context.refusals[0].reason
+    assert said in context.near_misses[0].reason
     assert node in list(module.graph.nodes) and new not in list(module.graph.nodes)
 
 
@@ -248,10 +248,10 @@ def replaced(
         other = nodes[new] if isinstance(new, str) else new(module, node)
     names = [item.name for item in module.graph.nodes if item is not other]
     if fx_editing.replace(node, other, context):
-        assert not context.refusals and node not in list(module.graph.nodes)
+        assert not context.near_misses and node not in list(module.graph.nodes)
         return ""
     assert [item.name for item in module.graph.nodes if item is not other] == names
-    return context.refusals[0].reason
+    return context.near_misses[0].reason
 
 
 MEMORY: dict[str, tuple[Callable[..., object], str, str, str, str]] = {
@@ -423,7 +423,7 @@ def test_one_of_several_that_may_not_be_replaced_keeps_all() -> None:
     second = fx_editing.call(sine, aten.unsqueeze.default, (first, 0))
     assert not fx_editing.replace_all([(exp, first), (sine, second)], context)
     assert [node.name for node in module.graph.nodes] == names
-    assert [miss.node for miss in context.refusals] == ["exp"]
+    assert [miss.node for miss in context.near_misses] == ["exp"]
     assert not fx_editing.replace_all([], context)
     inner = fx_editing.call(exp, aten.cosh.default, exp.args)
     assert not fx_editing.replace(exp, fx_editing.call(exp, aten.unsqueeze.default, (inner, 0)), context)
@@ -649,7 +649,7 @@ def test_results_that_share_memory_go_on_sharing_it() -> None:
 
 def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(module: fx.GraphModule, context: PassContext) -> int:
-        context.refuse("a node", "a reason")
+        context.record_near_miss("a node", "a reason")
         wrong_shape(module, context)
         raise KeyError("lost")
 
@@ -666,7 +666,7 @@ def test_a_pass_after_one_that_is_undone_sees_the_graph_as_it_was(monkeypatch: p
     assert [result.fired for result in results] == [0, 0, 1]
     assert [(result.nodes_before, result.nodes_after) for result in results] == [(2, 2)] * 3
     assert results[0].undone == "it failed: KeyError('lost')" and "it was float32 [3, 4]" in results[1].undone
-    assert [(miss.node, miss.reason) for miss in results[0].refusals] == [("a node", "a reason")]
+    assert [(miss.node, miss.reason) for miss in results[0].near_misses] == [("a node", "a reason")]
     assert [result.milliseconds for result in results] == [1e3] * 3
     x = torch.randn(3, 4)
     torch.testing.assert_close(module(x), (x * 2).cos())
@@ -820,7 +820,7 @@ def test_what_is_put_in_a_model_is_inferred(operator: str, domain: str, said: st
     (old,) = model.graph[0].outputs
     new = ir.Node(domain, operator, [model.graph.inputs[0]])
     assert not onnx_editing.substitute(model, context, [old], [new])
-    assert any(word in context.refusals[0].reason for word in said.split("|"))
+    assert any(word in context.near_misses[0].reason for word in said.split("|"))
 
 
 def test_what_the_runtime_alone_knows_is_inferred_too() -> None:
@@ -833,7 +833,7 @@ def test_what_the_runtime_alone_knows_is_inferred_too() -> None:
     context = PassContext("onnx.mine", target=TARGET, explain=True)
     new = ir.Node("com.microsoft", "FusedMatMul", model.graph[0].inputs)
     assert not onnx_editing.substitute(model, context, [model.graph.outputs[0]], [new])
-    assert "[3, 5], and y is [1, 3, 5]" in context.refusals[0].reason
+    assert "[3, 5], and y is [1, 3, 5]" in context.near_misses[0].reason
 
 
 LOOKED_AT = """m (float[N,4] x, float[M,4] z, float[] w) => (float[4,N] y, float[N,4] neg)
@@ -920,7 +920,7 @@ def test_what_a_new_node_takes_over() -> None:
     assert (first.name, second.name) == ("node_n__h", "the_node")
     assert first.metadata_props == second.metadata_props == {"source": "a.py:3"}
     assert model.graph.opset_imports["com.microsoft"] == 1
-    assert context.matches == ["n"] and not context.refusals
+    assert context.matches == ["n"] and not context.near_misses
 
 
 def test_what_is_known_of_a_value_is_kept() -> None:
@@ -951,7 +951,7 @@ def test_what_is_not_put_in_leaves_the_model_as_it_was(why: str) -> None:
     model = model_of(EXP)
     before = str(ir.to_proto(model))
     (old,) = model.graph[0].outputs
-    target = Target(refuses=lambda node: "no kernel" if node.op_type == "Sin" and why == "kernel" else None)
+    target = Target(rejects=lambda node: "no kernel" if node.op_type == "Sin" and why == "kernel" else None)
     context = PassContext("onnx.mine", target=target, explain=True)
     if why == "bisector":
         context.allows = lambda node: False  # type: ignore[method-assign]
@@ -962,8 +962,8 @@ def test_what_is_not_put_in_leaves_the_model_as_it_was(why: str) -> None:
     assert str(ir.to_proto(model)) == before
     assert len(list(model.graph.inputs[0].uses())) == 1, "what was made and not used reads nothing any more"
     data = {"kernel": ["Sin: no kernel"], "bisector": [], "shape": ["INT64"]}[why]
-    assert [datum in miss.reason for datum, miss in zip(data, context.refusals, strict=True)] == [True] * len(data)
-    assert all((miss.node, miss.matched, miss.of) == ("e", 1, 1) for miss in context.refusals)
+    assert [datum in miss.reason for datum, miss in zip(data, context.near_misses, strict=True)] == [True] * len(data)
+    assert all((miss.node, miss.matched, miss.of) == ("e", 1, 1) for miss in context.near_misses)
 
 
 TWICE = "a = Exp(x)  b = Exp(x)"
@@ -1009,7 +1009,7 @@ def test_a_value_that_is_there_in_the_place_of_another(what: str) -> None:
             node.metadata_props["fx_node"] = name
     done = onnx_editing.use_existing(values[result], values[value], context)
     if isinstance(expected, str):
-        assert not done and [expected in miss.reason for miss in context.refusals] == [True]
+        assert not done and [expected in miss.reason for miss in context.near_misses] == [True]
         return
     assert done and [item.name for node in model.graph for item in node.outputs] == expected
     assert context.matches == [result]

@@ -271,7 +271,7 @@ def test_where_a_mask_is_added_to_heads_that_are_rows(before: str, after: str, f
     common.IdentityEliminationPass()(model)
     context = PassContext(PASS.name, explain=True)
     assert PASS.run(model, context) == fires
-    assert ["scores" in refusal.reason for refusal in context.refusals] == ([] if fires else [True])
+    assert ["scores" in miss.reason for miss in context.near_misses] == ([] if fires else [True])
 
 
 def test_dynamic_batch_and_length() -> None:
@@ -335,8 +335,8 @@ def test_names_metadata_and_near_misses() -> None:
     assert node.outputs[0].name in names and "test_onnx_attention.py" in node.metadata_props["source"]
     asked = PassContext(PASS.name, explain=True)
     PASS.run(translated(lambda q, k, v: (q @ k.mT).exp().softmax(-1) @ v, *queries_keys_values()), asked)
-    [refusal] = asked.refusals
-    assert refusal.reason.startswith("Exp ") and (refusal.matched, refusal.of) == (1, 4)
+    [miss] = asked.near_misses
+    assert miss.reason.startswith("Exp ") and (miss.matched, miss.of) == (1, 4)
 
 
 def test_infinities_and_nans_stay() -> None:

@@ -97,7 +97,7 @@ def test_a_value_used_elsewhere_stops_a_match():
     model = model_of("m (float[4] x) => (float[4] y, float[4] z) { s = Sigmoid(x)  y = Mul(s, x)  z = Exp(s) }")
     asked = context()
     assert apply_patterns(model, asked, [SILU]) == 0
-    assert "other uses" in asked.refusals[0].reason
+    assert "other uses" in asked.near_misses[0].reason
     assert apply_patterns(model, asked, [dataclasses.replace(SILU, allow_other_uses=True)]) == 1
     assert sorted(operators(model)) == ["Exp", "QuickGelu", "Sigmoid"]
     run(model, x=np.zeros(4, np.float32))
@@ -121,13 +121,13 @@ def not_the_inverse(context, first, second):
 TRANSPOSED_BACK = OnnxPattern("transposed back", transposed_twice, lambda op, x: op.Identity(x), not_the_inverse)
 
 
-def test_a_check_refuses_with_its_reason():
+def test_a_check_rejects_with_its_reason():
     model = model_of("m (float[2,3,4] x) => (y) { a = Transpose<perm=[1,2,0]>(x)  y = Transpose<perm=[1,2,0]>(a) }")
     asked = context()
     assert apply_patterns(model, asked, [TRANSPOSED_BACK]) == 0
-    [refusal] = asked.refusals
-    assert "second Transpose" in refusal.reason
-    assert (refusal.node, refusal.pattern, refusal.matched, refusal.of) == ("y", "transposed back", 2, 2)
+    [miss] = asked.near_misses
+    assert "second Transpose" in miss.reason
+    assert (miss.node, miss.pattern, miss.matched, miss.of) == ("y", "transposed back", 2, 2)
     back = model_of("m (float[2,3,4] x) => (y) { a = Transpose<perm=[1,2,0]>(x)  y = Transpose<perm=[2,0,1]>(a) }")
     assert apply_patterns(back, asked, [TRANSPOSED_BACK]) == 1
 
@@ -142,15 +142,15 @@ def test_a_near_miss_says_how_far_it_got_and_where():
     model = model_of("m (float[4] x, float[4] z) => (float[4] y) { s = Sigmoid(x)  y = Mul(z, s) }")
     asked = context()
     assert apply_patterns(model, asked, [SILU]) == 0
-    [refusal] = asked.refusals
-    assert (refusal.node, refusal.matched, refusal.of) == ("y", 2, 2)
-    assert "two different values" in refusal.reason and "x" in refusal.reason and "z" in refusal.reason
+    [miss] = asked.near_misses
+    assert (miss.node, miss.matched, miss.of) == ("y", 2, 2)
+    assert "two different values" in miss.reason and "x" in miss.reason and "z" in miss.reason
 
 
 def test_a_first_node_alone_is_no_near_miss():
     model = model_of("m (float[4] x, float[4] z) => (float[4] y) { y = Mul(z, x) }")
     asked = context()
-    assert apply_patterns(model, asked, [SILU]) == 0 and not asked.refusals
+    assert apply_patterns(model, asked, [SILU]) == 0 and not asked.near_misses
 
 
 def test_nothing_is_put_where_the_provider_has_no_kernel():
@@ -158,8 +158,8 @@ def test_nothing_is_put_where_the_provider_has_no_kernel():
     model, asked = model_of(SILU_MODEL), context()
     assert apply_patterns(model, asked, [pattern]) == 0
     assert operators(model) == ["Sigmoid", "Mul"]
-    assert "NoSuchOperator" in asked.refusals[0].reason
-    assert apply_patterns(model, asked, [SILU]) == 1, "the refused nodes do not count as uses"
+    assert "NoSuchOperator" in asked.near_misses[0].reason
+    assert apply_patterns(model, asked, [SILU]) == 1, "the rejected nodes do not count as uses"
 
 
 def test_the_bisector_may_say_no(monkeypatch):
@@ -169,18 +169,18 @@ def test_the_bisector_may_say_no(monkeypatch):
     assert operators(model) == ["Sigmoid", "Mul"]
 
 
-def test_a_replacement_of_another_dtype_is_refused():
+def test_a_replacement_of_another_dtype_is_rejected():
     cast = OnnxPattern("cast", lambda op, x: op.Neg(op.Neg(x)), lambda op, x: op.Cast(x, to=ir.DataType.DOUBLE))
     model, asked = model_of("m (float[4] x) => (y) { a = Neg(x)  y = Neg(a) }"), context()
     assert apply_patterns(model, asked, [cast]) == 0
-    assert "DOUBLE" in asked.refusals[0].reason
+    assert "DOUBLE" in asked.near_misses[0].reason
 
 
-def test_a_replacement_of_another_opset_is_refused():
+def test_a_replacement_of_another_opset_is_rejected():
     older = OnnxPattern("silu", silu, lambda op, x: op.Mul(x, op.Sigmoid(x, _version=6)))
     model, asked = model_of(SILU_MODEL), context()
     assert apply_patterns(model, asked, [older]) == 0
-    assert "opset 6" in asked.refusals[0].reason
+    assert "opset 6" in asked.near_misses[0].reason
 
 
 def test_numbers_in_a_replacement_have_the_dtype_of_the_other_operand():
@@ -225,7 +225,7 @@ def test_several_results():
         np.testing.assert_allclose(ours, before, rtol=1e-6)  # float32, another kernel
 
 
-def test_results_that_would_wait_for_each_other_are_refused():
+def test_results_that_would_wait_for_each_other_are_rejected():
     def pattern(op, x, z):
         squared = op.Mul(x, x)
         return op.Add(squared, z), squared
@@ -233,10 +233,10 @@ def test_results_that_would_wait_for_each_other_are_refused():
     both = OnnxPattern("both", pattern, lambda op, x, z: op.Split(op.Concat(x, z, axis=0), num_outputs=2, _outputs=2))
     model, asked = model_of("m (float[4] x) => (y) { s = Mul(x, x)  z = Exp(s)  y = Add(s, z) }"), context()
     assert apply_patterns(model, asked, [both]) == 0
-    assert "depends on another" in asked.refusals[0].reason
+    assert "depends on another" in asked.near_misses[0].reason
 
 
-def test_a_pattern_that_ends_in_two_nodes_is_refused_when_made():
+def test_a_pattern_that_ends_in_two_nodes_is_rejected_when_made():
     pattern = OnnxPattern("two ends", lambda op, x: (op.Neg(x), op.Exp(x)), lambda op, x: (x, x))
     with pytest.raises(ValueError, match="two ends.*Neg, Exp"):
         apply_patterns(model_of(SILU_MODEL), context(), [pattern])
@@ -266,7 +266,7 @@ def test_patterns_are_made_when_a_graph_first_needs_them_and_once():
     assert calls == [1]
 
 
-def test_a_pass_of_another_stage_is_refused():
+def test_a_pass_of_another_stage_is_rejected():
     with pytest.raises(ValueError, match="stage 'onnx'"):
         onnx_pattern_pass("joint.silu", "Runs on no ONNX graph.", [SILU])
 
@@ -347,17 +347,17 @@ def test_a_rule_of_onnxscript_is_vetoed_and_explained(monkeypatch):
     near = model_of("m (float[4] x) => (y, a) { a = Relu(x)  y = Relu(a) }")
     explained = context()
     assert apply_patterns(near, explained, [common.successive_relu_rule]) == 0
-    assert explained.refusals, "why it did not match is told"
+    assert explained.near_misses, "why it did not match is told"
 
 
-def test_a_rule_that_would_change_the_shape_is_refused():
+def test_a_rule_that_would_change_the_shape_is_rejected():
     flat = RewriteRule(lambda op, x: op.Neg(op.Neg(x)), lambda op, x: op.Flatten(x), name="flat")
     model, asked = model_of("m (float[2,3,4] x) => (y) { a = Neg(x)  y = Neg(a) }"), context()
     assert apply_patterns(model, asked, [flat]) == 0
-    assert "[2, 12], and y is [2, 3, 4]" in asked.refusals[0].reason
+    assert "[2, 12], and y is [2, 3, 4]" in asked.near_misses[0].reason
 
 
-def test_a_rule_that_makes_functions_is_refused_when_made():
+def test_a_rule_that_makes_functions_is_rejected_when_made():
     rule = RewriteRule(lambda op, x: op.Neg(x), lambda op, x: op.Mine(x, _domain="mine"), name="mine", as_function=True)
     with pytest.raises(ValueError, match="mine"):
         apply_patterns(model_of(SILU_MODEL), context(), [rule])

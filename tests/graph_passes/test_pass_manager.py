@@ -26,7 +26,7 @@ from dynamo_backends.dumps.reading import latest_run
 from dynamo_backends.pipeline.pass_target import BACKEND
 from passes import Pass, PassContext, catalog, fx_editing, register, unregister
 from passes.engine.manager import STAGES, PassManager, Switches, all_passes
-from passes.engine.results import PassResult, Refusal
+from passes.engine.results import NearMiss, PassResult
 
 aten = torch.ops.aten
 
@@ -381,17 +381,17 @@ def test_a_pass_says_how_often_it_fired(result: object) -> None:
 def test_near_misses_that_got_furthest_come_first() -> None:
     context = PassContext("joint.mine", explain=True)
     for i in range(25):
-        context.refuse(f"node_{i}", "too short", matched=i, of=100)
-    context.refuse("node_3", "too short", matched=99, of=100)  # known already
-    context.refuse("node_24", "not pure", matched=1, of=1, pattern="second")
-    context.refuse("matched", "at first it did not", matched=1, of=1)
+        context.record_near_miss(f"node_{i}", "too short", matched=i, of=100)
+    context.record_near_miss("node_3", "too short", matched=99, of=100)  # known already
+    context.record_near_miss("node_24", "not pure", matched=1, of=1, pattern="second")
+    context.record_near_miss("matched", "at first it did not", matched=1, of=1)
     assert context.allows("matched")
-    assert context.refusals[0].reason == "not pure" and context.refusals[0].pattern == "second"
-    assert [miss.node for miss in context.refusals[1:]] == [f"node_{i}" for i in range(24, 5, -1)]
+    assert context.near_misses[0].reason == "not pure" and context.near_misses[0].pattern == "second"
+    assert [miss.node for miss in context.near_misses[1:]] == [f"node_{i}" for i in range(24, 5, -1)]
     assert context.matches == ["matched"] and context.stage == "joint"
     silent = PassContext("joint.mine")
-    silent.refuse("node", "a reason")
-    assert not silent.refusals
+    silent.record_near_miss("node", "a reason")
+    assert not silent.near_misses
 
 
 # Reports
@@ -473,9 +473,9 @@ def test_the_command_tells_why_a_pass_did_not_fire(tmp_path: Path, capsys: pytes
 
 
 def test_near_misses_are_grouped_by_reason_and_close_ones_come_first() -> None:
-    far = [Refusal(f"mul_{i}", f"mul_{i} is used elsewhere", 1, 4) for i in range(9)]
-    refusals = [*far, Refusal("tanh", "its dtype is not known", 3, 4, "gelu"), Refusal("a", "no place")]
-    result = Result("graph 0 forward", PassResult("post_grad.it", 0, 9, 9, 0.1, refusals=refusals), None)
+    far = [NearMiss(f"mul_{i}", f"mul_{i} is used elsewhere", 1, 4) for i in range(9)]
+    near_misses = [*far, NearMiss("tanh", "its dtype is not known", 3, 4, "gelu"), NearMiss("a", "no place")]
+    result = Result("graph 0 forward", PassResult("post_grad.it", 0, 9, 9, 0.1, near_misses=near_misses), None)
     lines = why_text("post_grad.it", [result]).splitlines()
     nodes = [line.split(" (")[0].strip() for line in lines if line.startswith("  at ")]
     assert nodes == ["at tanh", "at mul_0", "at a"]

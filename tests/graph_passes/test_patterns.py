@@ -80,7 +80,7 @@ def test_a_value_that_is_used_elsewhere_stays(plant: Callable[[Pass], Pass]) -> 
     assert counted("pass post_grad.clip") == 0
 
 
-def test_a_check_refuses_with_a_reason() -> None:
+def test_a_check_rejects_with_a_reason() -> None:
     def refuse(match: Match) -> str | None:
         return "too small" if match.kwargs["x"].meta["val"].numel() < 10 else None
 
@@ -88,7 +88,7 @@ def test_a_check_refuses_with_a_reason() -> None:
     for size, fired in ((3, 0), (30, 1)):
         module, context = traced(clipped, torch.randn(size)), PassContext(item.name, explain=True)
         assert item.run(module, context) == fired
-        said = [(miss.reason, miss.matched, miss.of, miss.pattern) for miss in context.refusals]
+        said = [(miss.reason, miss.matched, miss.of, miss.pattern) for miss in context.near_misses]
         assert said == ([] if fired else [("too small", 3, 3, "clip")])
 
 
@@ -103,12 +103,12 @@ def test_a_check_refuses_with_a_reason() -> None:
     ],
     ids=["shape", "dtype", "memory", "a view", "does not fit"],
 )
-def test_a_replacement_that_is_not_the_same_is_refused(replacement: Callable[..., object], datum: str) -> None:
+def test_a_replacement_that_is_not_the_same_is_rejected(replacement: Callable[..., object], datum: str) -> None:
     pattern = Pattern("clip", clipped, replacement, [torch.empty(3, 3)])
     item = pattern_pass("post_grad.clip", "relu(-relu(x)) is 0.", [pattern])
     module, context = traced(lambda x: clipped(x), torch.randn(2, 3)), PassContext(item.name, explain=True)
     assert item.run(module, context) == 0
-    assert re.search(datum, context.refusals[0].reason)
+    assert re.search(datum, context.near_misses[0].reason)
 
 
 def test_matchers_know_the_decompositions_they_were_made_with() -> None:
@@ -148,7 +148,7 @@ def test_numbers_as_arguments() -> None:
     torch.testing.assert_close(module(x), torch.relu(x) * 3.0)
     module, context = traced(lambda x: torch.relu(x) * -3.0, torch.randn(4)), PassContext(item.name, explain=True)
     assert item.run(module, context) == 0
-    assert context.refusals[0].reason == "not positive"
+    assert context.near_misses[0].reason == "not positive"
 
 
 def test_a_training_pattern_replaces_forward_and_backward(plant: Callable[[Pass], Pass]) -> None:
@@ -270,7 +270,7 @@ PACKAGE = {
             for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default):
                 inner = node.args[0]
                 if inner.target is not torch.ops.aten.neg.default:
-                    context.refuse(node, "its argument is not negated", matched=1, of=2)
+                    context.record_near_miss(node, "its argument is not negated", matched=1, of=2)
                 elif context.allows(node):
                     node.replace_all_uses_with(inner.args[0])
                     module.graph.erase_node(node)

@@ -91,7 +91,7 @@ def test_a_model_gives_the_same_bits_with_a_tool(
     assert all(map(torch.equal, expected, found))
     assert all(map(torch.equal, expected, bert_step()))  # nothing of it is left
     if name == "compare":
-        assert tool.compared and not tool.failed and tool.unchecked.keys() <= {"aten.empty_like.default"}
+        assert tool.comparisons and not tool.failed and tool.unchecked.keys() <= {"aten.empty_like.default"}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -104,9 +104,9 @@ def test_nothing_remains_after_an_exception_or_a_later_backward(name: str, level
         raise ZeroDivisionError
     assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
     assert not operator_watchers.has_watchers()
-    before = len(getattr(tool, "compared", [])), len(list(tmp_path.rglob("*")))
+    before = len(getattr(tool, "comparisons", [])), len(list(tmp_path.rglob("*")))
     y.sum().backward()
-    assert (len(getattr(tool, "compared", [])), len(list(tmp_path.rglob("*")))) == before
+    assert (len(getattr(tool, "comparisons", [])), len(list(tmp_path.rglob("*")))) == before
     with pytest.raises(RuntimeError, match="size of tensor"), tool:  # the operator's own error is the user's
         torch.ones(2) + torch.ones(3)
 
@@ -175,7 +175,7 @@ class TestWhichOperators:
             with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
                 torch.sin(torch.ones(1))
                 torch.cos(torch.ones(1))
-            assert [item.name for item in tool.compared] == ["torch.sin"]
+            assert [item.name for item in tool.comparisons] == ["torch.sin"]
             monkeypatch.delenv(variable)
 
     def test_predicate(self) -> None:
@@ -354,7 +354,7 @@ class TestCompare:
         lines = stream.getvalue()
         assert "allclose: False" in lines and lines.count("allclose: True") == 2
         found = json.loads((tmp_path / "found.json").read_text())
-        assert [item["allclose"] for item in found["compared"]] == [True, False, True]
+        assert [item["allclose"] for item in found["comparisons"]] == [True, False, True]
         (call,) = [path.parent for path in tmp_path.rglob("call.json")]
         assert call.parent.name == "torch.ops.op_tools_test.wrong"
         assert torch.equal(torch.load(call / "input.pth", weights_only=True)["args"][0], x.sin())
@@ -419,7 +419,7 @@ class TestCompare:
             if gradients:
                 (y + F.softmax(x, 0).sum() + F.layer_norm(x, (8,)).square().sum() + (x * x).sum()).backward()
         assert tool.failed == []
-        assert len(tool.compared) > 10
+        assert len(tool.comparisons) > 10
 
     def test_a_sum_may_have_the_rounding_of_large_terms_that_cancel(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -465,7 +465,7 @@ class TestCompare:
             F.gelu(F.linear(x, w)).sum().backward()
             torch.ops.op_tools_test.wrong(x.detach())
         assert not tool.failed
-        assert {(item.name, item.value) for item in tool.compared} >= {
+        assert {(item.name, item.value) for item in tool.comparisons} >= {
             ("torch.nn.functional.linear", "gradient of args[1]"),
             ("torch.nn.functional.gelu", "output"),
         }
@@ -482,7 +482,7 @@ class TestCompare:
             for _ in range(2):
                 F.gelu(F.linear(x, w)).sum().backward()
         assert tool.unchecked == {} and tool.failed == []
-        gradients = [item.name for item in tool.compared if item.value.startswith("gradient")]
+        gradients = [item.name for item in tool.comparisons if item.value.startswith("gradient")]
         assert gradients.count("torch.nn.functional.linear") == 4
 
     def test_a_backward_that_the_reference_lacks_is_said(self, library: torch.library.Library) -> None:
@@ -509,7 +509,7 @@ class TestCompare:
         with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
             first, second = both(torch.randn(3, requires_grad=True))
             (first + second).sum().backward()
-        (name,) = {item.name for item in tool.compared if "both" in item.name}
+        (name,) = {item.name for item in tool.comparisons if "both" in item.name}
         assert f"{name} backward" in tool.unchecked and not tool.failed
 
     def test_a_gradient_is_not_judged_on_changed_arguments(self) -> None:
@@ -584,7 +584,7 @@ class TestConversion:
             y = torch.var(torch.cat([x, x + 2]))
             torch.ones(2).exp()
         assert y.dtype is torch.bfloat16 and tool.converted["torch.var"] == 1
-        assert tool.left_alone["torch.Tensor.exp"] == "its arguments are float32"
+        assert tool.skipped["torch.Tensor.exp"] == "its arguments are float32"
 
     @pytest.mark.parametrize("level", LEVELS)
     def test_fallback_to_the_reference(self, level: str, bert_step: Callable[[], list[torch.Tensor]]) -> None:
@@ -595,7 +595,7 @@ class TestConversion:
             assert first.dtype == other.dtype
             assert torch.allclose(first, other, atol=1e-5)
         assert any("linear" in name or "addmm" in name for name in tool.converted)
-        assert any("view" in why for why in tool.left_alone.values())
+        assert any("view" in why for why in tool.skipped.values())
 
     def test_results_have_the_dtype_they_would_have(self) -> None:
         x = torch.randn(4, 4)
@@ -618,12 +618,12 @@ class TestConversion:
     def test_what_is_there_already_does_not_fall_back(self) -> None:
         with op_tools.OpFallback(quiet=True) as tool:
             torch.ones(2).exp()
-        assert not tool.converted and "cpu already" in tool.left_alone["torch.Tensor.exp"]
+        assert not tool.converted and "cpu already" in tool.skipped["torch.Tensor.exp"]
 
     def test_an_operator_that_cannot_is_left_alone_and_said(self, library: torch.library.Library) -> None:
         with op_tools.OpDtypeCast(dtype=torch.float8_e4m3fn, quiet=True) as tool:
             assert torch.equal(torch.ones(2).cumsum(0), torch.tensor([1.0, 2.0]))
-        assert "torch.Tensor.cumsum" in tool.left_alone
+        assert "torch.Tensor.cumsum" in tool.skipped
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -724,7 +724,7 @@ class TestCompiled:
                 assert torch.equal(compiled(x), expected), name
                 assert torch.equal(compiled(x), expected), name
             if name == "compare":
-                names = {item.name for item in tool.compared}
+                names = {item.name for item in tool.comparisons}
                 regions = {found for found in names if found.startswith("onnxruntime.graph_")}
                 assert len(regions) >= 1
                 assert not tool.failed and not tool.unchecked

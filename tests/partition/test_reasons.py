@@ -190,7 +190,7 @@ def test_a_region_that_is_refused_loses_the_nodes_that_are_refused_alone(monkeyp
     monkeypatch.setattr(Support, "probe", lambda self, node: alone if node.target is aten.sin.default else None)
     coverage = coverage_of(lambda x: x.exp().max(0).values.sin(), torch.randn(2, 3))
     assert [(node.name, reason) for node, reason in coverage.in_pytorch.items()] == [("sin", alone)]
-    assert counted("refused_regions") == 1
+    assert counted("rejected_regions") == 1
 
 
 def test_a_graph_is_split_anew_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_a_graph_is_split_anew_a_few_times_only(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(lowering, "_MAXIMUM_SPLITS", 3)
     coverage = coverage_of(lambda x: x.exp().exp().exp().exp().exp().exp().exp(), torch.zeros(2))
     assert (coverage.on_onnx, coverage.total) == (0, 7)
-    assert counted("refused_regions") == 1 + 3
+    assert counted("rejected_regions") == 1 + 3
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends.cli import main
-from dynamo_backends.dumps.reading import latest_run
+from dynamo_backends.dumps.reading import latest_run, read_run
 from dynamo_backends.graphs.aot import dynamo_compile_lock
 from dynamo_backends.graphs.example_values import synthetic
 from dynamo_backends.graphs.late_compile import compile_at_first_call
@@ -127,6 +127,31 @@ def test_a_bad_pass_is_undone(
     (said,) = [record.getMessage() for record in caplog.records if record.name == "passes.engine.manager"]
     assert f"pass {stage}.bad" in said
     assert re.search(r"\bsin \([^ ]*test_verify_passes.py:\d+\): error", said), "it names the node and its line"
+
+
+def test_an_added_node_has_the_name_that_onnx_debug_gives_it(
+    plant: Callable[..., None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def cosine_for_sine(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        with module.graph.inserting_before(node):
+            node.replace_all_uses_with(module.graph.call_function(aten.cos.default, node.args))
+        return 1
+
+    plant("post_grad.bad", cosine_for_sine)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        compiled(Wave(), **VERIFY)(x)
+        compiled(Wave(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})(x)
+    (said,) = [record.getMessage() for record in caplog.records if "is undone" in record.getMessage()]
+    (graph,) = read_run(latest_run(tmp_path)).graphs
+    (named,) = re.findall(r"undone: (\S+ \(\S+\)): error", said)
+    assert graph.verdict is not None and graph.verdict.startswith(f"diverges at {named}: pass post_grad.bad")
+    assert main(["passes", str(tmp_path)]) == 0
+    assert "\ntry: dynamo-backends passes --why post_grad.bad -d " in capsys.readouterr().out, "the pass at fault"
 
 
 @pytest.mark.parametrize("stage", PLANTED)

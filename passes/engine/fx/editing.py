@@ -126,7 +126,7 @@ def replace_all(
     for node, new in pairs:
         reason = _reason_by_value(node, new, strides) or _reason_by_memory(node, new, replaced, context.stage)
         if reason is not None:
-            context.refuse(at, reason, matched=1, of=1)
+            context.record_near_miss(at, reason, matched=1, of=1)
             return drop(new for _, new in pairs)
     if not context.allows(at):
         return drop(new for _, new in pairs)

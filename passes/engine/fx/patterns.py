@@ -154,7 +154,7 @@ class Matcher:
             reason = _reason_by_replacement(pattern, match)
         if reason is not None:
             size = len(match.nodes)
-            context.refuse(node, reason, matched=size, of=size, pattern=pattern.name)
+            context.record_near_miss(node, reason, matched=size, of=size, pattern=pattern.name)
             return False
         return context.allows(node)
 

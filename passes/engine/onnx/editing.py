@@ -140,8 +140,8 @@ def new_constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     return value
 
 
-class NearMiss(Exception):
-    """A partial match; see ``Refusal``.
+class MatchError(Exception):
+    """A match that was incomplete, or that a check rejected; ``rewrite_each`` records it as a near miss.
 
     Args:
         reason: the condition that does not hold.
@@ -154,9 +154,9 @@ class NearMiss(Exception):
 
 
 def require(condition: bool, reason: str, matched: int) -> None:
-    """Raises ``NearMiss`` if a condition does not hold."""
+    """Raises ``MatchError`` if a condition does not hold."""
     if not condition:
-        raise NearMiss(reason, matched)
+        raise MatchError(reason, matched)
 
 
 def rewrite_each(context: PassContext, nodes: Iterable[ir.Node], of: int, rewrite: Callable[[ir.Node], int]) -> int:
@@ -165,8 +165,8 @@ def rewrite_each(context: PassContext, nodes: Iterable[ir.Node], of: int, rewrit
     for node in nodes:
         try:
             fired += rewrite(node)
-        except NearMiss as miss:
-            context.refuse(node, str(miss), matched=miss.matched, of=of)
+        except MatchError as miss:
+            context.record_near_miss(node, str(miss), matched=miss.matched, of=of)
     return fired
 
 
@@ -259,7 +259,7 @@ def substitute(
     new = nodes[-1].outputs[: len(old)] if new is None else new
     reason = _reason_against_substituting(model, old, new, nodes, context.target)
     if reason is not None:
-        context.refuse(root, reason, matched=size, of=size, pattern=pattern)
+        context.record_near_miss(root, reason, matched=size, of=size, pattern=pattern)
         return drop(nodes)
     if not context.allows(root):
         return drop(nodes)
@@ -292,7 +292,7 @@ def _reason_against_substituting(
         if value.producer() in nodes:
             value.type, value.shape = before.type or value.type, before.shape or value.shape
     for node in nodes:
-        reason = None if node.op_type == "Constant" else target.refuses(node)
+        reason = None if node.op_type == "Constant" else target.rejects(node)
         if reason is not None:
             return f"{node.op_type}: {reason}"
     return None
@@ -312,7 +312,7 @@ def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> boo
     assert node is not None
     reason = _reason_against_using(result, value)
     if reason is not None:
-        context.refuse(node, reason, matched=1, of=1)
+        context.record_near_miss(node, reason, matched=1, of=1)
         return False
     if not context.allows(node):
         return False

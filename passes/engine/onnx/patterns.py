@@ -228,7 +228,7 @@ def _rewrite(model: ir.Model, graph: ir.Graph, node: ir.Node, item: _Rules, cont
         if made is None and furthest is not None:
             furthest.log(rule, graph, node, match.fail(match.reason), MatchStatus.REPLACEMENT_FAILED)
     if furthest is not None and furthest.reason and (furthest.matched > 1 or item.size == 1):
-        context.refuse(node, furthest.reason, matched=furthest.matched, of=item.size, pattern=item.name)
+        context.record_near_miss(node, furthest.reason, matched=furthest.matched, of=item.size, pattern=item.name)
     return False
 
 
@@ -272,7 +272,7 @@ def _insert(
         free.discard(value)
     if len(old) > 1 and _depends_on([value for new_node in nodes for value in new_node.inputs], set(old)):
         reason = "a result depends on another one through a node outside the match"
-        context.refuse(node, reason, matched=item.size, of=item.size, pattern=item.name)
+        context.record_near_miss(node, reason, matched=item.size, of=item.size, pattern=item.name)
         return drop(nodes)
     if not substitute(model, context, old, nodes, new=new, after=node, pattern=item.name, size=item.size):
         return False

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...engine.onnx.editing import (
-    NearMiss,
+    MatchError,
     constant,
     integers,
     is_only_used_by,
@@ -80,7 +80,7 @@ class Attention:
 
 
 def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attention:
-    """The attention that ends in the product of a softmax and v. Raises ``NearMiss``."""
+    """The attention that ends in the product of a softmax and v. Raises ``MatchError``."""
     flat = product.inputs[0]
     user = product if flat is None or flat is softmax.outputs[0] else flat.producer()
     assert flat is not None and user is not None
@@ -111,7 +111,7 @@ def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attentio
     if flat is not softmax.outputs[0]:
         split = only_user(result, "Reshape")
         if split is None or not (_split_groups(split) == groups > 1 or _batches_split_by(split) is result):
-            raise NearMiss("the result is not split into batches and heads", 3)
+            raise MatchError("the result is not split into batches and heads", 3)
         result = split.outputs[0]
     is_known = sizes(result) in (None, [query.batch, query.heads, query.length, value.features])
     require(is_known, f"the result is {sizes(result)}", 3)
@@ -145,7 +145,7 @@ def _query_of(scores: ir.Node, groups: int) -> ir.Value | None:
         return unmerged_batches(scores.inputs[0])
     rows = producer(scores.inputs[0], "Reshape")
     if rows is None or merged_groups(rows) != groups:
-        raise NearMiss("the heads of q are not merged as those of the probabilities", 3)
+        raise MatchError("the heads of q are not merged as those of the probabilities", 3)
     return rows.inputs[0]
 
 
@@ -180,7 +180,7 @@ def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | 
         node = producer(value, *_STEPS)
         if value is None or node is None:
             source = None if value is None else value.producer()
-            raise NearMiss(f"{'a value' if source is None else source.op_type} is no product of q and k", 1)
+            raise MatchError(f"{'a value' if source is None else source.op_type} is no product of q and k", 1)
         require(is_only_used_by(value, user), f"the scores {value.name} have other users", 2)
         user = node
         if node.op_type == "MatMul":
@@ -192,7 +192,7 @@ def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | 
         if node.op_type == "Reshape":
             value = _batches_split_by(node)
             if value is None or producer(value, "MatMul") is None:
-                raise NearMiss(f"the scores are reshaped to {sizes(node.outputs[0])}", 2)
+                raise MatchError(f"the scores are reshaped to {sizes(node.outputs[0])}", 2)
             continue
         if node.op_type in ("Mul", "Div"):
             value, factor = _unscaled(value)
@@ -216,9 +216,9 @@ def _unmasked(node: ir.Node) -> tuple[ir.Value, Mask]:
         low = number(other)
         if low is not None:
             if low > -1e30:
-                raise NearMiss(f"hidden scores are {low}, which no mask can express", 2)
+                raise MatchError(f"hidden scores are {low}, which no mask can express", 2)
             return scores, Mask(inputs[0], low, keep=scores is inputs[1])
-    raise NearMiss("a Where chooses among scores", 2)
+    raise MatchError("a Where chooses among scores", 2)
 
 
 def _leads_to_product(value: ir.Value | None, depth: int = 5) -> bool:
@@ -246,13 +246,13 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value, float]:
 
 def _heads(value: ir.Value | None, what: str) -> Heads:
     if value is None:
-        raise NearMiss(f"{what} is missing", 3)
+        raise MatchError(f"{what} is missing", 3)
     shape = sizes(value)
     if shape is None or len(shape) != 4:
-        raise NearMiss(f"{what} is {'of unknown shape' if shape is None else shape}, not of four dimensions", 3)
+        raise MatchError(f"{what} is {'of unknown shape' if shape is None else shape}, not of four dimensions", 3)
     batch, heads, length, features = shape
     if not isinstance(heads, int) or not isinstance(features, int):
-        raise NearMiss(f"the heads and features of {what} are not known: {shape}", 3)
+        raise MatchError(f"the heads and features of {what} are not known: {shape}", 3)
     by_position = next((source for source, order in _transposed_from(value) if order == SWAPS_HEADS), None)
     return Heads(value, by_position, batch, heads, length, features)
 
@@ -298,10 +298,10 @@ def _keys_and_values(transposed: ir.Value, values: ir.Value | None, heads: int) 
     if keys is not None:
         return _heads(keys, "k"), value, scale
     if by_position is None:
-        raise NearMiss(f"{transposed.name} is no transposed k", 2)
+        raise MatchError(f"{transposed.name} is no transposed k", 2)
     shape = sizes(by_position)
     if shape is None or len(shape) != 4 or not isinstance(shape[2], int) or not isinstance(shape[3], int):
-        raise NearMiss(f"the shape of k is not known: {shape}", 3)
+        raise MatchError(f"the shape of k is not known: {shape}", 3)
     return Heads(None, by_position, shape[0], shape[2], shape[1], shape[3]), value, 1.0
 
 

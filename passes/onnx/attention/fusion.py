@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ...engine.onnx.editing import Builder, NearMiss, only_user, operand, permutation, sizes
+from ...engine.onnx.editing import Builder, MatchError, only_user, operand, permutation, sizes
 from .finding import SWAPS_HEADS, Attention, Heads
 from .masks import ReadyMask, ready_mask
 
@@ -24,7 +24,7 @@ class Fusion:
         self._result = found.result if found.guard is None else found.guard.outputs[0]
 
     def run(self) -> bool:
-        """Whether it was replaced. Raises ``NearMiss``."""
+        """Whether it was replaced. Raises ``MatchError``."""
         found = self._found
         result = self._by_group() if found.query.length == 1 and found.query.heads > found.key.heads else None
         if result is None:
@@ -49,7 +49,7 @@ class Fusion:
         query = Heads(None, None, found.query.batch, key.heads, groups, found.query.features)
         try:
             ready = ready_mask(self._builder, found.mask, query, key)
-        except NearMiss:
+        except MatchError:
             return None
         if ready.is_causal:
             return None

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ...engine.onnx.editing import Builder, NearMiss, constant, integers, number, operand, producer, sizes
+from ...engine.onnx.editing import Builder, MatchError, constant, integers, number, operand, producer, sizes
 from .finding import LOWEST, Heads, Mask
 
 _LOW = -3e38
@@ -33,7 +33,7 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
     """The mask for the operator; new nodes follow the mask's producer.
 
     Raises:
-        NearMiss: the operator does not support it.
+        MatchError: the operator does not support it.
     """
     if mask is None:
         return ReadyMask()
@@ -41,16 +41,16 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
         return ReadyMask(is_causal=True)
     value, shape = mask.value, sizes(mask.value)
     if shape is None or not 1 <= len(shape) <= 4:
-        raise NearMiss(f"the mask is {'of unknown shape' if shape is None else shape}", 3)
+        raise MatchError(f"the mask is {'of unknown shape' if shape is None else shape}", 3)
     if mask.low is not None:
         low = max(mask.low, _LOW) if math.isfinite(mask.low) else -math.inf
         choices = [builder.constant("zero", 0.0), builder.constant("low", low)]
         value = builder.shared(value, "Where", [value, *(choices if mask.keep else choices[::-1])])
     elif value.dtype != ir.DataType.FLOAT:
-        raise NearMiss(f"the mask is {value.dtype}", 3)
+        raise MatchError(f"the mask is {value.dtype}", 3)
     batches, heads = ([1, 1, 1] + shape)[-4:-2]
     if batches not in (1, query.batch) or heads not in (1, query.heads):
-        raise NearMiss(f"the mask of {shape} does not fit {query.batch} batches of {query.heads} heads", 3)
+        raise MatchError(f"the mask of {shape} does not fit {query.batch} batches of {query.heads} heads", 3)
     raised, hides = _what_it_hides(value)
     visible = None
     if hides:
@@ -65,7 +65,7 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
         if not all(isinstance(size, int) for size in rows) or any(
             dim not in (1, size) for dim, size in zip(shape[::-1], rows[::-1], strict=False)
         ):
-            raise NearMiss(f"the mask of {shape} has no {rows[0]} rows for {rows[1]} keys", 3)
+            raise MatchError(f"the mask of {shape} has no {rows[0]} rows for {rows[1]} keys", 3)
         target = builder.constant("mask_sizes", [1] * (len(shape) - 2) + [int(size) for size in rows])
         value = builder.shared(value, "Expand", [value, target])
     return ReadyMask(value, visible)

@@ -10,7 +10,7 @@ from .operators import swiglu
 
 
 def _same_shape(match):
-    """Why a match is refused, or ``None``: the operator does not broadcast."""
+    """Why a match is rejected, or ``None``: the operator does not broadcast."""
     gate, up = (match.kwargs[name].meta["val"] for name in ("gate", "up"))
     return None if gate.shape == up.shape and gate.dtype == up.dtype else "gate and up differ in shape or dtype"
 
