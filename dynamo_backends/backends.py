@@ -19,13 +19,15 @@ from torch._dynamo.exc import ShortenTraceback
 
 from .common import installation as installation  # first: its errors explain why the imports below would fail
 from .common.safety_net import caught, never_fails, or_captured
-from .graphs.aot import is_ahead_of_time
+from .graphs.aot import is_ahead_of_time, number_apart
 from .graphs.artifacts import Runner
 from .options import Options, parse_options
 from .pipeline.dump_block import Block, current_block
 from .pipeline.observer import GuardedObserver, Observer
 from .pipeline.pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
+
+number_apart()
 
 
 class OptionError(ValueError, ShortenTraceback):

@@ -178,6 +178,9 @@ def run_with_breaks(trains: bool) -> None:
 
 
 def load(folder: Path) -> None:
+    torch._dynamo.config.caching_precompile = True
+    torch._dynamo.lookup_backend("onnxrt")  # imports the backends with this setting
+    torch._dynamo.config.caching_precompile = False
     for name, trains, dynamic in CASES:
         with torch.set_grad_enabled(trains), (folder / f"{name}_{trains}_{dynamic}").open("rb") as file:
             loaded = torch.compiler.load_compiled_function(file)
@@ -189,6 +192,9 @@ def load(folder: Path) -> None:
     for trains in (False, True):
         run_with_breaks(trains)
     kept = {"functions": of_functions, "cache": dict(counters["dynamo_backends"]), "dynamo": dict(counters["stats"])}
+    with torch.no_grad():  # what was not saved is traced beside what was
+        model, x = build(Break, False).double(), torch.randn(4, 4).double()
+        same(torch.compile(model, backend="onnxrt")(x), model(x))
     print(json.dumps(kept))
 
 

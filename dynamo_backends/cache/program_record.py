@@ -113,10 +113,12 @@ def _code_text(region: RegionProgram) -> str:
     """The code that PyTorch runs if the region fails, as JSON.
 
     Raises:
-        CannotStoreError: it has no text, or the region's results must be checked.
+        CannotStoreError: it has no text, or the region's results must be compared with it.
     """
-    if not isinstance(region.in_pytorch, RegionCode) or region.check is not None:
-        raise CannotStoreError("a region whose code in PyTorch cannot be stored, or whose results are checked")
+    if region.check is not None:
+        raise CannotStoreError("a region whose results are checked; set check_providers=False")
+    if not isinstance(region.in_pytorch, RegionCode):
+        raise CannotStoreError("a region whose code in PyTorch cannot be stored")
     return region.in_pytorch.text
 
 

@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import linecache
 import os
+import random
 import re
 import sys
 import traceback
@@ -22,8 +24,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import bytecode_transformation, external_utils
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import external_utils
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -560,3 +562,13 @@ def boxed(runner: Runner) -> Runner:
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def number_apart() -> None:
+    """Makes Dynamo number what it creates from a random number on, if PyTorch saves compiles.
+
+    In PyTorch 2.13 the numbers begin at 0 in each process. So a function that is traced beside one that was loaded
+    fails with ``Name '__builtins_dict___0' already exists in scope``.
+    """
+    if dynamo_config.caching_precompile:
+        bytecode_transformation._unique_id_counter = itertools.count(random.SystemRandom().randrange(2**40))

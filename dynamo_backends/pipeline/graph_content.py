@@ -16,9 +16,11 @@ from ..errors import AheadOfTimeError
 from ..events import count
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
+from ..graphs.traced_sources import TracedFunction, changed_function
 from ..options import Options
 from ..partition.program import Program, load
 from ..runtime.custom_operators import load_libraries
+from ..runtime.providers import check_providers
 from ..weights.frozen_session import Weight
 
 _KEY = "a saved graph"
@@ -40,7 +42,12 @@ class GraphContent:
 
     @classmethod
     def of(
-        cls, name: GraphName, program: Program, weights: Mapping[int, tuple[str, bool]], options: Options
+        cls,
+        name: GraphName,
+        program: Program,
+        weights: Mapping[int, tuple[str, bool]],
+        options: Options,
+        sources: Sequence[TracedFunction],
     ) -> GraphContent:
         """The content of a compiled graph.
 
@@ -50,6 +57,7 @@ class GraphContent:
             weights: the user's name, and whether it is a statistic of a batch norm, of each argument that may be a
                 constant, by position.
             options: of the backend.
+            sources: the functions that must not have changed when it is loaded.
 
         Raises:
             CannotStoreError: a part of it cannot be saved.
@@ -62,15 +70,23 @@ class GraphContent:
             "program": record.header,
             "weights": [[i, *weight] for i, weight in weights.items() if i in constants],
             "versions": versions(),
+            "sources": sources,
         }
         return cls(name, encoded(_KEY, StoredRecord(header, record.blobs)), options)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        now = versions()
-        for library, version in self.read().versions.items():
+        now, content = versions(), self.read()
+        for library, version in content.versions.items():
             if now[library] != version:
                 raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
+        changed = changed_function(content.sources)
+        if changed is not None:
+            raise AheadOfTimeError(f"the model's code has changed since the graph was saved: {changed}")
+        try:
+            check_providers(self.options.providers)
+        except ValueError as error:
+            raise AheadOfTimeError(f"a saved graph cannot run here: {error}") from error
 
     def read(self) -> ReadContent:
         """What ``content`` holds.
@@ -96,11 +112,12 @@ class GraphContent:
 
 @dataclasses.dataclass(frozen=True)
 class ReadContent:
-    """What was saved of a graph: its Program, its constants as in ``GraphContent.of``, and the libraries' versions."""
+    """What was saved of a graph: its Program, and the rest as in ``GraphContent.of``, with the libraries' versions."""
 
     record: StoredRecord
     weights: Mapping[int, tuple[str, bool]]
     versions: Mapping[str, str]
+    sources: Sequence[TracedFunction]
 
 
 def read_content(content: bytes) -> ReadContent:
@@ -113,8 +130,10 @@ def read_content(content: bytes) -> ReadContent:
         read = decoded(content, _KEY)
     except DamagedError as error:
         raise AheadOfTimeError(f"a saved graph is damaged: {error}") from error
-    weights = {i: (name, is_statistic) for i, name, is_statistic in read.header["weights"]}
-    return ReadContent(StoredRecord(read.header["program"], read.blobs), weights, read.header["versions"])
+    header = read.header
+    weights = {i: (name, is_statistic) for i, name, is_statistic in header["weights"]}
+    sources = [TracedFunction(*item) for item in header["sources"]]
+    return ReadContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)
 
 
 def versions() -> dict[str, str]:

@@ -29,6 +29,7 @@ from ..graphs.artifacts import GraphName, Runner
 from ..graphs.late_compile import compile_after_guards, compile_at_first_call
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
+from ..graphs.traced_sources import traced_functions
 from ..options import Options
 from ..partition.program import Program, load
 from ..weights.changes import can_be_watched
@@ -125,6 +126,8 @@ class Runners:
             constants = weights_of(module, weights, arguments)
             placeholders = list(module.graph.find_nodes(op="placeholder"))
             by_position = {i: constants[node] for i, node in enumerate(placeholders) if node in constants}
+            # AOTAutograd's cache is found by the graph, and PyTorch's precompile cache compares sources itself.
+            sources = traced_functions(module.graph) if aot.is_ahead_of_time() else []
             cache = self._cached
             entry = cache.entry(name, module, by_position, is_joint=is_joint) if cache is not None else None
             result = self._load_from_cache(entry, by_position) if entry is not None else None
@@ -141,7 +144,7 @@ class Runners:
             return run
         from .saved_graph import saved_graph  # imported lazily: it imports Inductor
 
-        return saved_graph(run, name, program, by_position, self.options)
+        return saved_graph(run, name, program, by_position, self.options, sources)
 
     def _load_from_cache(self, entry: CacheEntry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
         """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it."""

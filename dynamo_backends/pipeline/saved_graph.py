@@ -8,7 +8,7 @@ saved: they are arguments of each call, and constants of the sessions that are c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
@@ -20,6 +20,7 @@ from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.late_compile import compile_at_first_call
 from ..graphs.saving import NotSavedError, OutputCode
+from ..graphs.traced_sources import TracedFunction
 from ..options import Options
 from ..partition.program import Program
 from ..weights.frozen_session import Weight
@@ -75,11 +76,16 @@ class SavedGraph(OutputCode):
 
 
 def saved_graph(
-    run: Runner, name: GraphName, program: Program, weights: Mapping[int, Weight], options: Options
+    run: Runner,
+    name: GraphName,
+    program: Program,
+    weights: Mapping[int, Weight],
+    options: Options,
+    sources: Sequence[TracedFunction],
 ) -> SavedGraph:
-    """A runner of a Program, as PyTorch can save it; ``weights`` are those that may be constants, by position."""
+    """A runner of a Program, as PyTorch can save it; see ``GraphContent.of``."""
     names = {i: (weight.name, weight.is_statistic) for i, weight in weights.items()}  # tensors would stay alive
-    return SavedGraph(run, functools.partial(GraphContent.of, name, program, names, options))
+    return SavedGraph(run, functools.partial(GraphContent.of, name, program, names, options, sources))
 
 
 def as_saved(run: Runner, reason: str) -> SavedGraph:

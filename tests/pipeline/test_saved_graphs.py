@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 from conftest import assert_same_values, compiled, counted
@@ -189,6 +191,52 @@ class Scaled(nn.Module):
 
 
 ACTIVATIONS = {"gelu": nn.functional.gelu}
+
+
+SOURCE = """
+import torch
+
+
+def helper(x):
+    return x.sin()
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        y = helper(x)
+        return y * 2
+"""
+
+
+def test_changed_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module_file = tmp_path / "changing_model.py"
+    module_file.write_text(SOURCE)
+    model = importlib.import_module("changing_model").Model()
+    function = torch.compile(model.forward, backend="onnxrt", fullgraph=True)
+    with torch.no_grad():
+        function.aot_compile(((X,), {})).save_compiled_function(str(tmp_path / "function"))
+
+    def loaded() -> object:
+        with torch.no_grad(), (tmp_path / "function").open("rb") as file:
+            return torch.compiler.load_compiled_function(file)(model, X)
+
+    for source, function in (
+        (SOURCE.replace("sin", "cos"), "def helper"),
+        (SOURCE.replace("y * 2", "y * 3"), "def forward"),
+    ):
+        module_file.write_text(source)
+        with pytest.raises(AheadOfTimeError, match=function):
+            loaded()
+    module_file.write_text("# another line\n" + SOURCE + "\n\ndef another():\n    return 1\n")
+    assert_same_values(loaded(), X.sin() * 2)
+
+
+def test_a_missing_provider_is_told_when_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("onnxrt", tmp_path / "function", providers=["CPUExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["OtherExecutionProvider"])
+    with (tmp_path / "function").open("rb") as file, pytest.raises(AheadOfTimeError, match="CPUExecutionProvider"):
+        torch.compiler.load_compiled_function(file)
 
 
 def test_autograd_s_cache_keeps_options_apart() -> None:
