@@ -42,7 +42,11 @@ class InputType:
 
 @dataclasses.dataclass(frozen=True)
 class OnnxModel:
-    """A model whose external data is not loaded."""
+    """A model whose external data is not loaded.
+
+    Not onnx-ir's, which is for models of dumps (``load_ir``): version 1.1 loses the sparse initializers of a model, and
+    does not read one that returns maps.
+    """
 
     proto: onnx.ModelProto  # with local functions inlined
     folder: Path  # of its external data
