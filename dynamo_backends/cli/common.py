@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
-from ..dumps.listing import dynamo_graphs_of_run
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError, find_run
 from .parser import ArgumentsError
 
@@ -156,9 +155,10 @@ def run_of_graph(arguments: argparse.Namespace, reference: str) -> DumpedRun:
         run.graphs_of(reference)
     except DumpError as error:
         match = GRAPH.fullmatch(reference)
-        for graph in dynamo_graphs_of_run(run):
+        for graph in run.dynamo_graphs:
             if match is not None and graph.index == int(match[1]) and graph.given_up:
-                where = f" ({graph.function}, {short_path(graph.begins)})" if graph.begins else ""
+                begins = graph.begins
+                where = f" ({begins.function}, {short_path(begins.place)})" if begins.place else ""
                 raise DumpError(f"Dynamo gave up graph {graph.index}{where}: {graph.given_up}") from error
         raise
     return run

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..common.text_table import fit_table
-from ..dumps.listing import DynamoGraphSummary, RunSummary, dynamo_graphs_of_run, runs_in
-from ..dumps.reading import DumpedGraph, DumpedRun, default_folder, find_run
+from ..dumps.reading import DumpedGraph, DumpedRun, RunSummary, default_folder, find_run, runs_in
+from ..dumps.schema import DynamoGraphEntry
 from .common import add_dump_arguments, print_json, short_path, try_next
 
 DETAILS = (
@@ -28,14 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     if len(runs) > 1 and not arguments.json:
         print(_runs_text(runs) + "\n")
     dumped = find_run(folder)
-    dynamo_graphs, graphs = dynamo_graphs_of_run(dumped), dumped.graphs
+    dynamo_graphs, graphs = dumped.dynamo_graphs, dumped.graphs
     code = 1 if any(graph.diverges for graph in graphs) else 0
     if arguments.json:
         print_json(
             {
                 "run": str(dumped.folder),
                 "runs": runs,
-                "dynamo_graphs": dynamo_graphs,
+                "dynamo_graphs": [_dynamo_as_json(graph) for graph in dynamo_graphs],
                 "graphs": [_as_json(graph) for graph in graphs],
             }
         )
@@ -78,6 +78,19 @@ def _as_json(graph: DumpedGraph) -> dict[str, object]:
     }
 
 
+def _dynamo_as_json(graph: DynamoGraphEntry) -> dict[str, object]:
+    return {
+        "index": graph.index,
+        "function": graph.begins.function,
+        "begins": graph.begins.place,
+        "ends": graph.ends.place,
+        "reason": graph.ends.reason,
+        "given_up": graph.given_up or "",
+        "not_compiled": graph.not_compiled,
+        "passes_seconds": graph.passes_seconds,
+    }
+
+
 def _eager_error(graph: DumpedGraph) -> float | None:
     worst = graph.entry.worst
     return worst.eager.max_abs if worst is not None and worst.eager is not None else None
@@ -93,13 +106,14 @@ def _runs_text(runs: Sequence[RunSummary]) -> str:
     return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
 
 
-def _graphs_text(dynamo_graphs: Sequence[DynamoGraphSummary], graphs: Sequence[DumpedGraph]) -> str:
+def _graphs_text(dynamo_graphs: Sequence[DynamoGraphEntry], graphs: Sequence[DumpedGraph]) -> str:
     """Three tables: where the graphs come from, compile times, verdicts."""
     if not dynamo_graphs and not graphs:
         return "nothing was compiled\n"
-    known = [item for item in dynamo_graphs if item.begins or item.given_up or item.not_compiled]
+    known = [item for item in dynamo_graphs if item.begins.place or item.given_up or item.not_compiled]
     rows: list[tuple[object, ...]] = [
-        (item.index, item.function, short_path(item.begins), short_path(item.ends), _reason(item)) for item in known
+        (item.index, item.begins.function, short_path(item.begins.place), short_path(item.ends.place), _reason(item))
+        for item in known
     ]
     text = fit_table(rows, ("graph", "function", "from", "to", "why it ends")) + "\n\n" if rows else ""
     stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.entry.seconds))
@@ -151,10 +165,10 @@ def _uncompared_text(graphs: Sequence[DumpedGraph]) -> str:
     return f"{text}; options={{'compare': 'every'}} compares all runs"
 
 
-def _reason(item: DynamoGraphSummary) -> str:
+def _reason(item: DynamoGraphEntry) -> str:
     if item.not_compiled:
         return "; ".join(f"{direction}: {why}" for direction, why in item.not_compiled.items())
-    return f"given up: {item.given_up}" if item.given_up else item.reason.splitlines()[0] if item.reason else ""
+    return f"given up: {item.given_up}" if item.given_up else "".join(item.ends.reason.splitlines()[:1])
 
 
 def _seconds(seconds: float | None) -> str:

@@ -44,14 +44,10 @@ KEPT_CALLS = 4
 
 @dataclasses.dataclass(eq=False)
 class JointGraphs(StageGraphs):
-    """The graphs of the stage ``joint``.
+    """The graphs of the stage ``joint``."""
 
-    Attributes:
-        arguments, results: see ``aot.keys_of_arguments`` and ``aot.keys_of_results``.
-    """
-
-    arguments: list[object] = dataclasses.field(default_factory=list)
-    results: list[object] = dataclasses.field(default_factory=list)
+    arguments: list[object] = dataclasses.field(default_factory=list)  # see ``aot.keys_of_arguments``
+    results: list[object] = dataclasses.field(default_factory=list)  # see ``aot.keys_of_results``
 
     def start(self, stage: str, graph: object) -> None:
         super().start(stage, graph)
@@ -66,19 +62,17 @@ class JointGraphs(StageGraphs):
     def judge(
         self, values: Mapping[str, object], given: Sequence[object], state: torch.Tensor, *, gradients: bool
     ) -> tuple[Finding, Results | None]:
-        """The first pass that made results wrong, or gradients; and the results of the first graph, by key.
+        """The first pass that made the gradients wrong, or the other results; and the results of the first graph.
 
-        Args:
-            values: the known values of placeholders, by name.
-            given: the arguments of the captured graph; empty if there is none.
-            gradients: whether the gradients are compared, or the other results.
+        ``values`` are the known values of placeholders, ``given`` the arguments of the captured graph, if there is one.
         """
         arguments = self._arguments(values, given, gradients=gradients)
         if arguments is None:
             return Finding(), None
         if isinstance(arguments, str):
             return Finding(unchecked=[arguments]), None
-        keys = {i: key for i, key in enumerate(self.results) if key is not None and _is_gradient(key) == gradients}
+        kinds = {i: key for i, key in enumerate(self.results) if key is not None}
+        keys = {i: key for i, key in kinds.items() if (isinstance(key, tuple) and key[0] == "gradient") == gradients}
         culprit, first = self.culprit(arguments, state, keys)
         return Finding(culprit, unchecked=self.unchecked), first
 
@@ -108,12 +102,9 @@ class PreGradGraphs(StageGraphs):
     """The graphs of the stage ``pre_grad``, with the same attributes as arguments as in AOTAutograd's graphs.
 
     A comparison must not change the user's tensors, so a graph that changes attributes gets copies as arguments.
-
-    Attributes:
-        attributes: the tensors that are the first arguments.
     """
 
-    attributes: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    attributes: list[torch.Tensor] = dataclasses.field(default_factory=list)  # the first arguments
 
     def end(self, stage: str, graph: fx.GraphModule) -> None:
         super().end(stage, graph)
@@ -310,12 +301,10 @@ class ComparedCall:
         twice = self._run(first, copied)
         reference = twice.outputs
         culprit = self._culprit(reference, lambda step: self._run(step.graph, copied).outputs, {})
-        actual: dict[object, object] = dict(enumerate(results))
+        returned: dict[object, object] = dict(enumerate(results))
         given = self._captured.all_arguments(arguments)
-        changed_inputs = [key for key in reference.eager if isinstance(key, tuple) and key[0] == "input"]
-        actual |= {key: given[key[1]] for key in changed_inputs}
-        wrong = _wrong(reference, actual, first)
-        wrong = wrong or _wrongly_laid_out(reference, dict(enumerate(results)), first)
+        written = {key: given[key[1]] for key in reference.eager if isinstance(key, tuple) and key[0] == "input"}
+        wrong = _wrong(reference, returned | written, first) or _wrongly_laid_out(reference, returned, first)
         return Finding(culprit, wrong, unchecked=_inexact(twice) + self._captured.pre_grad.unchecked)
 
     def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
@@ -394,8 +383,7 @@ class ComparedCall:
         with self._as_called():
             given = list(map(as_given, copies(self.arguments), self._leaves))
             with PrivateRandomness(self.state), check:
-                returned = tracker.run(*given, enable_io_processing=False)
-                results = flat(returned)
+                results = flat(tracker.run(*given, enable_io_processing=False))
                 ends = [(results[key], grad) for key, grad in tangents.items() if isinstance(key, int)]
                 ends = [(end, grad) for end, grad in ends if isinstance(end, torch.Tensor) and end.requires_grad]
                 if ends:
@@ -419,10 +407,6 @@ def _is_same_copy(one: torch.Tensor, other: torch.Tensor) -> bool:
         torch.empty(0, dtype=torch.uint8, device=item.device).set_(item.untyped_storage()) for item in (one, other)
     )
     return torch.equal(first, second)
-
-
-def _is_gradient(key: object) -> bool:
-    return isinstance(key, tuple) and key[0] == "gradient"
 
 
 def _inexact(twice: ReferenceRuns) -> list[str]:

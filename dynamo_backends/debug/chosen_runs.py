@@ -36,16 +36,14 @@ class VaryingSizes:
         placeholders = module.graph.find_nodes(op="placeholder")
         values = [node.meta.get("val", node.meta.get("example_value")) for node in placeholders]
         of_tensors = {s for value in values if isinstance(value, torch.Tensor) for s in free_symbols(value)}
-        self._symbolic = symbolic = [i for i, value in enumerate(values) if _is_symbolic(value)]
+        sized = [i for i, value in enumerate(values) if isinstance(value, (torch.Tensor, torch.SymInt))]
+        self._symbolic = symbolic = [i for i in sized if free_symbols(values[i])]
+        self.are_symbolic = bool(symbolic)
         self._names = {
             i: user_name(placeholders[i]) or placeholders[i].name
             for i in symbolic
             if isinstance(values[i], torch.Tensor) or not free_symbols(values[i]) <= of_tensors
         }
-
-    @property
-    def is_dynamic(self) -> bool:
-        return bool(self._symbolic)
 
     def key(self, args: Sequence[object]) -> Hashable:
         """Equal for two calls exactly if their sizes are equal."""
@@ -57,10 +55,6 @@ class VaryingSizes:
             name: list(map(_as_json, value.shape)) if isinstance(value := args[i], torch.Tensor) else _as_json(value)
             for i, name in self._names.items()
         }
-
-
-def _is_symbolic(value: object) -> bool:
-    return isinstance(value, (torch.Tensor, torch.SymInt)) and bool(free_symbols(value))
 
 
 def _size_key(value: object) -> Hashable:
@@ -103,7 +97,7 @@ class RunSelector:
     def __init__(self, sizes: VaryingSizes, compare: str) -> None:
         self._sizes = sizes
         self._compare = compare
-        self._most = MOST_SIZES if sizes.is_dynamic else 1
+        self._most = MOST_SIZES if sizes.are_symbolic else 1
         self._lock = Lock()
         self._compared: set[Hashable] = set()
         self._without_backward: set[Hashable] = set()

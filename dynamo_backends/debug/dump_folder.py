@@ -12,6 +12,7 @@ warning, and the model runs on.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -161,16 +162,8 @@ class DumpFolder:
             _remove(self.path(relative))
 
     def _make_run_folder(self) -> Path:
-        self.root.mkdir(parents=True, exist_ok=True)
         ranked = f"_rank{rank()}" if rank() else ""
-        name = f"run_{time.strftime('%Y%m%d_%H%M%S')}_pid{os.getpid()}{ranked}"
-        for number in itertools.count(1):
-            location = self.root / (name if number == 1 else f"{name}_{number}")
-            try:
-                location.mkdir()
-            except FileExistsError:  # containers that share the folder may have equal process ids
-                continue
-            break
+        location = new_folder(self.root, f"run_{time.strftime('%Y%m%d_%H%M%S')}_pid{os.getpid()}{ranked}")
         self._point_latest_to(location.name)
         return location
 
@@ -197,6 +190,17 @@ class DumpFolder:
                 self._location or self.root,
                 error,
             )
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Creates the folder ``name``; ``name_2`` and so on if there is one, made by a container that shares ``parent``."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        location = parent / (name if number == 1 else f"{name}_{number}")
+        with contextlib.suppress(FileExistsError):
+            location.mkdir()
+            return location
+    raise AssertionError
 
 
 def rank() -> str:

@@ -20,17 +20,10 @@ from .node_sessions import NodeSessions
 def expected_values_of(
     compiled: CompiledRegion, value: str, actual: Mapping[fx.Node, object], sessions: NodeSessions
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Computes the node whose result is ``value`` in PyTorch, on the inputs it has in the region's unoptimized model.
+    """Computes the node with the result ``value`` in PyTorch, on the inputs it has in the region's unoptimized model.
 
-    Args:
-        compiled: the region.
-        value: the name of one of the node's results.
-        actual: the values of the run, by node.
-        sessions: compute the values inside the region.
-
-    Returns:
-        Tensors by ONNX value name: ``input`` has the node's inputs, ``eager`` its results in the model's dtype,
-        ``exact`` its results in float64.
+    ``actual`` are the values of the run. Returns tensors by ONNX value name: ``input`` has the node's inputs, ``eager``
+    its results in the model's dtype, ``exact`` its results in float64.
 
     Raises:
         SessionError: the runtime rejects the model with all values as outputs.

@@ -50,12 +50,8 @@ def first_wrong_node(
 ) -> WrongNode | None:
     """The first node of ``after`` whose value differs from that of the same name in ``before``, in eager.
 
-    If that node reads one that the pass added, the added node is returned, see ``changed_node``.
-
-    Args:
-        before, after: graphs of any stage, with the same placeholders.
-        arguments: a value for each placeholder.
-        state: of the CPU's random numbers at the start.
+    If that node reads one that the pass added, the added node is returned, see ``changed_node``. The graphs have the
+    same placeholders, with values ``arguments``; ``state`` is of the CPU's random numbers.
     """
     uncompared = _common_names(before, after)
     old = FxExecution(before, copies(arguments), state, compared=uncompared)
@@ -135,8 +131,10 @@ def _first(
 
     for node in after.graph.nodes:
         same = before_by_name.get(node.name)
-        if same is None or node.op == "output" or is_uninitialized(node) or _is_subgraph(after, node):
+        if same is None or node.op == "output" or is_uninitialized(node):
             continue
+        if node.op == "get_attr" and isinstance(attribute(after, str(node.target)), torch.nn.Module):
+            continue  # a subgraph of a higher-order operator, whose results are compared
         found = run(same, node)
         if found.is_wrong:
             return *changed_node(same, node, before_by_name), found
@@ -148,11 +146,6 @@ def _first(
         if found.is_wrong:
             return ours.name, where(ours) or where(theirs), found
     return None
-
-
-def _is_subgraph(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node is the subgraph of a higher-order operator; the operator's results are compared."""
-    return node.op == "get_attr" and isinstance(attribute(module, str(node.target)), torch.nn.Module)
 
 
 def _difference(before: object, exact: object, after: object, perturbed: Sequence[object] = ()) -> Verdict:

@@ -33,15 +33,9 @@ _PRINTED_STAGES = ("dynamo", "post_grad")
 def compile_in_pytorch(
     module: fx.GraphModule, example_inputs: Sequence[object], options: Options
 ) -> Callable[..., object]:
-    """Prints and dumps the stages ``dynamo`` to ``post_grad`` of one Dynamo graph.
+    """Prints and dumps the stages ``dynamo`` to ``post_grad`` of one Dynamo graph, and runs the last in PyTorch.
 
-    Args:
-        module: the graph, in torch IR.
-        example_inputs: tensors and symbolic integers, as Dynamo passes them to a backend.
-        options: ``dump_dir`` is where the graphs are written; ``opset`` decides what AOTAutograd decomposes.
-
-    Returns:
-        A callable that runs the ``post_grad`` graphs in PyTorch.
+    Of the options, ``dump_dir`` is where the graphs are written; ``opset`` decides what AOTAutograd decomposes.
     """
     folder = dump_folder(options.dump_dir)
     run = Pipeline(options, GuardedObserver(_Printer(folder)), Lowering()).compile_dynamo_graph(module, example_inputs)

@@ -58,21 +58,24 @@ def recorded_values(graph: CompiledGraph, run: RecordedRun) -> dict[fx.Node, obj
 
 @dataclasses.dataclass
 class _Value:
-    """A computed tensor, and its row.
+    """A computed tensor, and its row."""
 
-    Attributes:
-        row: gets the measures.
-        node, index: the node, and the position among its results if it has several.
-        eager, exact: the value in eager and in float64, dense.
-        returned: what the run returned for it: a region's output, or a value PyTorch computed; else ``None``.
-    """
-
-    row: Row
+    row: Row  # gets the measures
     node: fx.Node
-    index: int | None
-    eager: torch.Tensor
+    index: int | None  # the position among the node's results if it has several
+    eager: torch.Tensor  # dense, as ``exact``
     exact: torch.Tensor
-    returned: object
+    returned: object  # what the run returned for it: a region's output, or a value PyTorch computed; else ``None``
+
+    def error_of(self, actual: torch.Tensor) -> Measure:
+        """The error of another computation of the value, with upstream errors."""
+        return measure_tensor(actual, self.exact, self.eager, group_size=group_size_of(self.eager.shape))
+
+    @property
+    def eager_error(self) -> Measure:
+        """Eager's error; eager is right by definition, so it has no share of a tolerance."""
+        found = measure_tensor(self.eager, self.exact)
+        return dataclasses.replace(found, share=0.0, position=0, error=0.0, limit=0.0)
 
 
 class Lockstep:
@@ -227,7 +230,7 @@ class Lockstep:
         region = self._region_of.get(node)
         source = self._measured.get(node.all_input_nodes[0]) if _only_rearranges(node) else None
         row.is_output = value.returned is not None and self._is_returned(node, value.index)
-        row.eager = (source and source.eager) or _without_share(measure_tensor(value.eager, value.exact))
+        row.eager = (source and source.eager) or value.eager_error
         in_model = value.returned
         if region is not None:
             row.region = region.index
@@ -252,7 +255,7 @@ class Lockstep:
         elif rearranges and source is not None and source.onnx is not None:
             row.onnx = source.onnx
         else:
-            row.onnx = _propagated(in_model, value)
+            row.onnx = value.error_of(in_model)
 
     def _measure_in_session(self, value: _Value, in_model: object) -> None:
         row, inside = value.row, self._in_session.pop(value.row.name, None)
@@ -268,7 +271,7 @@ class Lockstep:
             return
         row.session_extent = extent(in_session)
         if not complaint:
-            row.session = _propagated(in_session, value)
+            row.session = value.error_of(in_session)
 
     def _rearranges(self, value: _Value, in_model: torch.Tensor) -> bool:
         """Whether a value of the model has the elements of the value that its node rearranges."""
@@ -418,15 +421,6 @@ def _only_rearranges(node: fx.Node) -> bool:
 def _converter(node: fx.Node) -> str:
     function = registered_converter(node.target)
     return written_at(function) if function is not None else ""
-
-
-def _propagated(actual: torch.Tensor, value: _Value) -> Measure:
-    return measure_tensor(actual, value.exact, value.eager, group_size=group_size_of(value.eager.shape))
-
-
-def _without_share(found: Measure) -> Measure:
-    """Eager is right by definition: its error has no share of a tolerance."""
-    return Measure(found.max_abs, found.max_rel, found.rmse, found.max_ulp, found.nonfinite, found.scale)
 
 
 def item_of(results: Any, index: int | None) -> Any:

@@ -254,6 +254,7 @@ class Manifest:
         self._next_write = end + (end - start) * _WAIT if len(text) > _SMALL else end
 
     def _text(self) -> str:
+        graphs = sorted(self._graphs.values(), key=lambda entry: (entry.index, DIRECTIONS.index(entry.direction)))
         content = schema.RunEntry(
             SCHEMA_VERSION,
             self._started,
@@ -262,7 +263,7 @@ class Manifest:
             {"python": platform.python_version(), **_versions()},
             self._options,
             [graph for _, graph in sorted(self._dynamo_graphs.items())],
-            [self._graphs[name] for name in sorted(self._graphs, key=_order)],
+            graphs,
             dict(counters["dynamo_backends"]),
         )
         return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()
@@ -276,10 +277,6 @@ def flush_manifests() -> None:
     """Writes the changes that wait, of all manifests of this process."""
     for manifest in list(_manifests):
         manifest.flush()
-
-
-def _order(name: GraphName) -> tuple[int, int]:
-    return name.index, DIRECTIONS.index(name.direction)
 
 
 def _replace(stages: list[schema.StageEntry], stage: schema.StageEntry) -> None:

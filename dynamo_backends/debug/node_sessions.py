@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import onnx_ir as ir
 import torch
 from torch import fx
 
@@ -18,7 +17,7 @@ from ..partition.regions import results_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.exposed_values import tensors, values_of_model, values_of_session
 from ..runtime.providers import Provider, as_precise_as_pytorch
-from ..runtime.session import Session
+from ..runtime.session import Session, tensor_of
 from ..runtime.settings import SessionSettings
 from .repeated_runs import Instability, repeat_node
 
@@ -28,17 +27,11 @@ _MOST_SESSIONS = 1_024
 
 @dataclasses.dataclass(eq=False)
 class NodeSessions:
-    """Runs regions and single nodes without ONNX Runtime's optimizations. Equal nodes share a cached session.
+    """Runs regions and single nodes without ONNX Runtime's optimizations. Equal nodes share a cached session."""
 
-    Args:
-        opset: the ONNX opset of the models.
-        providers: in order of preference.
-        threads: of a session; ``None`` for PyTorch's number at the time of the call.
-    """
-
-    opset: int
-    providers: Sequence[Provider]
-    threads: int | None = None
+    opset: int  # of the models
+    providers: Sequence[Provider]  # in order of preference
+    threads: int | None  # of a session; ``None`` for PyTorch's number at the time of the call
     _cache: dict[object, BoundSession] = dataclasses.field(default_factory=dict)
 
     def region_values(self, compiled: CompiledRegion, args: Sequence[object]) -> dict[str, object]:
@@ -52,7 +45,7 @@ class NodeSessions:
         for spec in specs:
             folded = compiled.model.graph.initializers.get(spec.name)
             if folded is not None and folded.const_value is not None and not spec.is_number:
-                values[spec.name] = _as_torch(folded.const_value)
+                values[spec.name] = tensor_of(folded.const_value)
         return values
 
     def session_values(
@@ -107,14 +100,6 @@ class NodeSessions:
         )
 
 
-def _as_torch(tensor: ir.TensorProtocol) -> torch.Tensor:
-    """A copy of a constant, of any dtype."""
-    dtype, sizes = ir.tensor_adapters.to_torch_dtype(tensor.dtype), list(tensor.shape.numpy())
-    if not tensor.size:
-        return torch.empty(sizes, dtype=dtype)
-    return torch.frombuffer(bytearray(tensor.tobytes()), dtype=dtype).reshape(sizes)
-
-
 def _specs_of(compiled: CompiledRegion) -> list[OutputSpec]:
     """All results of a region's nodes, under their ONNX value names."""
     nodes = [node for node in compiled.region.operators if "val" in node.meta]
@@ -124,15 +109,14 @@ def _specs_of(compiled: CompiledRegion) -> list[OutputSpec]:
 
 def _input_spec(node: fx.Node, name: str) -> InputSpec:
     value = node.meta["val"]
-    return (
-        InputSpec(name, value.dtype, device=value.device) if isinstance(value, torch.Tensor) else InputSpec(name, None)
-    )
+    if isinstance(value, torch.Tensor):
+        return InputSpec(name, value.dtype, device=value.device)
+    return InputSpec(name, None)
 
 
 def output_spec(output: RegionOutput, name: str) -> OutputSpec:
     value = output.node.meta["val"]
-    if output.index is not None:
-        value = value[output.index]
+    value = value if output.index is None else value[output.index]
     if isinstance(value, torch.Tensor):
         return OutputSpec(name, value.dtype, device=value.device)
     return OutputSpec(name, torch.bool if isinstance(value, (bool, torch.SymBool)) else torch.int64, is_number=True)

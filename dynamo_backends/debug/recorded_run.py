@@ -25,25 +25,19 @@ from .repeated_runs import RepeatedRegion, repeat_region
 
 @dataclasses.dataclass
 class RecordedRun:
-    """One run of a graph.
+    """One run of a graph. Dictionaries with numbers are by region.
 
-    Attributes:
-        results: what the graph returned.
-        values: the value of each node of the graph before the split, copied before the graph overwrites it.
-        sessions: the session that ran, by region; another thread may use one with other weights.
-        repeated: what further runs gave, by region.
-        rescued: by region that PyTorch ran because its session failed, the runtime's error.
-        cost: the time of each part.
-        failure: the first exception while recording; then the record is incomplete.
+    ``values`` has those of the graph before the split, copied before the graph overwrites them. ``sessions`` are those
+    that ran: another thread may use some with other weights.
     """
 
-    results: Sequence[object] = ()
+    results: Sequence[object] = ()  # what the graph returned
     values: dict[fx.Node, object] = dataclasses.field(default_factory=dict)
     sessions: dict[int, BoundSession] = dataclasses.field(default_factory=dict)
-    repeated: dict[int, RepeatedRegion] = dataclasses.field(default_factory=dict)
-    rescued: dict[int, str] = dataclasses.field(default_factory=dict)
+    repeated: dict[int, RepeatedRegion] = dataclasses.field(default_factory=dict)  # what further runs gave
+    rescued: dict[int, str] = dataclasses.field(default_factory=dict)  # errors of sessions that PyTorch replaced
     cost: Cost = dataclasses.field(default_factory=Cost)
-    failure: Exception | None = None
+    failure: Exception | None = None  # the first exception while recording; then the record is incomplete
 
     def session_of(self, region: CompiledRegion) -> BoundSession:
         """The session that ran a region, or the region's first session if PyTorch ran it."""

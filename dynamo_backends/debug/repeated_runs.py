@@ -29,19 +29,12 @@ _SUM_SIZE = 16.0
 
 @dataclasses.dataclass(frozen=True)
 class Instability:
-    """The difference between two runs of the same session.
+    """The difference between two runs of the same session."""
 
-    Attributes:
-        threads: of the first run.
-        other_threads: of the other run.
-        dtype: of the results.
-        difference: the other run's error, with the first run as the reference.
-    """
-
-    threads: int
+    threads: int  # of the first run
     other_threads: int
-    dtype: torch.dtype
-    difference: Measure
+    dtype: torch.dtype  # of the results
+    difference: Measure  # the other run's error, with the first run as the reference
 
     @property
     def between_runs(self) -> bool:
@@ -66,15 +59,10 @@ class Instability:
 
 @dataclasses.dataclass(frozen=True)
 class RepeatedRegion:
-    """The further runs of a region.
+    """The further runs of a region."""
 
-    Attributes:
-        unstable: the difference of each output whose bits differed, by position.
-        failure: why the region could not be repeated, or ``""``.
-    """
-
-    unstable: dict[int, Instability] = dataclasses.field(default_factory=dict)
-    failure: str = ""
+    unstable: dict[int, Instability]  # the difference of each output whose bits differed, by position
+    failure: str = ""  # why the region could not be repeated
 
     @property
     def is_suspicious(self) -> bool:

@@ -39,13 +39,8 @@ def explained_by_rounding(
 ) -> dict[str, bool]:
     """The rows whose errors rounding explains; their measures are replaced by ones with a larger tolerance.
 
-    Args:
-        graph, run, sessions: see ``compare_run``.
-        rows: of values whose error is larger than eager's, by name.
-
-    Returns:
-        By name, whether only the errors of numbers near one explain the row. Rows that are not checked count as
-        explained.
+    ``rows`` are of values whose error is larger than eager's. Returns by name whether only the errors of numbers near
+    one explain the row. Rows that are not checked count as explained.
     """
     outputs = [name for name, row in rows.items() if row.is_output]
     checked = dict.fromkeys([*outputs, *list(rows)[:_MOST_ROWS]])

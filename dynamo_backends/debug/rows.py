@@ -181,43 +181,25 @@ class Error:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The comparison of one stage, or of the results with the captured graph.
+    """The comparison of one stage, or of the results with the captured graph."""
 
-    Attributes:
-        culprit: the wrong stage, pass or decomposition.
-        wrong: wrong results that no stage explains.
-        because: what explains them, or ``""``.
-        unchecked: what could not be compared, with the reason.
-    """
-
-    culprit: Blame | None = None
-    wrong: list[Blame] = dataclasses.field(default_factory=list)
-    because: str = ""
-    unchecked: list[str] = dataclasses.field(default_factory=list)
+    culprit: Blame | None = None  # the wrong stage, pass or decomposition
+    wrong: list[Blame] = dataclasses.field(default_factory=list)  # wrong results that no stage explains
+    because: str = ""  # what explains them
+    unchecked: list[str] = dataclasses.field(default_factory=list)  # what could not be compared, with the reason
 
 
 @dataclasses.dataclass
 class GraphComparison:
-    """The comparison of one run of a graph.
+    """The comparison of one run of a graph; see ``GraphEntry`` for fields of the same name."""
 
-    Attributes:
-        blame: the first wrong value; ``None`` if all are right.
-        not_comparable: why the run cannot be compared, or ``""``.
-        note: more about the verdict, such as what explains a difference that is not a fault.
-        rows: every value, in execution order.
-        unchecked: what could not be compared, or not with float64, each with the reason.
-        sizes: those of the run that may differ between runs, by argument.
-        faults: the errors of wrong stages, passes and results, in addition to those of the rows.
-        rescued: by region that PyTorch ran because its session failed, the runtime's error.
-    """
-
-    blame: Blame | None = None
-    not_comparable: str = ""
-    note: str = ""
-    rows: list[Row] = dataclasses.field(default_factory=list)
+    blame: Blame | None = None  # the first wrong value; ``None`` if all are right
+    not_comparable: str = ""  # why the run cannot be compared
+    note: str = ""  # such as what explains a difference that is not a fault
+    rows: list[Row] = dataclasses.field(default_factory=list)  # every value, in execution order
     unchecked: list[str] = dataclasses.field(default_factory=list)
-    sizes: SizesByName = dataclasses.field(default_factory=dict)
-    faults: Sequence[Error] = ()
+    sizes: SizesByName = dataclasses.field(default_factory=dict)  # those of the run that may differ between runs
+    faults: Sequence[Error] = ()  # of wrong stages, passes and results, in addition to those of the rows
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     @property

@@ -33,7 +33,6 @@ class Judge:
     """Compares the runs of one forward, backward or inference graph.
 
     Args:
-        name: which graph.
         captured: the Dynamo graph it was made from; ``None`` if AOTAutograd was called with another one.
         module: AOTAutograd's graph, before the passes of ``post_grad``.
         joint: the graphs of the stage ``joint`` if there is no captured graph.

@@ -44,15 +44,10 @@ class Step:
 
 @dataclasses.dataclass(eq=False)
 class StageGraphs:
-    """The graphs of one stage, from its input to its output; a listener of the pass manager.
-
-    Attributes:
-        steps: the graphs.
-        unchecked: what the last search for a culprit could not compare, with the reason.
-    """
+    """The graphs of one stage, from its input to its output; a listener of the pass manager."""
 
     steps: list[Step] = dataclasses.field(default_factory=list)
-    unchecked: list[str] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)  # what the last search could not compare, and why
 
     def start(self, stage: str, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
@@ -87,13 +82,10 @@ class StageGraphs:
     def culprit(
         self, arguments: Sequence[object], state: torch.Tensor, keys: Mapping[int, object] | None = None
     ) -> tuple[Blame | None, Results]:
-        """The first wrong step, and the results of the stage's first graph.
+        """The first wrong step, and the results of the stage's first graph; ``state`` is of the CPU's random numbers.
 
-        Args:
-            arguments: one value for each placeholder.
-            state: of the CPU's random numbers.
-            keys: the results that are compared, by position; the key of a gradient is ``("gradient", j)``. By default
-                all results, with the position as the key.
+        ``keys`` are the results that are compared, by position; the key of a gradient is ``("gradient", j)``. By
+        default these are all results, with the position as the key.
         """
         self.unchecked = []
         copied = SharedCopies(arguments)
@@ -116,11 +108,9 @@ class StageGraphs:
         arguments: Sequence[object],
         keys: Mapping[int, object] | None = None,
     ) -> Blame | None:
-        """The first step whose results are wrong compared with the previous step's.
+        """The first step whose results are wrong compared with the previous step's; see ``culprit``.
 
-        Args:
-            start: the results of the first step; ``run`` computes those of the others.
-            arguments, keys: see ``culprit``.
+        ``start`` are the results of the first step; ``run`` computes those of the others.
         """
         self.unchecked = []
         before, old = self.steps[0], start
@@ -223,12 +213,9 @@ def difference(before: Results, after: Results, key: object) -> Verdict:
 def name_of_result(graph: fx.GraphModule, key: object) -> tuple[str, str]:
     """The name and the source line of a result.
 
-    The line of a gradient is where its argument is first read; that of a changed argument, where it is last used.
-
-    Args:
-        graph: the captured graph, or one of its stage.
-        key: the result's position; ``("input", j)`` for the new value and ``("gradient", j)`` for the gradient of
-            argument j.
+    The line of a gradient is where its argument is first read; that of a changed argument, where it is last used. The
+    key is the result's position, ``("input", j)`` for the new value or ``("gradient", j)`` for the gradient of argument
+    j.
     """
     if isinstance(key, int):
         node = flat(graph.graph.output_node().args[0])[key]

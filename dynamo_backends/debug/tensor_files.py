@@ -18,14 +18,9 @@ _PROTOBUF_LIMIT = 2**31 - 2**20
 
 
 def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: str, limit: int) -> None:
-    """Writes a tensor as ``<relative>.pb``, or its summary as ``<relative>.json``.
+    """Writes a tensor row-major as ``<relative>.pb``; with more bytes than ``limit``, a summary ``<relative>.json``.
 
-    Args:
-        folder: the dump.
-        relative: path in the dump without an ending.
-        value: any strides; it is written row-major.
-        name: the name of the ONNX value.
-        limit: tensors with more bytes are summarized; -1 for none.
+    ``name`` is that of the ONNX value, and a ``limit`` of -1 is none.
     """
     size = value.numel() * value.element_size()
     if 0 <= limit < size:

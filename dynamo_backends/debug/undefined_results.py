@@ -21,9 +21,7 @@ from .rows import GraphComparison
 def undefined_values(module: fx.GraphModule, values: Mapping[fx.Node, object]) -> dict[str, str]:
     """The nodes whose values are undefined or depend on such values: the reason by node name.
 
-    Args:
-        module: the graph that ran.
-        values: known values of nodes; others are computed if needed.
+    ``values`` are known values of nodes; others are computed if needed.
     """
     known = dict(values)
     reasons: dict[str, str] = {}

@@ -30,11 +30,7 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
 
     The earliest stage that changed the results is the culprit: later ones only propagate the fault. Without one, it is
     the node or rewrite that the comparison of the nodes blames. A wrong result is a fault even if nothing explains it.
-
-    Args:
-        comparison: of the nodes of the compiled graph.
-        findings: of the earlier stages and the results, in the order of the stages.
-        sizes: those of the run that may differ between runs.
+    ``findings`` are those on the earlier stages and the results, in the order of the stages.
     """
     unchecked = [*comparison.unchecked, *(item for finding in findings for item in finding.unchecked)]
     culprits = [finding.culprit for finding in findings if finding.culprit is not None]

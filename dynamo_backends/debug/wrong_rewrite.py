@@ -27,7 +27,7 @@ from ..numerics.verdicts import is_changed
 from ..partition.needed_passes import with_needed_passes
 from ..runtime.binding import BoundSession, OutputSpec
 from ..runtime.exposed_values import common_values, tensors, values_of_model, values_of_session
-from ..runtime.optimizers import OPTIMIZERS
+from ..runtime.optimizers import wrong_optimizer
 from .rows import Row
 
 
@@ -63,13 +63,8 @@ def find_rewrite(
 ) -> tuple[Cause, str]:
     """Finds the pass or optimizer that makes ``value`` wrong, and the first value that it changed.
 
-    If another session of the same model is right, the cause is the session that ran.
-
-    Args:
-        compiled, bound: the region, and its session that ran.
-        steps: its model after each pass of the stage ``onnx`` that fired, in order.
-        actual: the values of the run, by node.
-        value: name of a tensor that is wrong in the session that ran, and right in the exported model.
+    If another session of the same model is right, the cause is the session that ran, ``bound``. In that, the tensor
+    ``value`` is wrong, and in the exported model it is right. ``steps`` are in order, ``actual`` the values of the run.
     """
     search = _RewriteSearch(compiled, bound, actual, value)
     optimized = compiled.optimized_model
@@ -83,18 +78,15 @@ def find_rewrite(
         before = after
     if search.is_right(optimized, optimize=False) is False:
         return Cause(CauseKind.PASS), search.first_changed(before, optimized) or value
-    return Cause(CauseKind.OPTIMIZER, _wrong_optimizer(search, optimized)), value
+    found = wrong_optimizer(lambda disabled: search.is_right(optimized, disabled=disabled))
+    return Cause(CauseKind.OPTIMIZER, found), value
 
 
 def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], row: Row) -> str:
     """The needed pass that makes a value wrong; ``""`` if the node itself is wrong.
 
-    Leaving out a right pass changes a value a little; leaving out the wrong one changes it by about its error.
-
-    Args:
-        compiled, bound: the region, and its session that ran.
-        actual: the values of the run, by node.
-        row: of a value that is wrong in the exported model.
+    Leaving out a right pass changes a value a little; leaving out the wrong one changes it by about its error. ``row``
+    is of a value that is wrong in the exported model; otherwise as ``find_rewrite``.
     """
     arguments = [actual[item.node] for item in compiled.region.inputs]
     wanted = [OutputSpec(row.name, row.torch_dtype)]
@@ -112,17 +104,6 @@ def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Map
             if measure_tensor(without, with_all.double()).share > row.local_onnx.share / 2:
                 return name
     return ""
-
-
-def _wrong_optimizer(search: _RewriteSearch, model: ir.Model) -> str:
-    """The name of ONNX Runtime's optimizer that makes the fault; ``""`` if no single one does."""
-    if not search.is_right(model, disabled=OPTIMIZERS):
-        return ""
-    suspects = list(OPTIMIZERS)
-    while len(suspects) > 1:
-        half = suspects[: len(suspects) // 2]
-        suspects = half if search.is_right(model, disabled=half) else suspects[len(half) :]
-    return suspects[0] if search.is_right(model, disabled=suspects) else ""
 
 
 class _RewriteSearch:
@@ -163,13 +144,10 @@ class _RewriteSearch:
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
         session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
         if self._position is None:
-            wanted = [OutputSpec(self._value, _dtype_of(model, self._value))]
+            found = next((v.dtype for node in model.graph for v in node.outputs if v.name == self._value), None)
+            dtype = ir.tensor_adapters.to_torch_dtype(found) if found is not None else torch.float32
+            wanted = [OutputSpec(self._value, dtype)]
             return tensors(values_of_session(self._bound, session, self._arguments, wanted)).get(self._value)
         result = BoundSession(session, self._bound.inputs, self._bound.outputs)(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result
-
-
-def _dtype_of(model: ir.Model, name: str) -> torch.dtype:
-    found = next((v.dtype for node in model.graph for v in node.outputs if v.name == name), None)
-    return ir.tensor_adapters.to_torch_dtype(found) if found is not None else torch.float32

@@ -25,13 +25,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, Command, fault_of, line_of
+from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, Command, RanModel, fault_of, line_of
 from .blame import CauseKind
 from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
 from .cut_folder import CutModel
 from .fault_search import (
     NodeResults,
-    RanModel,
     bisect_failure,
     bisect_rejected,
     rejected_models,
@@ -44,7 +43,7 @@ from .model_sessions import PLAIN, check_provider_options, region_settings
 from .models import load_ir, load_model
 from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpedRun, DumpError, checked
 from .schema import Settings
-from .submodels import Parts, inputs_of, outputs_of
+from .submodels import Parts, known_of
 
 
 def bisect(
@@ -59,9 +58,8 @@ def bisect(
     """Bisects the first graph that the reference names whose verdict is not ``ok``.
 
     Args:
-        run: the dumped run.
-        reference: a graph, or one of its regions. By default the region is that which the verdict names, or whose
-            session failed.
+        run, reference: a graph, or one of its regions; by default the region that the verdict names, or whose session
+            failed.
         output: the folder of the cut; by default ``bisect`` in the graph's folder.
         check: a command that decides what fails, instead of the comparison.
         rejected: whether to bisect a model that ONNX Runtime rejected, even if there is another fault.
@@ -194,15 +192,15 @@ def _in_region(search: BisectionSearch, region: DumpedRegion) -> Bisection:
     plain = search.values(parts, feeds)
     if plain.kind != "ran":
         return bisect_failure(search, parts, feeds, PLAIN, plain, region.model)
-    ran, node = RanModel(search, parts, {**feeds, **plain.outputs}, settings), NodeResults.read(region)
-    result = wrong_translation(ran, node) or wrong_kernel(ran, node)
+    ran, node = RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner), NodeResults.read(region)
+    result = wrong_translation(search, ran, node) or wrong_kernel(search, ran, node)
     if result is not None:
         return result
     plain = search.values(after, feeds)
     if plain.kind != "ran":
         return bisect_failure(search, after, feeds, PLAIN, plain, region.optimized_model)
-    optimized = RanModel(search, after, {**feeds, **plain.outputs}, settings)
-    result = wrong_pass(ran, optimized) or wrong_optimizer(optimized, region.optimized_model)
+    optimized = RanModel(after, {**feeds, **plain.outputs}, settings, search.runner)
+    result = wrong_pass(search, ran, optimized) or wrong_optimizer(search, optimized, region.optimized_model)
     return result or _not_reproduced(search, region, outcome)
 
 
@@ -247,7 +245,7 @@ def _by_command(search: BisectionSearch, region: DumpedRegion, command: str) -> 
     result.place, result.cause = "check", command
     result.value, result.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
     text = f"The check fails: {command}"
-    inputs, expected = inputs_of(model, known), outputs_of(model, known)
+    inputs, expected = known_of(model.graph.inputs, known), known_of(model.graph.outputs, known)
     piece = CutModel(model, region_settings(region), inputs, expected, {}, "check", text)
     return search.finish(piece, len(parts.nodes), confirm=lambda: check(kept))
 
@@ -274,8 +272,8 @@ def _with_constants(parts: Parts, feeds: Feeds) -> ir.Model:
     return model
 
 
-def _trivial() -> tuple[ir.Model, Feeds, Feeds]:
-    """A model with one ``Identity``, its inputs and its outputs."""
+def _trivial() -> tuple[ir.Model, Feeds]:
+    """A model with one ``Identity``, and its values."""
     text = '<ir_version: 10, opset_import: ["": 18]> trivial (float[1] x) => (float[1] y) { y = Identity(x) }'
     one = np.ones(1, np.float32)
-    return ir.from_onnx_text(text), {"x": one}, {"y": one}
+    return ir.from_onnx_text(text), {"x": one, "y": one}

@@ -26,7 +26,7 @@ from .cut_folder import CutModel, run_repro, write_cut
 from .model_sessions import PLAIN
 from .reading import DATA_SET, DumpedGraph, DumpedRun, DumpError, write_data_set
 from .schema import Settings
-from .submodels import Parts, inputs_of, outputs_of
+from .submodels import Parts, known_of
 from .value_differences import difference_from_reference
 
 ANSWERS = "bisection.txt"  # the file of answers, in the folder of the cut
@@ -225,12 +225,12 @@ def fault_of(value: np.ndarray, known: np.ndarray, exact: np.ndarray | None = No
 
 
 @dataclasses.dataclass(frozen=True)
-class Diverges:
-    """A part fails if its session returns wrong values."""
+class RanModel:
+    """A model of a region. A part of it fails if its session returns wrong values."""
 
     parts: Parts
     known: Feeds  # right values of all tensors, computed without optimizations
-    settings: Settings
+    settings: Settings  # of the session of the compared run
     runner: CandidateRunner
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
@@ -246,24 +246,6 @@ class Diverges:
         exact = (self.runner.exact(model, self.known) if suspects else None) or {}
         errors = {name: fault_of(value, self.known[name], exact.get(name)) for name, value in suspects.items()}
         return {name: error for name, error in errors.items() if error is not None}
-
-
-@dataclasses.dataclass(frozen=True)
-class FailsAs:
-    """A part fails if it has the same failure as the whole model: no session, an error in the run, or a crash."""
-
-    parts: Parts
-    known: Feeds | None  # values of its tensors; ``None`` if only the session is created
-    settings: Settings
-    runner: CandidateRunner
-    outcome: CandidateOutcome  # of the whole model
-
-    def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
-        model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
-        if model is None:
-            return False
-        feeds = None if self.outcome.kind == "rejected" else self.known
-        return is_same_failure(self.runner.run(model, feeds, self.settings), self.outcome)
 
 
 def is_same_failure(one: CandidateOutcome, other: CandidateOutcome) -> bool:
@@ -295,14 +277,14 @@ class Command:
 
     def __call__(self, kept: Collection[int]) -> bool:
         model = self.parts.cut(kept, self.known)
-        return model is not None and self.fails(model, inputs_of(model, self.known), outputs_of(model, self.known))
+        return model is not None and self.fails(model, self.known)
 
-    def fails(self, model: ir.Model, inputs: Feeds, expected: Feeds) -> bool:
+    def fails(self, model: ir.Model, known: Feeds | None) -> bool:
         """Whether the command fails on a model; ``DumpError`` if it cannot be started."""
         with tempfile.TemporaryDirectory(prefix="dynamo_backends_check_") as name:
             path = write_model(model, Path(name))
-            write_data_set(Path(name, DATA_SET), "input", inputs)
-            write_data_set(Path(name, DATA_SET), "output", expected)
+            write_data_set(Path(name, DATA_SET), "input", known_of(model.graph.inputs, known))
+            write_data_set(Path(name, DATA_SET), "output", known_of(model.graph.outputs, known))
             words = [word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self.command)]
             try:
                 done = subprocess.run(

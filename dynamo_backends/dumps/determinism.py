@@ -81,10 +81,7 @@ class RegionDeterminism:
 def find_unstable(graph: DumpedGraph, *, runs: int = 10, threads: int | None = None) -> list[RegionDeterminism]:
     """Finds values that differ from run to run, or with another number of threads.
 
-    Args:
-        graph: the graph.
-        runs: how often each session runs after its first run.
-        threads: of the session, by default those of the dumped run.
+    Each session runs once and then ``runs`` times, with the ``threads`` of the dumped run by default.
 
     Raises:
         DumpError: nothing was recorded, or the session cannot be created.
@@ -209,9 +206,6 @@ def _add_differences(
     differing = {name: item for name, item in found.items() if not item.is_equal}
     for name, item in differing.items():
         count, worst = unstable.get(name, (0, NOTHING))
-        unstable[name] = (count + 1, max(worst, item, key=_severity))
+        worst = max(worst, item, key=lambda d: (bool(d.what), d.measured.nonfinite, d.measured.max_abs, d.differing))
+        unstable[name] = (count + 1, worst)
     return set(differing)
-
-
-def _severity(item: Difference) -> tuple[bool, int, float, int]:
-    return bool(item.what), item.measured.nonfinite, item.measured.max_abs, item.differing

@@ -12,14 +12,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..runtime.optimizers import OPTIMIZERS
+from ..runtime import optimizers
 from .bisection import (
     RIGHT,
     WRONG,
     Bisection,
     BisectionSearch,
-    Diverges,
-    FailsAs,
+    RanModel,
     delta_debug,
     fault_of,
     is_same_failure,
@@ -35,7 +34,7 @@ from .model_values import perturbed
 from .models import load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError, read_data_set
 from .schema import Level, Settings
-from .submodels import Parts, inputs_of
+from .submodels import Parts, known_of
 from .value_differences import difference_from_reference, tolerance
 
 _FEW_NODES = 64  # up to this size all kernels of a model are checked if the verdict names no node
@@ -64,19 +63,9 @@ class NodeResults:
         return cls(*(dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")))
 
 
-@dataclasses.dataclass(frozen=True)
-class RanModel:
-    """A model of a region, and the values of its tensors."""
-
-    search: BisectionSearch
-    parts: Parts
-    known: Feeds  # the values of all tensors, computed without optimizations
-    settings: Settings  # of the session of the compared run
-
-
-def wrong_translation(ran: RanModel, node: NodeResults | None) -> Bisection | None:
+def wrong_translation(search: BisectionSearch, ran: RanModel, node: NodeResults | None) -> Bisection | None:
     """The node that the verdict names, if its ONNX nodes in float64 differ from PyTorch's float64."""
-    search, parts, known, result = ran.search, ran.parts, ran.known, ran.search.result
+    parts, known, result = ran.parts, ran.known, search.result
     what = "the translation: its ONNX nodes in float64, against PyTorch's float64"
     if node is None:
         if search.blamed.blames_no_node:
@@ -107,9 +96,8 @@ def wrong_translation(ran: RanModel, node: NodeResults | None) -> Bisection | No
         result.cause = next(filter(None, operators), "a folded constant")
         blame = search.graph.entry.blame
         code = blame.code if blame is not None else ""
-        result.advice.append(
-            f"mend the registered converter ({code})" if code else "report it with the folder to dynamo-backends"
-        )
+        to_mend = f"mend the registered converter ({code})"
+        result.advice.append(to_mend if code else "report it with the folder to dynamo-backends")
         text = f"The translation of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
         expected = {name: _as_type(exact, eager.dtype)}
         piece = _piece(ran, model, known, expected, tolerance(eager, exact), text)
@@ -118,9 +106,9 @@ def wrong_translation(ran: RanModel, node: NodeResults | None) -> Bisection | No
     return None
 
 
-def wrong_kernel(ran: RanModel, node: NodeResults | None) -> Bisection | None:
+def wrong_kernel(search: BisectionSearch, ran: RanModel, node: NodeResults | None) -> Bisection | None:
     """The first ONNX node of the FX node that the verdict names which ONNX Runtime computes wrong by itself."""
-    search, parts, known, result = ran.search, ran.parts, ran.known, ran.search.result
+    parts, known, result = ran.parts, ran.known, search.result
     what = "the kernels: each node alone, nothing optimized, against float64"
     if search.blamed.blames_no_node:
         search.tried("the kernels, compared in PyTorch when the model ran", RIGHT)
@@ -148,9 +136,8 @@ def wrong_kernel(ran: RanModel, node: NodeResults | None) -> Bisection | None:
             right = _as_type(exact[name], array.dtype)
             error = difference_from_reference(array, right)
             if not error.is_rounding:
-                error = difference_from_reference(
-                    array, exact[name], _perturbed_results(search.runner, model, known, name)
-                )
+                others = _perturbed_results(search.runner, model, known, name)
+                error = difference_from_reference(array, exact[name], others)
             if error.is_rounding:
                 continue
             search.tried(what, WRONG, name, error.error)
@@ -168,16 +155,16 @@ def _perturbed_results(runner: CandidateRunner, model: ir.Model, known: Feeds, n
     perturbed_results = []
     for seed in range(_PERTURBATIONS):
         generator = np.random.default_rng(seed)
-        inputs = {key: np.asarray(perturbed(value, 0.0, generator)) for key, value in inputs_of(model, known).items()}
+        given = known_of(model.graph.inputs, known)
+        inputs = {key: np.asarray(perturbed(value, 0.0, generator)) for key, value in given.items()}
         results = runner.exact(model, inputs)
         perturbed_results += [results[name]] if results is not None else []
     return perturbed_results
 
 
-def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
+def wrong_pass(search: BisectionSearch, ran: RanModel, optimized: RanModel) -> Bisection | None:
     """The part of the model after our passes, between values of both models, that computes something else."""
-    search, result = ran.search, ran.search.result
-    before, known, after, known_after = ran.parts, ran.known, optimized.parts, optimized.known
+    result, before, known, after, known_after = search.result, ran.parts, ran.known, optimized.parts, optimized.known
     what = "our ONNX passes: model.optimized.onnx against model.onnx, ONNX Runtime's optimizers off in both"
     both = [name for name in after.tensors() if name in known and name in before.by_name]
     suspicious = [name for name in both if fault_of(known_after[name], known[name]) is not None]
@@ -207,46 +194,44 @@ def wrong_pass(ran: RanModel, optimized: RanModel) -> Bisection | None:
     return None
 
 
-def wrong_optimizer(ran: RanModel, path: Path) -> Bisection | None:
+def wrong_optimizer(search: BisectionSearch, ran: RanModel, path: Path) -> Bisection | None:
     """The smallest part of the model in the file ``path`` that ONNX Runtime's optimizers make wrong."""
-    search, parts, known, settings = ran.search, ran.parts, ran.known, ran.settings
-    result, runner = search.result, search.runner
-    check = Diverges(parts, known, settings, runner)
-    start = next((candidate for candidate in _starts(parts, result.value) if check(candidate)), None)
+    parts, known, result = ran.parts, ran.known, search.result
+    start = next((candidate for candidate in _starts(parts, result.value) if ran(candidate)), None)
     if start is None:
         return None
     for level in _LEVELS:
-        at_level = dataclasses.replace(settings, graph_optimization_level=level)
-        wrong = Diverges(parts, known, at_level, runner).wrong(start)
+        at_level = dataclasses.replace(ran.settings, graph_optimization_level=level)
+        wrong = dataclasses.replace(ran, settings=at_level).wrong(start)
         name = max(wrong, key=lambda name: wrong[name], default="")
         text = f"ONNX Runtime's optimizers, {level.removeprefix('ORT_ENABLE_').lower()}"
         search.tried(text, WRONG if wrong else RIGHT, name, wrong.get(name))
-    kept = search.reduce(path, "diverges", settings, start, check)
-    outputs = list(check.wrong(kept))
-    outputs = delta_debug(outputs, lambda names: bool(check.wrong(kept, names))) if len(outputs) > 1 else outputs
+    kept = search.reduce(path, "diverges", ran.settings, start, ran)
+    outputs = list(ran.wrong(kept))
+    outputs = delta_debug(outputs, lambda names: ran(kept, names)) if len(outputs) > 1 else outputs
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
     if model is None or not outputs:
         return None
     result.place, result.value = "ONNX Runtime optimizer", outputs[0]
     result.cause = _optimizer(ran, kept, outputs)
     result.advice.append("ONNX Runtime's optimizers change the result: report it to onnxruntime with the folder")
-    exact = runner.exact(model, known) or {}
+    exact = ran.runner.exact(model, known) or {}
     expected = {name: known[name] for name in outputs}
     allowed = {name: _allowed(array, exact.get(name)) for name, array in expected.items()}
     text = f"{result.cause} of ONNX Runtime changes the result"
-    piece = CutModel(model, settings, inputs_of(model, known), expected, allowed, "differs", text)
+    piece = CutModel(model, ran.settings, known_of(model.graph.inputs, known), expected, allowed, "differs", text)
     return search.finish(piece, len(parts.nodes))
 
 
 def _piece(ran: RanModel, model: ir.Model, known: Feeds, expected: Feeds, allowed: float, text: str) -> CutModel:
     """A cut that returns a wrong result, with the settings of the run, or unoptimized if only that shows the fault."""
-    outcome = ran.search.runner.run(model, known, ran.settings)
+    outcome = ran.runner.run(model, known, ran.settings)
     shows = outcome.kind == "ran" and all(
         fault_of(outcome.outputs[name], value) is not None for name, value in expected.items()
     )
     settings = ran.settings if shows else PLAIN
     allowed_by_output = dict.fromkeys(expected, allowed)
-    return CutModel(model, settings, inputs_of(model, known), expected, allowed_by_output, "differs", text)
+    return CutModel(model, settings, known_of(model.graph.inputs, known), expected, allowed_by_output, "differs", text)
 
 
 def _allowed(known: np.ndarray, exact: np.ndarray | None) -> float:
@@ -267,18 +252,15 @@ def _starts(parts: Parts, value: str) -> Sequence[Sequence[int]]:
 
 
 def _optimizer(ran: RanModel, kept: Sequence[int], outputs: Collection[str]) -> str:
-    """``the optimizer NAME``, found by halving; ``no single optimizer`` if none alone is to blame."""
+    """``the optimizer NAME``; ``no single optimizer`` if none alone is to blame."""
 
     def is_right(disabled: Sequence[str]) -> bool:
         names = (*ran.settings.disabled_optimizers, *disabled)
         without = dataclasses.replace(ran.settings, disabled_optimizers=names)
-        return not Diverges(ran.parts, ran.known, without, ran.search.runner)(kept, outputs)
+        return not dataclasses.replace(ran, settings=without)(kept, outputs)
 
-    suspects = list(OPTIMIZERS)
-    while len(suspects) > 1:
-        half = suspects[: len(suspects) // 2]
-        suspects = half if is_right(half) else suspects[len(half) :]
-    return f"the optimizer {suspects[0]}" if is_right(suspects) else "no single optimizer"
+    found = optimizers.wrong_optimizer(is_right)
+    return f"the optimizer {found}" if found else "no single optimizer"
 
 
 def _node_model(
@@ -349,14 +331,9 @@ def bisect_failure(
     outcome: CandidateOutcome,
     path: Path,
 ) -> Bisection:
-    """The smallest part of a model with the same failure.
+    """The smallest part of a model, in the file ``path``, with the failure ``outcome``.
 
-    Args:
-        search: the bisection.
-        parts, path: the model, and its file.
-        feeds: its inputs; ``None`` if it was not run.
-        settings: of the session.
-        outcome: the failure.
+    ``feeds`` are its inputs; ``None`` if it was not run.
     """
     result = search.result
     result.place = "session" if outcome.kind == "rejected" else "run"
@@ -364,8 +341,15 @@ def bisect_failure(
     if feeds is not None:
         search.tried("the model with the settings of the run, in a fresh process", outcome.kind)
     known = _known_values(search, parts, feeds) if feeds is not None and outcome.kind != "rejected" else None
-    start = range(len(parts.nodes)) if known is None else _with_known_inputs(parts, known)
-    check = FailsAs(parts, known, settings, search.runner, outcome)
+    start: Sequence[int] = range(len(parts.nodes))
+    if known is not None:  # without the nodes that depend on the one that fails
+        start = [i for i in start if all(str(value.name) in known for value in parts.inputs_of([i]))]
+
+    def check(kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
+        model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
+        given = None if outcome.kind == "rejected" else known
+        return model is not None and is_same_failure(search.runner.run(model, given, settings), outcome)
+
     if not check(start):
         result.advice.append("only the whole model fails in this way, no part of it does")
         return result
@@ -380,7 +364,7 @@ def bisect_failure(
     result.advice.append("report it to onnxruntime with the folder")
     text = {"rejected": "ONNX Runtime rejects the model", "failed": "ONNX Runtime fails in the run"}
     said = f"{text.get(outcome.kind, 'ONNX Runtime crashes the process')}: {outcome.message}"
-    piece = CutModel(model, settings, inputs_of(model, known), expected, {}, outcome.kind, said)
+    piece = CutModel(model, settings, known_of(model.graph.inputs, known), expected, {}, outcome.kind, said)
     return search.finish(piece, len(parts.nodes), outcome)
 
 
@@ -403,11 +387,6 @@ def _known_values(search: BisectionSearch, parts: Parts, feeds: Feeds) -> Feeds:
         else:
             fails = middle
     return {**feeds, **values}
-
-
-def _with_known_inputs(parts: Parts, known: Feeds) -> list[int]:
-    """The nodes whose inputs are all known: those that do not depend on the node that fails."""
-    return [i for i in range(len(parts.nodes)) if all(str(v.name) in known for v in parts.inputs_of([i]))]
 
 
 def _typed(model: ir.Model) -> ir.Model:

@@ -33,11 +33,7 @@ def widened(
 ) -> ir.Model:
     """A copy of a model in which chosen nodes compute in a wider dtype. Nodes with subgraphs are never changed.
 
-    Args:
-        model: all its values must have a dtype.
-        is_chosen: is called with each node.
-        dtype: the wider dtype.
-        wide_outputs: whether outputs of the model that chosen nodes compute stay wide.
+    All values of the model must have a dtype. With ``wide_outputs``, its outputs that chosen nodes compute stay wide.
     """
     copy = model.clone()
     wide: dict[ir.Value, ir.Value] = {}

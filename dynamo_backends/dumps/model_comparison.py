@@ -82,9 +82,7 @@ def compare(
     """Runs two models on the same inputs and compares their values.
 
     Args:
-        first, second: the models.
         feeds: inputs of either model, by name. Others are taken from the other model's initializers, or generated.
-        runtime: what runs both.
         sizes: of symbolic dimensions, for generated inputs.
         seed: of generated inputs and perturbations.
         spare: inputs of the second model that the first neither has nor computes, by name.

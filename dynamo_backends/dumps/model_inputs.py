@@ -25,6 +25,8 @@ DEFAULT_SIZE = 3  # of symbolic dimensions
 
 _LARGEST_HASHED = 2**26  # bytes; larger weights are not matched by content
 
+_LISTED = 6  # names that a note lists
+
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
     """Stored inputs, from folders with ``input_0.pb`` … (ONNX's test layout) or ``test_data_set_0``, ``.pb`` files, or
@@ -63,11 +65,7 @@ def generated_inputs(
 ) -> dict[str, OnnxValue]:
     """Random inputs: normally distributed numbers; indices within the indexed axis; 0 and 1 for other integers.
 
-    Args:
-        model: the model.
-        sizes: of symbolic dimensions, by default ``DEFAULT_SIZE``.
-        seed: of the random numbers.
-        wanted: for which inputs, by default all.
+    ``sizes`` are of symbolic dimensions, by default ``DEFAULT_SIZE``; ``wanted`` are the inputs, by default all.
 
     Raises:
         DumpError: an input is not a tensor, or its values are a shape.
@@ -283,14 +281,10 @@ def computed_inputs(
     notes: list[str],
     spare: Mapping[str, OnnxValue],
 ) -> dict[str, OnnxValue]:
-    """The missing inputs of a model, from the values of the other model: one of them folded constants.
+    """The missing inputs of the ``first`` or ``second`` model, from the other's ``run``: one of them folded constants.
 
-    Args:
-        model, which: the model, and whether it is the ``first`` or ``second``.
-        feeds: the inputs that it has.
-        run: the run of the other model.
-        notes: to which notes are added.
-        spare: values that the other model does not compute, such as those that PyTorch computed between regions.
+    ``feeds`` are the inputs that it has, ``spare`` values that the other does not compute, such as those that PyTorch
+    computed between regions. Adds to ``notes``.
 
     Raises:
         DumpError: an input has no value.
@@ -309,9 +303,9 @@ def computed_inputs(
     return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
 
 
-def listed(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def _as(value: OnnxValue, dtype: np.dtype | None) -> OnnxValue:

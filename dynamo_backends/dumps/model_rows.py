@@ -77,10 +77,8 @@ def aligned_rows(
 ) -> list[AlignedRow]:
     """The rows of inputs and constants, of results, and of outputs.
 
-    Args:
-        one, other: the models, which ran.
-        matched: corresponding inputs and initializers.
-        rounded: the values of the first model with perturbed inputs.
+    ``matched`` are corresponding inputs and initializers, ``rounded`` the values of the first model with perturbed
+    inputs.
     """
     stored, their_stored = ([item for item in run.values if item.kind != "result"] for run in (one, other))
     results, their_results = ([item for item in run.values if item.kind == "result"] for run in (one, other))
@@ -193,12 +191,9 @@ def first_different(rows: Sequence[AlignedRow]) -> AlignedRow | None:
 def _aligned(
     ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: Mapping[str, str], trust_names: bool
 ) -> dict[int, int]:
-    """The positions of corresponding results.
+    """The positions of corresponding results, from the ``partners`` of inputs and initializers.
 
-    Args:
-        ours, theirs: the results.
-        partners: the names of corresponding inputs and initializers.
-        trust_names: whether results with the same name correspond even if their values differ.
+    With ``trust_names``, results with the same name correspond even if their values differ.
     """
     one, other = [_Summary.of(item) for item in ours], [_Summary.of(item) for item in theirs]
     pairs: dict[int, int] = {}

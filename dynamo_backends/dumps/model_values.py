@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx.external_data_helper import uses_external_data
 
 from ..errors import first_line
 from .model_sessions import ModelSession, operator_of
-from .models import OnnxModel, is_external, load_model
+from .models import OnnxModel, load_model
 from .reading import DumpError
 from .schema import Settings
 from .value_differences import OnnxValue, described, epsilon, kind_of
@@ -132,8 +133,8 @@ def _reference_results(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict
     """The outputs of a model on onnx's evaluator. External initializers become inputs, so that they are not loaded."""
     proto = model.copy().proto
     stored = model.initializers
-    external = {item.name: stored[item.name] for item in proto.graph.initializer if is_external(item)}
-    kept = [item for item in proto.graph.initializer if not is_external(item)]
+    external = {item.name: stored[item.name] for item in proto.graph.initializer if uses_external_data(item)}
+    kept = [item for item in proto.graph.initializer if item.name not in external]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(kept)
     known = {item.name for item in proto.graph.input}
@@ -180,11 +181,7 @@ def perturbed_values(
 ) -> dict[str, OnnxValue]:
     """The values of a model whose floating-point inputs and weights are perturbed by one unit of rounding.
 
-    Args:
-        model, feeds: the model and its inputs.
-        run: runs a model on inputs; returns values by name.
-        unit: of rounding, relative, see ``coarsest_unit``.
-        seed: of the random signs.
+    ``run`` runs a model on inputs; ``unit`` is relative, see ``coarsest_unit``; ``seed`` is of the random signs.
     """
     generator = np.random.default_rng(seed)
     changed, values = model.copy(), model.initializers

@@ -42,7 +42,11 @@ class InputType:
 
 @dataclasses.dataclass(frozen=True)
 class OnnxModel:
-    """A model whose external data is not loaded."""
+    """A model whose external data is not loaded.
+
+    Not onnx-ir's, which is for models of dumps (``load_ir``): version 1.1 loses the sparse initializers of a model, and
+    does not read one that returns maps.
+    """
 
     proto: onnx.ModelProto  # with local functions inlined
     folder: Path  # of its external data
@@ -63,7 +67,7 @@ class OnnxModel:
         import onnx
         import onnx_ir as ir
 
-        if not is_external(tensor):
+        if not onnx.external_data_helper.uses_external_data(tensor):
             return onnx.numpy_helper.to_array(tensor)
         try:
             return ir.serde.deserialize_tensor(tensor, str(self.folder)).numpy()
@@ -80,10 +84,6 @@ class OnnxModel:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         return self.with_proto(proto)
-
-
-def is_external(tensor: onnx.TensorProto) -> bool:
-    return bool(tensor.data_location == tensor.EXTERNAL)
 
 
 def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxModel:
@@ -137,6 +137,8 @@ def _read(path: Path) -> onnx.ModelProto:
 
 def _damage(proto: onnx.ModelProto, folder: Path) -> str:
     """What is missing in a model that protobuf could parse; ``""`` if nothing is."""
+    from onnx.external_data_helper import uses_external_data
+
     graph = proto.graph
     if not graph.output or not proto.opset_import:
         return "it has no graph with outputs" if not graph.output else "it has no opset"
@@ -153,7 +155,7 @@ def _damage(proto: onnx.ModelProto, folder: Path) -> str:
     unknown = [item.name for item in graph.output if item.name not in known]
     if unknown:
         return f"nothing computes its output {unknown[0]}"
-    for tensor in filter(is_external, _tensors(proto)):
+    for tensor in filter(uses_external_data, _tensors(proto)):
         try:
             file, end = _external_data(tensor, folder)
             size = file.stat().st_size

@@ -82,12 +82,8 @@ def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = 
     """Profiles the regions of a graph on their recorded inputs.
 
     A time is the mean of the middle half of the runs. ONNX Runtime measures whole microseconds with an overhead of
-    about one, so small nodes seem slower than they are. Nodes in PyTorch are not measured.
-
-    Args:
-        graph: the graph.
-        runs: how often each region runs, after a warm-up run.
-        threads: of the session, by default those of the dumped run.
+    about one, so small nodes seem slower than they are. Nodes in PyTorch are not measured. Each region runs once to
+    warm up and then ``runs`` times, with the ``threads`` of the dumped run by default.
 
     Raises:
         DumpError: nothing was recorded, or the session cannot be created or run.

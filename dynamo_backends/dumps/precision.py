@@ -58,6 +58,10 @@ class ResultError:
     def is_right(self) -> bool:
         return self.error <= self.allowed
 
+    def as_json(self) -> dict[str, object]:
+        error = self.error if math.isfinite(self.error) else None
+        return {**dataclasses.asdict(self), "error": error, "is_right": self.is_right}
+
 
 @dataclasses.dataclass(frozen=True)
 class RegionPrecision:
@@ -77,7 +81,7 @@ class RegionPrecision:
 
     def as_json(self) -> dict[str, object]:
         """Infinite errors become ``null``."""
-        errors = {name: [_error_as_json(item) for item in getattr(self, name)] for name in ("before", "after")}
+        errors = {name: [item.as_json() for item in getattr(self, name)] for name in ("before", "after")}
         return {**dataclasses.asdict(self), **errors}
 
 
@@ -86,10 +90,8 @@ def find_precision(
 ) -> list[RegionPrecision]:
     """Finds the nodes of each region that must compute in float32.
 
-    Args:
-        graph: the graph.
-        strict: whether only rounding counts; by default the tolerance includes eager's error, as in the verdict.
-        progress: is called with a line of text for each variant.
+    With ``strict`` only rounding counts; by default the tolerance includes eager's error, as in the verdict.
+    ``progress`` is called with a line of text for each variant.
 
     Raises:
         DumpError: no run was compared, nothing was recorded, or the model cannot be run.
@@ -146,14 +148,9 @@ class RegionSearch:
     def _reference(self) -> tuple[dict[str, np.ndarray], str]:
         """The results in float64. Operators without a float64 kernel, or else all nodes, are in float32."""
         single = widened(self._model, lambda node: node.op_type in _SINGLE, ir.DataType.FLOAT)
-        attempts = (
+        attempts: tuple[tuple[ir.Model, ir.DataType, Callable[[ir.Node], bool], str], ...] = (
             (self._model, ir.DataType.DOUBLE, lambda node: True, "float64"),
-            (
-                single,
-                ir.DataType.DOUBLE,
-                lambda node: node.op_type not in _SINGLE,
-                "float64, some operators in float32",
-            ),
+            (single, ir.DataType.DOUBLE, _has_wide_kernel, "float64, some operators in float32"),
             (self._model, ir.DataType.FLOAT, lambda node: True, "float32"),
         )
         for model, dtype, is_chosen, name in attempts:
@@ -204,11 +201,10 @@ _SINGLE = ("Erf", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Conv", "ConvTran
 """Operators without a float64 kernel in ONNX Runtime's CPU provider (1.31)."""
 
 
+def _has_wide_kernel(node: ir.Node) -> bool:
+    return node.op_type not in _SINGLE
+
+
 def _fx_node(node: ir.Node) -> str:
     """The FX node of an ONNX node; its own name if a pass removed the metadata."""
     return node.metadata_props.get("fx_node") or str(node.name)
-
-
-def _error_as_json(item: ResultError) -> dict[str, object]:
-    fields = dataclasses.asdict(item)
-    return {**fields, "error": item.error if math.isfinite(item.error) else None, "is_right": item.is_right}

@@ -285,6 +285,38 @@ def read_run(folder: Path) -> DumpedRun:
     return DumpedRun(folder, checked(path, manifest, RunEntry))
 
 
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """A run folder."""
+
+    folder: str  # its path
+    started: str = ""  # ISO 8601, UTC
+    graphs: int = 0  # compiled graphs
+    diverging: int = 0  # graphs that diverge
+    not_ok: int = 0  # other graphs that are not ``ok``: not comparable, not compared, or not compiled
+    error: str = ""  # why the run cannot be read
+
+
+def runs_in(folder: Path) -> list[RunSummary]:
+    """The runs in a dump folder, the oldest first, including those that cannot be read."""
+    found = sorted(folder.glob("run_*"), key=lambda path: (path.stat().st_mtime, path.name))
+    return [_summary(path) for path in found if path.is_dir()]
+
+
+def _summary(folder: Path) -> RunSummary:
+    if not (folder / MANIFEST).exists():
+        return RunSummary(str(folder), error=f"no {MANIFEST}: nothing is compiled yet")
+    try:
+        run = read_run(folder)
+        graphs, dynamo_graphs = run.graphs, run.dynamo_graphs
+    except DumpError as error:
+        return RunSummary(str(folder), error=str(error))
+    diverging = sum(graph.diverges for graph in graphs)
+    not_ok = sum(graph.verdict != "ok" for graph in graphs) - diverging
+    not_ok += sum(len(graph.not_compiled) for graph in dynamo_graphs)
+    return RunSummary(str(folder), run.manifest.started, len(graphs), diverging, not_ok)
+
+
 def _check_no_links(folder: Path) -> None:
     """Raises ``DumpError`` if a run folder has a symbolic link, which could make us read or overwrite other files."""
     for place, folders, files in os.walk(folder):

@@ -230,6 +230,11 @@ class EndEntry:
     line: int | None
     details: str = ""
 
+    @property
+    def place(self) -> str:
+        """``file:line``."""
+        return ":".join(str(part) for part in (self.file, self.line) if part)
+
 
 @dataclasses.dataclass
 class DynamoGraphEntry:
@@ -244,6 +249,19 @@ class DynamoGraphEntry:
     not_compiled: dict[str, str] = dataclasses.field(default_factory=dict)  # why PyTorch runs it, by direction
     files_in: str | None = None  # as in ``GraphEntry``
     passes: Sequence[PassResult] = ()  # of ``pre_grad`` and ``joint``
+
+    @property
+    def begins(self) -> LineEntry:
+        """``where``; with empty texts if it is unknown, as with ``onnx_compiler``."""
+        return self.where or LineEntry("", "", None)
+
+    @property
+    def ends(self) -> EndEntry:
+        return self.end or EndEntry("", "", None)
+
+    @property
+    def passes_seconds(self) -> float:
+        return sum(result.milliseconds for result in self.passes) / 1e3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,9 +359,7 @@ class RowEntry(ValueFacts):
     local_eager: MeasureEntry | None = None  # eager's local error, against the same reference
     session: MeasureEntry | None = None  # the error in the session that ran, if it returned or kept the value
     session_instability: InstabilityEntry | None = None  # if the session's value differed in another run
-    local_instability: InstabilityEntry | None = (
-        None  # the same for the node alone; measured if an error is no rounding
-    )
+    local_instability: InstabilityEntry | None = None  # of the node alone; measured if an error is no rounding
     eager_extent: ExtentEntry | None = None  # of eager's value; ``None`` for integers
     onnx_extent: ExtentEntry | None = None  # of the propagated value, or PyTorch's value in the run
     session_extent: ExtentEntry | None = None  # of the value in the session that ran

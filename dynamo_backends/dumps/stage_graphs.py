@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 
 from ..common.suggestions import unknown_name
@@ -38,17 +37,14 @@ class StageGraph:
     file: str  # the path in the run folder
     text: str  # Python for FX
     region: int | None = None  # ``None`` for an FX graph
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # the user's names of arguments, by FX name
+    names: dict[str, str] = dataclasses.field(default_factory=dict)  # the user's names of arguments, by FX name
 
     @functools.cached_property
     def nodes(self) -> list[GraphNode]:
         """Its nodes, including inputs, initializers and outputs."""
         if self.region is None:
             return _fx_nodes(self.path.with_suffix(".json"))
-        known = {
-            **self.names,
-            **{name: name for name in self.names.values()},
-        }  # weights of a model have the user's names
+        known = self.names | {name: name for name in self.names.values()}  # weights of a model have the user's names
         nodes = onnx_nodes(_model(self.path))
         of_user = {node.name: known.get(node.name, "") for node in nodes if node.kind in ("input", "initializer")}
         return [dataclasses.replace(node, user_name=of_user.get(node.name, node.user_name)) for node in nodes]
@@ -92,7 +88,7 @@ def stage_graphs(run: DumpedRun, graph: DumpedGraph, name: str) -> list[StageGra
         for region in graph.regions:
             path = region.model_of(name)
             file = f"{graph.reference}/region_{region.index}/{path.name}"
-            found.append(StageGraph(path, file, model_text(_model(path)), region.index, graph.entry.names))
+            found.append(StageGraph(path, file, model_text(_model(path)), region.index, dict(graph.entry.names)))
         return found
     entry = _entry(run, graph, name)
     if entry is not None and entry.same_as is not None:

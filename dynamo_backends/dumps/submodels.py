@@ -88,16 +88,12 @@ class Parts:
         outputs: Collection[str] | None = None,
         constants: Collection[str] = (),
     ) -> ir.Model | None:
-        """A model of some nodes.
+        """A model of the nodes ``kept``; ``None`` if it would return nothing, or an input has no known value or type.
 
         Args:
-            kept: positions of the nodes.
             known: values by name; the inputs get their types and shapes.
             outputs: which of ``outputs_of`` the model returns; by default all.
             constants: inputs that become initializers, with the known values.
-
-        Returns:
-            The model; ``None`` if it would return nothing, or if an input has no known value or type.
         """
         inputs = self.inputs_of(kept)
         returned = [value for value in self.outputs_of(kept) if outputs is None or value.name in outputs]
@@ -128,17 +124,8 @@ class Parts:
         return [str(value.name) for node in self.nodes for value in node.outputs if value.name and _is_tensor(value)]
 
 
-def inputs_of(model: ir.Model, known: Feeds | None) -> Feeds:
-    """The known values of a model's inputs; empty if ``known`` is ``None``."""
-    return _known(model.graph.inputs, known)
-
-
-def outputs_of(model: ir.Model, known: Feeds | None) -> Feeds:
-    """The known values of a model's outputs; empty if ``known`` is ``None``."""
-    return _known(model.graph.outputs, known)
-
-
-def _known(values: Iterable[ir.Value], known: Feeds | None) -> Feeds:
+def known_of(values: Iterable[ir.Value], known: Feeds | None) -> Feeds:
+    """The known values of a model's inputs or outputs; empty if ``known`` is ``None``."""
     return {} if known is None else {str(value.name): known[str(value.name)] for value in values}
 
 

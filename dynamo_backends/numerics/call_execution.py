@@ -31,31 +31,17 @@ Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class RunTarget:
-    """In which precision, and where, a call is run.
+    """In which precision, and where, a call is run."""
 
-    Attributes:
-        wide: whether in float64, with the random numbers and decisions of the recorded call, see ``Float64``.
-        decides: whether float64 decides comparisons and indices itself.
-        perturbing: with ``wide``, the dtype by whose rounding the inputs of each operator are perturbed.
-        device: of the copies; by default that of each argument.
-        function: computes the same on another runtime.
-        timer: creates a context for the function, and one for the backward.
-    """
-
-    wide: bool = False
-    decides: bool = False
-    perturbing: torch.dtype | None = None
-    device: torch.device | None = None
-    function: Callable[..., Any] | None = None
-    timer: Context = contextlib.nullcontext
+    wide: bool = False  # in float64, with the random numbers and decisions of the recorded call, see ``Float64``
+    decides: bool = False  # float64 decides comparisons and indices itself
+    perturbing: torch.dtype | None = None  # with ``wide``: by its rounding the inputs of each operator are perturbed
+    device: torch.device | None = None  # of the copies; by default that of each argument
+    function: Callable[..., Any] | None = None  # computes the same on another runtime
+    timer: Context = contextlib.nullcontext  # creates a context for the function, and one for the backward
 
     def copies(self, values: Sequence[object], *, in_memory: bool) -> list[object]:
-        """Copies of the tensors among some values.
-
-        Args:
-            values: tensors and other objects.
-            in_memory: whether the copies share memory where the originals do, and whole storages are copied.
-        """
+        """Copies of the tensors among some values; with ``in_memory``, of whole storages, shared as before."""
         if in_memory:
             values = copies(values, wide=self.wide)
             if self.device is None:
@@ -126,10 +112,7 @@ class CallExecution:
     def run(self, target: RunTarget, change: Change | None = None, *, with_gradients: bool = False) -> CallRun:
         """Calls the function on copies of the arguments. To be used after the call itself.
 
-        Args:
-            target: where to run.
-            change: is applied to each floating-point argument.
-            with_gradients: whether gradients can be computed afterwards.
+        ``change`` is applied to each floating-point argument. Gradients can be computed ``with_gradients``.
 
         Raises:
             ChangedSinceError: an argument was changed in place since the first run.
@@ -205,8 +188,7 @@ class CallRun:
     def gradients(self, tangents: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The gradients of the arguments that have one, by name; a repeated argument has the first of its names.
 
-        Args:
-            tangents: the gradients of results, by name.
+        ``tangents`` are the gradients of results, by name.
         """
         outputs = {name: value for name, value in self.results.items() if name in tangents and requires_grad(value)}
         if not outputs or not self._leaves:

@@ -142,13 +142,10 @@ def run_eager(node: fx.Node, environment: Environment) -> object:
 
 
 def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: dict[str, str] | None = None) -> object:
-    """Runs a call node in float64, with eager's decisions.
+    """Runs a call node of any stage on the float64 values of ``environment``, with eager's decisions.
 
-    Args:
-        node: a call node of any stage.
-        environment: the float64 values that it reads.
-        eager: its result in the model's dtype, which is used where float64 would compute another function.
-        inexact: receives the node's name and a reason, if PyTorch has no float64 kernel and eager's result is returned.
+    The ``eager`` result is used where float64 would compute another function. If PyTorch has no float64 kernel it is
+    returned, and ``inexact`` receives the node's name and the reason.
     """
     if not floats(eager) or not _has_float64(_function_of(node)):
         return widened_copies(eager)
@@ -162,14 +159,10 @@ def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: d
 
 
 def run_only_exact(node: fx.Node, environment: Environment) -> object:
-    """Runs a call node in float64, without an eager result: float64 decides comparisons too.
+    """Runs a call node of any stage on the float64 values of ``environment``: float64 decides comparisons too.
 
     A function composed of several operators is called as a whole, so its intermediate results in the default dtype are
     not widened; ``CallExecution`` widens these too.
-
-    Args:
-        node: a call node of any stage.
-        environment: the float64 values that it reads.
 
     Raises:
         KERNEL_ERRORS: PyTorch has no float64 kernel.

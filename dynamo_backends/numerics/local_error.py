@@ -61,16 +61,10 @@ def name_without_overload(node: fx.Node) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Nodes of a graph that are computed together.
+    """Nodes of a graph that are computed together: several if the inputs of the last one are no values of the model."""
 
-    Attributes:
-        nodes: in order; the results of the last one are compared. Several if the inputs of the last one are no values
-            of the model.
-        given: the other values that they read, as they were when the results were computed.
-    """
-
-    nodes: Sequence[fx.Node]
-    given: Environment
+    nodes: Sequence[fx.Node]  # in order; the results of the last one are compared
+    given: Environment  # the other values that they read, as they were when the results were computed
 
     def results(self, run: Callable[[fx.Node, Environment], object], given: Environment) -> object:
         """The results of the last node, if each node is run by ``run``."""
@@ -222,12 +216,6 @@ class NodeCheck:
         if node is self._node or not isinstance(result, torch.Tensor) or not isinstance(fake, torch.Tensor):
             return result
         return perturbed(result, self._generator, dtype=fake.dtype) if fake.is_floating_point() else result
-
-
-def is_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a tensor of one shape can be expanded to another one."""
-    pairs = zip(reversed(shape), reversed(to), strict=False)
-    return len(shape) <= len(to) and all(size in (1, other) for size, other in pairs)
 
 
 def _magnitude(value: object) -> Any:

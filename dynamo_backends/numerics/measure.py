@@ -352,7 +352,7 @@ def _chunk(
 ) -> tuple[Measure, Array, Array]:
     """The measure of some elements, their errors (0 if not finite), and the ratios of errors to tolerances."""
     library = _library(value)
-    error = _difference(value, exact)
+    error = library.abs(value - exact)
     largest = float(error.max())
     nonfinite, where = 0, 0
     if not math.isfinite(largest):
@@ -391,10 +391,6 @@ def _chunk(
     return found, error, shares
 
 
-def _difference(value: Array, exact: Array) -> Array:
-    return _library(value).abs(value - exact)
-
-
 def _infinite(value: Array) -> Array:
     """Infinity with the sign of each element."""
     return _library(value).where(value < 0, -math.inf, math.inf)
@@ -415,7 +411,7 @@ def _known(others: Sequence[Array], exact: Array, size: Array, rule: Format) -> 
     ``size`` is the magnitude of ``exact``.
     """
     library = _library(exact)
-    known = functools.reduce(library.maximum, [_difference(other, exact) for other in others])
+    known = functools.reduce(library.maximum, [library.abs(other - exact) for other in others])
     known *= known > rule.epsilon * size
     return known if math.isfinite(float(known.max())) else library.nan_to_num(known, nan=0.0, posinf=0.0)
 

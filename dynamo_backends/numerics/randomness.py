@@ -171,9 +171,7 @@ _GRADIENTS_NEAR_ONE = frozenset({f"{name}_backward" for name in (*NEAR_ONE, "tan
 def size_near_one(name: str, args: Sequence[object]) -> torch.Tensor | None:
     """The magnitude of numbers near one, or of their multiples, inside an operator; ``None`` if it has none.
 
-    Args:
-        name: of the operator, without its overload.
-        args: its arguments.
+    ``name`` is without the overload.
     """
     floats = [item for item in args if isinstance(item, torch.Tensor) and item.is_floating_point()]
     if name in NEAR_ONE and floats:

@@ -53,15 +53,11 @@ class NotRepeatableError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """The results of both runs, by key: tensors or numbers.
-
-    Attributes:
-        perturbed: given a number of runs, computes the results of so many float64 runs with random rounding.
-    """
+    """The results of both runs, by key: tensors or numbers."""
 
     eager: Values
     exact: Values
-    perturbed: Callable[[int], Sequence[Values]] = lambda times: ()
+    perturbed: Callable[[int], Sequence[Values]] = lambda times: ()  # of so many float64 runs with random rounding
 
     def under(self, keys: Mapping[Any, object]) -> Results:
         """Some of the results, with new keys: ``keys`` maps old to new ones."""
@@ -142,12 +138,9 @@ class FunctionRun:
         inputs: Sequence[torch.Tensor],
         timer: Context = contextlib.nullcontext,
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients of some leaves, ``None`` where there is none.
+        """The gradients of the leaves ``inputs``, ``None`` where there is none; ``timer`` is for autograd alone.
 
-        Args:
-            outputs, tangents: results, and their gradients in any dtype.
-            inputs: leaves.
-            timer: creates a context for autograd alone.
+        ``tangents`` are the gradients of the results ``outputs``, in any dtype.
         """
         with self._context():
             given = [tangent.detach().to(output, copy=True) for output, tangent in zip(outputs, tangents, strict=True)]
@@ -156,11 +149,7 @@ class FunctionRun:
 
 
 class SharedCopies:
-    """Copies of arguments, in their dtypes and in float64, that runs one after the other share.
-
-    Args:
-        originals: tensors and numbers. The copies share memory and require gradients as these do.
-    """
+    """Copies of arguments, in their dtypes and in float64, that runs one after the other share; see ``copies``."""
 
     def __init__(self, originals: Sequence[object]) -> None:
         self.originals = originals
@@ -197,9 +186,8 @@ class ReferenceRuns:
     ) -> None:
         leaves = are_leaves or [True] * len(arguments.originals)
 
-        def run(
-            mode: Recording | Float64,
-        ) -> FunctionRun:  # not a method: the perturbed runs must not keep these runs alive
+        # not a method: the perturbed runs must not keep these runs alive
+        def run(mode: Recording | Float64) -> FunctionRun:
             copied = arguments.take(wide=isinstance(mode, Float64))
             return FunctionRun(function, copied, leaves, generator_state, mode)
 

@@ -22,15 +22,10 @@ _CARRIED = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Some elements of a large tensor, spread evenly over its memory; all of a small one.
+    """Some elements of a large tensor, spread evenly over its memory; all of a small one."""
 
-    Attributes:
-        like: a tensor of the same dtype, shape and strides; on ``meta`` if the tensor is large.
-        elements: one-dimensional if the tensor is large.
-    """
-
-    like: torch.Tensor
-    elements: torch.Tensor
+    like: torch.Tensor  # of the same dtype, shape and strides; on ``meta`` if the tensor is large
+    elements: torch.Tensor  # one-dimensional if the tensor is large
 
 
 def sampled(results: Sequence[object]) -> list[object]:

@@ -43,13 +43,10 @@ def measure_tensor(
     group_size: int = 1,
     dtype: torch.dtype | None = None,
 ) -> Measure:
-    """The error of ``value`` against ``exact``, of the same shape.
+    """The error of ``value`` against ``exact``, of the same shape; see ``measure``.
 
-    Args:
-        value: any dtype.
-        exact: float64 or complex128 if the value is floating-point, else any dtype.
-        others, inner_size, group_size: see ``measure``.
-        dtype: whose rounding is allowed; by default the value's.
+    ``exact`` is float64 or complex128 if the value is floating-point. The rounding of ``dtype`` is allowed, by default
+    of the value's.
     """
     name = str(dtype or value.dtype).removeprefix("torch.").replace("complex32", "float16")
     if value.is_floating_point() or value.is_complex():

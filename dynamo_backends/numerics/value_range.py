@@ -12,28 +12,22 @@ import torch
 from .exact import is_floating
 from .tensor_measure import dense
 
+_SHOWN = 3
+"""Elements that are listed of a result with NaN or infinities."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """The range of a floating-point tensor, or of the real and imaginary parts of a complex one.
+    """The range of a floating-point tensor, or of the real and imaginary parts of a complex one."""
 
-    Attributes:
-        smallest, largest: of the finite elements, ``None`` if there are none.
-        nan: how many elements are NaN.
-        infinite: how many elements are infinite.
-    """
-
-    smallest: float | None
+    smallest: float | None  # of the finite elements, as ``largest``; ``None`` if there are none
     largest: float | None
-    nan: int = 0
-    infinite: int = 0
+    nan: int = 0  # how many elements are NaN
+    infinite: int = 0  # how many elements are infinite
 
     @property
     def is_finite(self) -> bool:
         return not self.nan and not self.infinite
-
-    def as_json(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
 
 
 def extent(value: object) -> Extent | None:
@@ -59,23 +53,15 @@ def extent(value: object) -> Extent | None:
     return Extent(smallest, largest, nan, infinite)
 
 
-def nonfinite_elements(
-    result: torch.Tensor, inputs: Iterable[tuple[str, object]], most: int = 3
-) -> list[dict[str, object]]:
+def nonfinite_elements(result: torch.Tensor, inputs: Iterable[tuple[str, object]]) -> list[dict[str, object]]:
     """The first elements of a real result that are NaN or infinite, NaN first, for a JSON file.
 
-    Args:
-        result: of any shape.
-        inputs: what it was computed from, each with its name.
-        most: how many elements.
-
-    Returns:
-        For each element its ``index``, its ``value``, and the ``inputs``: by name, the element at this index of each
-        input that has the result's shape or is broadcast to it. ``nan``, ``inf`` and ``-inf`` are texts.
+    For each element its ``index``, its ``value``, and of the ``inputs`` that have the result's shape or are broadcast
+    to it, the elements at this index, by name. ``nan``, ``inf`` and ``-inf`` are texts.
     """
     if not result.is_floating_point() or result.layout is not torch.strided:
         return []
-    positions = torch.cat([result.isnan().nonzero()[:most], result.isinf().nonzero()[:most]])[:most]
+    positions = torch.cat([result.isnan().nonzero()[:_SHOWN], result.isinf().nonzero()[:_SHOWN]])[:_SHOWN]
     broadcast = {}
     for name, item in inputs:
         if isinstance(item, torch.Tensor) and not item.is_complex() and item.layout is torch.strided:

@@ -14,21 +14,13 @@ from .tensor_measure import dense, measure_tensor, ordinary
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The result of comparing a value with its reference.
+    """The result of comparing a value with its reference."""
 
-    Attributes:
-        complaint: why elements cannot be compared, such as another dtype; or how many discrete ones differ.
-        ours: the value's error against float64; ``None`` for discrete values.
-        eager: if the value is wrong, eager's error against float64.
-        index: of the element whose error is the largest multiple of its tolerance.
-        is_of_size: whether elements were compared: dtype, shape and kind are as expected.
-    """
-
-    complaint: str = ""
-    ours: Measure | None = None
-    eager: Measure | None = None
-    index: tuple[int, ...] = ()
-    is_of_size: bool = False
+    complaint: str = ""  # why elements cannot be compared, such as another dtype; or how many discrete ones differ
+    ours: Measure | None = None  # the value's error against float64; ``None`` for discrete values
+    eager: Measure | None = None  # eager's error against float64, if the value is wrong
+    index: tuple[int, ...] = ()  # of the element whose error is the largest multiple of its tolerance
+    is_of_size: bool = False  # whether elements were compared: dtype, shape and kind are as expected
 
     @property
     def is_wrong(self) -> bool:

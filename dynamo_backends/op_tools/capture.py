@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 from ..common.text_table import fit_table
-from ..debug.dump_folder import DumpFolder, rank
+from ..debug.dump_folder import DumpFolder, new_folder, rank
 from .call import Call, as_json
 from .captures import FORMAT, as_argument
 from .gradients import Gradients
@@ -185,15 +183,7 @@ class CaptureFolder(DumpFolder):
     """The folder of one capture, ``<folder>/<rank>/<time>``. Writing never raises ``OSError``, see ``DumpFolder``."""
 
     def _make_run_folder(self) -> Path:
-        parent = self.root / (rank() or "0")
-        parent.mkdir(parents=True, exist_ok=True)
-        name = time.strftime("%Y-%m-%d--%H-%M-%S")
-        for number in itertools.count(1):
-            location = parent / (name if number == 1 else f"{name}_{number}")
-            with contextlib.suppress(FileExistsError):
-                location.mkdir()
-                return location
-        raise AssertionError
+        return new_folder(self.root / (rank() or "0"), time.strftime("%Y-%m-%d--%H-%M-%S"))
 
 
 def operator_folder(name: str) -> str:

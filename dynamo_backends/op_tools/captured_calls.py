@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, RunTarget, named_tensors
+from ..numerics.exact import widen
 from ..numerics.tensor_measure import measure_tensor
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
@@ -148,12 +149,11 @@ def _compare(
 
 def _differences(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The largest difference between values of the same name and shape."""
+    pairs = ((name, value, actual.get(name)) for name, value in expected.items())
     return {
-        name: measure_tensor(
-            ours.detach().cpu(), value.detach().double() if value.is_floating_point() else value
-        ).max_abs
-        for name, value in expected.items()
-        if (ours := actual.get(name)) is not None and ours.shape == value.shape
+        name: measure_tensor(ours.detach().cpu(), widen(value)).max_abs
+        for name, value, ours in pairs
+        if ours is not None and ours.shape == value.shape
     }
 
 

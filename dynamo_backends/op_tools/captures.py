@@ -49,10 +49,7 @@ def as_argument(path: str | os.PathLike[str]) -> str:
 
 
 def find_calls(folder: str | os.PathLike[str]) -> list[CapturedCall]:
-    """Finds the calls in a folder of ``OpCapture``, or in any folder of it.
-
-    Returns:
-        The calls, sorted by folder (run, then operator) and number.
+    """Finds the calls in a folder of ``OpCapture``, or in any folder of it; sorted by run, operator and number.
 
     Raises:
         CaptureError: the folder does not exist or has no calls, or a description cannot be read.

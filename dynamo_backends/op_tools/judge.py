@@ -19,7 +19,7 @@ import torch
 
 from ..numerics.call_execution import FLOAT64, CallExecution, Change, RunTarget
 from ..numerics.exact import WIDER
-from ..numerics.local_error import SUMS, is_broadcast
+from ..numerics.local_error import SUMS
 from ..numerics.measure import group_size_of
 from ..numerics.randomness import PERTURBATIONS, perturbed
 from ..numerics.tensor_measure import measure_tensor, ordinary
@@ -148,11 +148,8 @@ class CallJudge:
 
     def _sums_of_magnitudes(self) -> _Values:
         """The results on the magnitudes of the arguments, if the call adds products of its arguments."""
-        return (
-            self._run_forward(FLOAT64, lambda _, value: value.abs())
-            if last_name(self._execution.function) in SUMS
-            else {}
-        )
+        adds = last_name(self._execution.function) in SUMS
+        return self._run_forward(FLOAT64, lambda _, value: value.abs()) if adds else {}
 
     def _run_backward(self, gradients: Gradients, target: RunTarget, change: Change | None = None) -> _Values:
         """The gradients of the call run again. ``change`` applies to the incoming gradients, too."""
@@ -236,9 +233,10 @@ class CallJudge:
         that are broadcast to it, and ordinary elements of the result."""
         size = torch.full(expected.shape, ordinary(expected), dtype=torch.float64)
         for item in self._execution.tensors:
-            if item.is_floating_point() and is_broadcast(item.shape, expected.shape):
+            if item.is_floating_point():
                 wide = item.detach().abs().double().cpu().nan_to_num(0.0, 0.0, 0.0)
-                size = torch.maximum(size, wide.expand(expected.shape))
+                with contextlib.suppress(RuntimeError):  # it is not broadcast
+                    size = torch.maximum(size, wide.expand(expected.shape))
         return size
 
     def _unset(self, actual: _Values, expected: _Values, run: _Run) -> _Values:

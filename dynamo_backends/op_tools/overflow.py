@@ -74,12 +74,8 @@ class OpOverflowCheck(OpTool):
     def _page(self) -> TablePage:
         headers = ["operator", "call", "value", "NaN", "infinite", "smallest", "largest", "with", "line"]
         rows = [dataclasses.astuple(overflow) for overflow in self.found]
-        title = (
-            f"OpOverflowCheck: {len(rows)} calls made NaN or infinity"
-            if rows
-            else "OpOverflowCheck: no NaN or infinity"
-        )
-        return TablePage(title, headers, rows, list(range(len(rows))))
+        title = f"{len(rows)} calls made NaN or infinity" if rows else "no NaN or infinity"
+        return TablePage(f"OpOverflowCheck: {title}", headers, rows, list(range(len(rows))))
 
     def as_json(self) -> list[dict[str, object]]:
         """All overflows, for JSON."""

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..dumps.listing import DynamoGraphSummary, dynamo_graphs_of_run
 from ..dumps.operator_times import GroupTime, by_module, by_operator, operator_times
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError
-from ..dumps.schema import DIRECTIONS, GraphEntry, MeasureEntry, RowEntry
+from ..dumps.schema import DIRECTIONS, DynamoGraphEntry, GraphEntry, MeasureEntry, RowEntry
 from ..dumps.stage_diff import StageDiff, diff_graphs
 from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 
@@ -70,7 +69,7 @@ def gather(run: DumpedRun, *, times: bool = True) -> ReportData:
     """
     parts: dict[str, Json] = {}
     summaries = []
-    dynamo_graphs, notice = _guarded([], dynamo_graphs_of_run, run)
+    dynamo_graphs, notice = _guarded([], lambda: run.dynamo_graphs)
     notices = [notice] if notice else []
     for position, entry in enumerate(run.manifest.graphs):
         graph, notice = _guarded(None, run.graph, position)
@@ -84,7 +83,8 @@ def gather(run: DumpedRun, *, times: bool = True) -> ReportData:
             made[name], notice = _guarded({}, make, run, graph)
             parts[f"{graph.reference}/{name}"] = {"notice": notice} if notice else made[name]
             missing += [notice] if notice else []
-        dynamo = next((item for item in dynamo_graphs if item.index == graph.index), None)
+        unknown = DynamoGraphEntry(graph.index, None, None, ())
+        dynamo = next((item for item in dynamo_graphs if item.index == graph.index), unknown)
         culprit = made["comparison"].get("culprit")
         summaries.append({**_summary(graph, dynamo), "culprit": culprit, "notices": missing})
     return ReportData(
@@ -124,7 +124,7 @@ def _pairs(values: Mapping[str, Json]) -> list[list[str]]:
     return [[key, item if isinstance(item, str) else json.dumps(item)] for key, item in values.items()]
 
 
-def _given_up(dynamo_graphs: Iterable[DynamoGraphSummary]) -> list[str]:
+def _given_up(dynamo_graphs: Iterable[DynamoGraphEntry]) -> list[str]:
     texts = []
     for item in dynamo_graphs:
         if item.given_up:
@@ -133,17 +133,17 @@ def _given_up(dynamo_graphs: Iterable[DynamoGraphSummary]) -> list[str]:
     return texts
 
 
-def _summary(graph: DumpedGraph, dynamo: DynamoGraphSummary | None) -> dict[str, Json]:
+def _summary(graph: DumpedGraph, dynamo: DynamoGraphEntry) -> dict[str, Json]:
     entry = graph.entry
     worst = entry.worst
-    begin = {"function": dynamo.function, "source": dynamo.begins} if dynamo else {"function": "", "source": ""}
+    begins, ends = dynamo.begins, dynamo.ends
     return {
         "reference": graph.reference,
         "name": graph.name,
         "index": graph.index,
         "direction": graph.direction,
-        "where": begin,
-        "end": {"reason": dynamo.reason, "source": dynamo.ends} if dynamo and dynamo.reason else None,
+        "where": {"function": begins.function, "source": begins.place},
+        "end": {"reason": ends.reason, "source": ends.place} if ends.reason else None,
         "nodes": entry.nodes,
         "nodes_on_onnx": entry.nodes_on_onnx,
         "share": entry.share_on_onnx,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 _NAMES = """
     AttentionFusion BiasDropoutFusion BiasGeluFusion BiasSkipLayerNormFusion BiasSoftmaxFusion
     CastChainElimination CastElimination ClipQuantRewrite CommonSubexpressionElimination ConstantFolding
@@ -24,3 +26,17 @@ _NAMES = """
 OPTIMIZERS = tuple(_NAMES.split())
 """Names for ``InferenceSession(disabled_optimizers=...)``, of ONNX Runtime 1.31 and 1.32 (which added ``SwiGluFusion``
 and ``MatMulNBitsQLoRAFusion``). ONNX Runtime ignores names it does not know."""
+
+
+def wrong_optimizer(is_right: Callable[[Sequence[str]], bool | None]) -> str:
+    """The name of the optimizer that makes a session wrong, found by halving; ``""`` if no single one does.
+
+    ``is_right`` says whether the session is right with some optimizers disabled.
+    """
+    if not is_right(OPTIMIZERS):
+        return ""
+    suspects = OPTIMIZERS
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        suspects = half if is_right(half) else suspects[len(half) :]
+    return suspects[0] if is_right(suspects) else ""

@@ -121,7 +121,7 @@ class Session:
             constants = {}
             for name, value in list(model.graph.initializers.items()):
                 if isinstance(value.const_value, ir.ExternalTensor):
-                    constants[name] = _tensor(value.const_value)
+                    constants[name] = tensor_of(value.const_value)
                     value.const_value = None
                     del model.graph.initializers[name]
                     model.graph.inputs.append(value)
@@ -164,9 +164,11 @@ def _declarations(constants: Mapping[str, torch.Tensor]) -> bytes:
     return declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
 
 
-def _tensor(value: ir.ExternalTensor) -> torch.Tensor:
+def tensor_of(value: ir.TensorProtocol) -> torch.Tensor:
+    """A copy of a constant, of any dtype."""
     import onnx_ir as ir
 
-    dtype = ir.tensor_adapters.to_torch_dtype(value.dtype)
-    sizes = [int(size) for size in value.shape]
+    dtype, sizes = ir.tensor_adapters.to_torch_dtype(value.dtype), value.shape.numpy()
+    if not value.size:
+        return torch.empty(sizes, dtype=dtype)
     return torch.frombuffer(bytearray(value.tobytes()), dtype=dtype).reshape(sizes)

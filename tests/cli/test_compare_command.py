@@ -14,6 +14,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from dumped import make_dump
@@ -515,6 +516,33 @@ def test_scatter_elements_of_onnx_array_api_is_still_wrong(tmp_path: Path) -> No
         np.testing.assert_array_equal(run_model(scatter, feeds, Runtime(name)).outputs["y"], [2, 10, 2])  # type: ignore[arg-type]
     theirs = ExtendedReferenceEvaluator(scatter.proto).run(None, feeds)
     np.testing.assert_array_equal(theirs[0], [2, 5, 2])
+
+
+def test_sparse_initializers_and_maps(tmp_path: Path) -> None:
+    """When the last assertions fail, onnx-ir can take the place of ``OnnxModel``."""
+    helper = onnx.helper
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy")
+    stored = helper.make_tensor("w", TensorProto.FLOAT, [1], [5.0]), helper.make_tensor("w_at", 7, [1, 2], [0, 1])
+    weights = helper.make_sparse_tensor(*stored, [1, 3])
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    zipped = helper.make_node("ZipMap", ["y"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
+    of_maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    z = helper.make_value_info("z", helper.make_sequence_type_proto(of_maps))
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    sparse, maps = (
+        helper.make_model(
+            helper.make_graph(nodes, "g", [x], [output], sparse_initializer=[weights]),
+            opset_imports=opsets,
+            ir_version=10,
+        )
+        for nodes, output in (([add], y), ([add, zipped], z))
+    )
+    onnx.save(maps, tmp_path / "maps.onnx")
+    run = run_model(load_model(tmp_path / "maps.onnx"), {"x": np.zeros((1, 3), np.float32)}, Runtime())
+    assert run.outputs["z"] == [{0: 0.0, 1: 5.0, 2: 0.0}]
+    assert not ir.to_proto(ir.from_proto(sparse)).graph.sparse_initializer
+    with pytest.raises(ir.serde.SerdeError):
+        ir.from_proto(maps)
 
 
 def test_gather_elements_of_onnx_is_still_wrong(tmp_path: Path) -> None:

@@ -406,7 +406,7 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
     parts, feeds = Parts(ir.load(region.model)), region.recorded("input")
     with CandidateRunner() as runner:
         values = runner.run(parts.exposed(), feeds, PLAIN)
-        check = bisection.Diverges(parts, {**feeds, **values.outputs}, region_settings(region), runner)
+        check = bisection.RanModel(parts, {**feeds, **values.outputs}, region_settings(region), runner)
         assert check([0, 1])
         assert not check([0]) and not check([1])
     again = bisect(find_run(found.cut.folder), "0")

@@ -17,8 +17,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.debug.stage_files import stage_json
-from dynamo_backends.dumps.listing import dynamo_graphs_of_run, runs_in
-from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run
+from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run, runs_in
 from dynamo_backends.dumps.schema import RunEntry
 from dynamo_backends.dumps.stage_diff import Change, StageDiff, diff_nodes, diff_stages
 from dynamo_backends.dumps.stage_graphs import STAGES, StageGraph, stage_graphs, stages_of
@@ -282,10 +281,10 @@ def test_removed_nodes_are_where_they_were() -> None:
 
 
 def test_summaries(run: DumpedRun, tmp_path: Path) -> None:
-    first, second = dynamo_graphs_of_run(run)
-    assert first.function == "forward" and first.reason.startswith("graph break")
-    assert not second.reason.startswith("graph break") and not second.given_up
-    assert first.begins.endswith("model.py:3") and first.ends.endswith("model.py:5")
+    first, second = run.dynamo_graphs
+    assert first.begins.function == "forward" and first.ends.reason.startswith("graph break")
+    assert not second.ends.reason.startswith("graph break") and not second.given_up
+    assert first.begins.place.endswith("model.py:3") and first.ends.place.endswith("model.py:5")
     graphs = run.graphs
     assert [graph.short_reference for graph in graphs] == ["0/forward", "0/backward", "1/forward", "1/backward"]
     assert [graph.verdict for graph in graphs] == ["ok"] * 4 and not any(graph.diverges for graph in graphs)
@@ -308,6 +307,6 @@ def test_a_damaged_manifest_is_said(run: DumpedRun) -> None:
     del manifest["graphs"][1]["seconds"]
     manifest["dynamo_graphs"] = [{"index": "one"}]
     damaged = DumpedRun(run.folder, msgspec.convert(manifest, RunEntry))
-    for read in (lambda run: run.graphs, dynamo_graphs_of_run):
+    for part in ("graphs", "dynamo_graphs"):
         with pytest.raises(DumpError, match="is damaged"):
-            read(damaged)
+            getattr(damaged, part)
