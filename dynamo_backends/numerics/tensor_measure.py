@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
@@ -54,7 +57,23 @@ def measure_tensor(
     else:
         ours, right, *more = (as_array(item.to(value.dtype)) for item in (value, exact, *others))
     inside = None if inner_size is None else _plain(inner_size)
-    return measure(ours, right, name, more, inner_size=inside, group_size=group_size)
+    with _one_thread():
+        return measure(ours, right, name, more, inner_size=inside, group_size=group_size)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """A context in which PyTorch computes with one thread.
+
+    Its threads wait for each other after each operator. On these small chunks two are hardly faster than one, and many
+    times slower if another process uses the cores too.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def ordinary(value: torch.Tensor) -> float:
