@@ -44,6 +44,7 @@ EVENTS = {
     "not_cached": "graphs that cannot be stored on disk",
     "not_cached: REASON": "of these, those with this reason",
     "graphs_loaded": "graphs that PyTorch had saved, loaded at their first call",
+    "not_loaded": "of graphs that PyTorch had saved, those that ONNX Runtime rejected; PyTorch runs them",
     "not_saved: REASON": "graphs that cannot be saved by PyTorch, with this reason",
     "strides_probed": "operators that were run once on dummy data to learn the strides of their results",
     "strides_not_known": "operators for which that failed; their results get the strides of PyTorch's fake tensors",

@@ -109,6 +109,8 @@ class RequestHandler:
 
         if self.backend in (EAGER, EXPORT, DYNAMO_EAGER) or self.case.mode == "decode" or self.case.optimizer:
             raise WorkerError("not supported", "only a forward or a training step that a backend compiled")
+        if split_mode(self.backend)[1]:
+            raise WorkerError("not supported", "torch.compile takes a mode or a filter of guards, not both")
         save(self.loaded.model, self.loaded.inputs[0], self._settings(), Path(path))
         return {}
 

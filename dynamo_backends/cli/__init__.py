@@ -22,7 +22,7 @@ COMMANDS = {
     "trace": "Print the graph that torch.jit.trace, torch.jit.script, torch.export or Dynamo captures of a model.",
     "explain": "Show the graphs that torch.compile makes of a model, and which operators would run on ONNX Runtime.",
     "ls": "List the runs and graphs of a dump, with their verdicts.",
-    "show": "Print the graph of a stage.",
+    "show": "Print the graph of a stage, or list the graphs of a saved file.",
     "diff": "Show what changed between two stages of a graph, node by node.",
     "report": "Write report.html, a run of onnx_debug as one HTML page.",
     "bisect": "Find the stage, pass or operator that makes a dumped graph wrong, or the pass that makes a script fail.",

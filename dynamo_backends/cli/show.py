@@ -10,7 +10,7 @@ from pathlib import Path
 from ..common.text_table import fit_table
 from ..dumps.schema import StageEntry
 from ..dumps.stage_graphs import FX_STAGES, STAGES, StageGraph, stage_graphs, stages_of
-from .common import add_graph_arguments, count_text, is_coloured, print_json, run_of_graph, try_next
+from .common import GRAPH, add_graph_arguments, count_text, is_coloured, print_json, run_of_graph, try_next
 from .saved import show_saved
 
 DETAILS = (
@@ -32,8 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if Path(arguments.graph).is_file():
+    if Path(arguments.graph).is_file() and not GRAPH.fullmatch(arguments.graph):
+        if arguments.stage is not None or arguments.dump is not None:
+            raise ValueError(f"--stage and --dump are for graphs of a dump; {arguments.graph} is a file")
         return show_saved(arguments)
+    if arguments.onnx is not None:
+        raise ValueError(f"--onnx is for files of saved graphs; {arguments.graph} is no file")
     run = run_of_graph(arguments, arguments.graph)
     as_json: list[dict[str, object]] = []
     texts: list[str] = []

@@ -521,13 +521,17 @@ def plain_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tup
 
 def is_ahead_of_time() -> bool:
     """Whether ``torch.compile(...).aot_compile(...)`` calls the backend (``torch/_dynamo/aot_compile.py``)."""
-    is_saved = functorch_config.force_autograd_cache and functorch_config.bundled_autograd_cache
-    return bool(is_saved and _translator() is None)
+    return bool(functorch_config.bypass_autograd_cache_key and functorch_config.bundled_autograd_cache)
+
+
+def is_precompiling() -> bool:
+    """Whether PyTorch saves all that it compiles, with Dynamo's guards."""
+    return bool(dynamo_config.caching_precompile)
 
 
 def is_saving() -> bool:
     """Whether PyTorch saves the results of compilers: for ``aot_compile``, or in AOTAutograd's cache."""
-    return bool(functorch_config.bundled_autograd_cache or dynamo_config.caching_precompile)
+    return bool(functorch_config.bundled_autograd_cache) or is_precompiling()
 
 
 def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
@@ -570,5 +574,5 @@ def number_apart() -> None:
     In PyTorch 2.13 the numbers begin at 0 in each process. So a function that is traced beside one that was loaded
     fails with ``Name '__builtins_dict___0' already exists in scope``.
     """
-    if dynamo_config.caching_precompile:
+    if is_precompiling():
         bytecode_transformation._unique_id_counter = itertools.count(random.SystemRandom().randrange(2**40))

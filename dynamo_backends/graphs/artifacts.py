@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # the exporter imports this module, and must not import the r
 
 logger = logging.getLogger(__name__)
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
 MAX_INTERNAL_FAILURES = 3
 """After this many calls with an unexpected exception, PyTorch runs the region in all later calls."""
 
@@ -209,6 +211,8 @@ class RunnableRegion:
     def _run(self, session: BoundSession | FrozenSession | CheckedSession, args: Sequence[object]) -> Sequence[object]:
         if forward_ad._current_level >= 0:
             return self._with_tangents(args)
+        if torch._C._get_dispatch_mode(_FAKE) is not None:
+            return self.in_pytorch(*args)  # fake tensors have no memory
         if self._internal_failures >= MAX_INTERNAL_FAILURES:
             self.failures += 1
             return self.in_pytorch(*args)

@@ -1,7 +1,8 @@
-"""Which of Dynamo's guards a saved compile keeps."""
+"""Selects the guards that a saved graph keeps."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ def keep_value_guards_unsafe(guards: Sequence[Any]) -> list[bool]:
 
     It leaves out those on the identity of functions, classes and modules, which mean nothing in another process and
     which PyTorch cannot save, and those on global variables. It is unsafe as PyTorch's filters are: if one of those
-    changes, such as ``transformers``'s attention function, the compiled function does not notice.
+    changes, such as ``transformers``'s attention function, the compiled function does not notice. A guard on the
+    identity of anything else, such as a member of an ``Enum``, is kept, so that PyTorch's error names it.
 
     Args:
         guards: of type ``torch._dynamo.guards.GuardFilterEntry``.
@@ -21,7 +23,12 @@ def keep_value_guards_unsafe(guards: Sequence[Any]) -> list[bool]:
     Returns:
         Whether to keep each guard.
     """
-    return [
-        not guard.is_global and _OF_IDENTITY.isdisjoint([guard.guard_type, *guard.derived_guard_types])
-        for guard in guards
-    ]
+    return [not guard.is_global and not _is_on_code(guard) for guard in guards]
+
+
+def _is_on_code(guard: Any) -> bool:
+    """Whether a guard is on the identity of a function, class or module; builtins are compared by name."""
+    kinds = {guard.guard_type, *(guard.derived_guard_types if guard.guard_type != "BUILTIN_MATCH" else ())}
+    if _OF_IDENTITY.isdisjoint(kinds):
+        return False
+    return not guard.has_value or callable(guard.value) or isinstance(guard.value, types.ModuleType)

@@ -1,13 +1,17 @@
-"""The functions that a graph was traced from, and whether they are still the same, for graphs that are saved."""
+"""Records the functions that a saved graph was traced from, and detects changed source.
+
+A function is compared by its syntax tree, so comments and other lines may change. Of a line outside functions, as in a
+lambda of a module, the whole statement is compared.
+"""
 
 from __future__ import annotations
 
 import ast
-import functools
+import collections
+import hashlib
 import importlib.util
-import linecache
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,80 +19,94 @@ from torch import fx
 
 from .locations import stack
 
+_Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
 
 class TracedFunction(NamedTuple):
     """A function of which a node's stack trace has a frame.
 
     Attributes:
-        module: that it is in.
-        text: its source.
-        number: how often the module's source has this text.
+        module: that it is in; a script's is its file's name.
+        name: in the module, as ``Block.forward``; ``""`` for a statement outside functions.
+        digest: of its syntax tree.
     """
 
     module: str
-    text: str
-    number: int
+    name: str
+    digest: str
 
 
 def traced_functions(graph: fx.Graph) -> list[TracedFunction]:
     """The functions in the nodes' stack traces, but PyTorch's; those without a module or source are left out."""
     modules = {file: name for name, item in [*sys.modules.items()] if (file := getattr(item, "__file__", None))}
-    frames = {(frame.file, frame.line) for node in graph.nodes for frame in stack(node)}
-    found = set()
-    for file, line in frames:
+    lines = collections.defaultdict(set)
+    for node in graph.nodes:
+        for frame in stack(node):
+            lines[frame.file].add(frame.line)
+    found: set[TracedFunction] = set()
+    for file, numbers in lines.items():
         module = modules.get(file, "torch")
-        text = "" if module.partition(".")[0] == "torch" else _function_at(file, line)
-        if text:
-            found.add(TracedFunction(module, text, _source(file).count(text)))
+        if module in ("__main__", "__mp_main__"):  # the second is multiprocessing's name of the first
+            module = Path(file).stem
+        if module.partition(".")[0] != "torch":
+            defined = [*_defined(_source(module))]
+            for line in numbers:
+                around = [item for item in defined if item[0] <= line <= item[1]]
+                found.update(TracedFunction(module, name, digest) for _, _, name, digest in around[-1:])
     return sorted(found)
 
 
 def changed_function(functions: Iterable[TracedFunction]) -> str | None:
-    """The module and first line of a function whose source is another today, ``None`` if there is none.
+    """The module and name of a function whose source is another today, ``None`` if there is none.
 
-    A module that is not found is not compared, nor is a function that another ``__main__`` does not have.
+    Modules whose source is not found are not compared.
     """
-    for module, text, number in functions:
-        file = _file(module)
-        times = number if file is None else _source(file).count(text)
-        if times != number and not (module == "__main__" and not times):
-            (line, *_) = [line for line in text.splitlines() if not line.lstrip().startswith("@")]
-            return f"{module}: {line.strip()}"
+    by_module = collections.defaultdict(list)
+    for function in functions:
+        by_module[function.module].append(function)
+    for module, traced in by_module.items():
+        source = _source(module)
+        today = {(name, digest) for _, _, name, digest in _defined(source)} if source else set()
+        for function in traced if source else ():
+            if (function.name, function.digest) not in today:
+                return f"{module}.{function.name}" if function.name else f"a statement of {module}"
     return None
 
 
-def _file(module: str) -> str | None:
-    if module in sys.modules:
-        return getattr(sys.modules[module], "__file__", None)
+def _source(module: str) -> str:
+    """A module's source; ``""`` if it has none. The module is not imported, but the packages that it is in are."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is not None and Path(main).stem == module:
+        return Path(main).read_text(encoding="utf-8", errors="replace")
     try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return found.origin if found is not None else None
+        spec = importlib.util.find_spec(module)
+        return getattr(spec.loader, "get_source", lambda name: "")(module) or "" if spec is not None else ""
+    except (ImportError, ValueError, OSError):
+        return ""
 
 
-def _source(file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return "".join(linecache.getlines(file))
-
-
-@functools.cache
-def _functions(file: str, source: str) -> list[tuple[int, int]]:
-    """The first and last line of each function in a file, inner ones after outer ones."""
+def _defined(source: str) -> Iterator[tuple[int, int, str, str]]:
+    """First and last line, name and digest of each statement outside functions, then of each function."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return []
-    defined = [item for item in ast.walk(tree) if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    return [
-        (min([item.lineno, *(each.lineno for each in item.decorator_list)]), item.end_lineno or item.lineno)
-        for item in defined
-    ]
+        return
+    waiting: list[tuple[str, ast.AST]] = [("", item) for item in tree.body]
+    functions = []
+    for prefix, item in waiting:  # grows
+        name = prefix
+        if isinstance(item, _Defined):
+            name = f"{prefix}.{item.name}".lstrip(".")
+            if not isinstance(item, ast.ClassDef):
+                functions.append((name, item))
+        elif not prefix:
+            yield _described("", item)
+        waiting += [(name, child) for child in ast.iter_child_nodes(item) if isinstance(child, ast.stmt)]
+    for name, function in functions:
+        yield _described(name, function)
 
 
-def _function_at(file: str, line: int) -> str:
-    source = _source(file)
-    around = [(first, last) for first, last in _functions(file, source) if first <= line <= last]
-    return "".join(source.splitlines(keepends=True)[around[-1][0] - 1 : around[-1][1]]) if around else ""
+def _described(name: str, item: ast.AST) -> tuple[int, int, str, str]:
+    first = min([item.lineno, *(each.lineno for each in getattr(item, "decorator_list", ()))])  # type: ignore[attr-defined]
+    digest = hashlib.blake2b(ast.dump(item).encode(), digest_size=16).hexdigest()
+    return first, item.end_lineno, name, digest  # type: ignore[attr-defined]

@@ -170,3 +170,9 @@ def load(
     modules = {region_name(region.index): region for region in regions}
     module = fx.GraphModule({**program.attributes, **modules}, program.code, "SplitGraph")
     return LoadedProgram(without_graph(module), module, tuple(regions))
+
+
+def run_in_pytorch(program: Program) -> Runner:
+    """A runner of a Program without sessions, for when ONNX Runtime rejects a model."""
+    regions = {region_name(i): region.in_pytorch for i, region in enumerate(program.regions)}
+    return without_graph(fx.GraphModule({**program.attributes, **regions}, program.code, "SplitGraph"))

@@ -1,8 +1,9 @@
-"""A compiled graph as it is saved in PyTorch's files: data that is checked when it is read, and from which it runs."""
+"""The serialized form of a compiled graph in PyTorch's files, which is checked when it is loaded."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -12,16 +13,19 @@ import torch
 
 from ..cache.program_record import from_record, to_record
 from ..cache.store import DamagedError, StoredRecord, decoded, encoded
-from ..errors import AheadOfTimeError
+from ..errors import AheadOfTimeError, SessionError
 from ..events import count
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.traced_sources import TracedFunction, changed_function
 from ..options import Options
-from ..partition.program import Program, load
+from ..partition.program import Program, load, run_in_pytorch
 from ..runtime.custom_operators import load_libraries
 from ..runtime.providers import check_providers
+from ..weights.changes import can_be_watched
 from ..weights.frozen_session import Weight
+
+logger = logging.getLogger(__name__)
 
 _KEY = "a saved graph"
 
@@ -76,15 +80,13 @@ class GraphContent:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        now, content = versions(), self.read()
-        for library, version in content.versions.items():
-            if now[library] != version:
-                raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
+        content = self.read()
         changed = changed_function(content.sources)
         if changed is not None:
-            raise AheadOfTimeError(f"the model's code has changed since the graph was saved: {changed}")
+            raise AheadOfTimeError(f"{changed} has changed since a graph of it was saved; compile and save it again")
         try:
             check_providers(self.options.providers)
+            load_libraries(self.options.custom_op_libraries)
         except ValueError as error:
             raise AheadOfTimeError(f"a saved graph cannot run here: {error}") from error
 
@@ -92,22 +94,29 @@ class GraphContent:
         """What ``content`` holds.
 
         Raises:
-            AheadOfTimeError: it was damaged.
+            AheadOfTimeError: it was damaged, or saved by other versions.
         """
-        return read_content(self.content)
+        return read_content(self.content, is_to_run=True)
 
     def load(self, arguments: Sequence[object]) -> Runner:
-        """A runner, with the weights among the arguments of a call."""
-        load_libraries(self.options.custom_op_libraries)
+        """A runner, with the weights among the arguments of a call. What ONNX Runtime rejects runs in PyTorch."""
         content = self.read()
         program = from_record(content.record, None, self.options)
         weights = {}
         for position, (name, is_statistic) in content.weights.items():
             tensor = arguments[position]
-            assert isinstance(tensor, torch.Tensor)  # PyTorch's guards hold
-            weights[position] = Weight(name, tensor, is_statistic)
+            if isinstance(tensor, torch.Tensor) and can_be_watched(tensor):
+                weights[position] = Weight(name, tensor, is_statistic)
+        try:
+            runner = load(program, self.name, weights, self.options).run
+        except SessionError as error:
+            if self.options.fallback == "error":
+                raise
+            logger.warning("%s cannot be loaded, PyTorch runs it: %s", self.name, error)
+            count("not_loaded")
+            return run_in_pytorch(program)
         count("graphs_loaded")
-        return load(program, self.name, weights, self.options).run
+        return runner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,17 +129,20 @@ class ReadContent:
     sources: Sequence[TracedFunction]
 
 
-def read_content(content: bytes) -> ReadContent:
+def read_content(content: bytes, *, is_to_run: bool = False) -> ReadContent:
     """What ``GraphContent.content`` holds.
 
     Raises:
-        AheadOfTimeError: it was damaged.
+        AheadOfTimeError: it was damaged; or it is to run, and was saved by other versions.
     """
     try:
         read = decoded(content, _KEY)
     except DamagedError as error:
         raise AheadOfTimeError(f"a saved graph is damaged: {error}") from error
-    header = read.header
+    header, now = read.header, versions()
+    for library, version in header["versions"].items() if is_to_run else ():
+        if now[library] != version:
+            raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
     weights = {i: (name, is_statistic) for i, name, is_statistic in header["weights"]}
     sources = [TracedFunction(*item) for item in header["sources"]]
     return ReadContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)

@@ -207,6 +207,11 @@ class Pipeline:
 
         # PyTorch's key does not say which arguments share memory; such a graph is saved, but not found by its key.
         key = None if share_memory(arguments) else self.runners.key_for_autograd(weights)
+        if key is None and not (aot.is_ahead_of_time() or aot.is_precompiling()):
+            reason = "a graph without a key"
+            count(f"not_saved: {reason}")
+            yield False
+            return
         with keyed(module, key or uuid.uuid4().hex):
             yield True
 

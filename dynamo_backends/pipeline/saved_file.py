@@ -1,7 +1,7 @@
 """What is in a file of saved graphs, for ``dynamo-backends show FILE``; nothing in the file is executed.
 
 PyTorch's files are pickles in pickles, whose loading calls whatever they name. Here each class and function is replaced
-by a placeholder that keeps what it gets, except for ``GraphName``, which holds only data.
+by a placeholder that keeps what it gets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SavedProgram:
     Attributes:
         name: of the graph in the process that saved it.
         program: what runs; its options are the defaults.
-        weights: the user's names of the arguments that become constants of sessions.
+        weights: the names of the arguments that become constants of sessions, as Dynamo has them.
         versions: of the libraries that compiled it.
     """
 
@@ -47,19 +47,30 @@ def saved_programs(path: Path) -> list[SavedProgram]:
     content = path.read_bytes()
     try:
         roots = [_load(content)] if content[:1] == _PICKLE else _artifacts(content)
-        found = [_program(item.state) for item in _items(roots) if type(item).__name__ == "GraphContent"]
+        items = _items(roots, _MOST_BYTES * len(content))
+        states = [item.state for item in items if type(item).__name__ == "GraphContent"]
+        found = [_program(state) for state in {state["content"]: state for state in states}.values()]
     except _DAMAGED as error:
-        raise ValueError(f"{path} is damaged, or no file of saved graphs: {error}") from error
+        message = f"{path} is damaged, or not a file of save_compiled_function or save_cache_artifacts"
+        raise ValueError(f"{message}: {type(error).__name__}: {error}") from error
     if not found:
         raise ValueError(f"{path} has no graphs of onnxrt")
-    return found
+    return sorted(found, key=lambda saved: (saved.name.index, _DIRECTIONS.index(saved.name.direction)))
 
+
+_DIRECTIONS = ("inference", "forward", "backward")
 
 _PICKLE = b"\x80"
 """The first byte of a pickle."""
 
-_DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, AssertionError, ValueError, LookupError, TypeError, AttributeError),
+    *(RuntimeError, OverflowError, MemoryError),
+)
 """What a damaged pickle or record may raise."""
+
+_MOST_BYTES = 20
+"""How many times the file's size all its pickles in pickles may have: an honest file has some four."""
 
 
 def _artifacts(content: bytes) -> list[bytes]:
@@ -70,8 +81,12 @@ def _artifacts(content: bytes) -> list[bytes]:
 
 def _program(state: Mapping[str, Any]) -> SavedProgram:
     content = read_content(state["content"])
-    weights = [name for name, _ in content.weights.values()]
-    return SavedProgram(state["name"], from_record(content.record, None, Options()), weights, content.versions)
+    named = state["name"].state
+    name = GraphName(int(named["index"]), str(named["direction"]))
+    if name.direction not in _DIRECTIONS:
+        raise ValueError(f"{name.direction!r} is no direction of a graph")
+    weights = [weight for weight, _ in content.weights.values()]
+    return SavedProgram(name, from_record(content.record, None, Options()), weights, content.versions)
 
 
 class _Placeholder:
@@ -101,8 +116,7 @@ class _Placeholder:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_name = (module, name) == (GraphName.__module__, GraphName.__name__)
-        return GraphName if is_name else type(name, (_Placeholder,), {})
+        return type(name, (_Placeholder,), {})
 
     def persistent_load(self, key: object) -> object:
         return key
@@ -112,9 +126,9 @@ def _load(content: bytes) -> object:
     return _Unpickler(io.BytesIO(content)).load()
 
 
-def _items(roots: list[Any]) -> Iterator[Any]:
-    """All objects that can be reached, also in pickles in pickles."""
-    waiting, seen = list(reversed(roots)), {}
+def _items(roots: list[Any], limit: int) -> Iterator[Any]:
+    """All objects that can be reached, also in pickles in pickles, which have at most ``limit`` bytes in all."""
+    waiting, seen, read = list(reversed(roots)), dict[int, object](), 0
     while waiting:
         item = waiting.pop()
         if id(item) in seen:
@@ -122,6 +136,9 @@ def _items(roots: list[Any]) -> Iterator[Any]:
         seen[id(item)] = item  # keeps it alive, so that no other has its address
         yield item
         if isinstance(item, bytes) and item[:1] == _PICKLE:
+            read += len(item)
+            if read > limit:
+                raise ValueError("it has too many pickles in pickles")
             try:
                 waiting.append(_load(item))
             except _DAMAGED:

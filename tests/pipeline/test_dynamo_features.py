@@ -16,6 +16,7 @@ from conftest import assert_on_onnx, assert_same_as_eager, assert_same_values, c
 from functorch.experimental.control_flow import map as torch_map
 from torch import nn
 from torch._higher_order_ops import while_loop
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -413,3 +414,14 @@ def test_float8(dtype: torch.dtype) -> None:
         assert torch.equal(compiled(lambda x: x.to(torch.float32) + 1)(value), value.float() + 1)
         result = compiled(lambda x: (x.abs() + 1).to(dtype))(torch.ones(8))
     assert result.dtype is dtype and torch.equal(result.float(), torch.full((8,), 2.0))
+
+
+def test_under_a_fake_tensor_mode_nothing_is_computed() -> None:
+    """Fake tensors have no memory that ONNX Runtime could read."""
+    run, x = compiled(lambda x: x.sin() @ x.t()), torch.randn(3, 4)
+    with torch.no_grad():
+        run(x)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            result = run(x)
+        assert isinstance(result, FakeTensor) and result.shape == (3, 3)
+        assert_same_values(run(x), x.sin() @ x.t())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import importlib
 import json
+import linecache
 import os
 import pickle
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from torch._functorch import config as functorch_config
 
 from dynamo_backends import keep_value_guards_unsafe, onnx_compiler
 from dynamo_backends.cli import main
-from dynamo_backends.errors import AheadOfTimeError
+from dynamo_backends.errors import AheadOfTimeError, SessionError
 from dynamo_backends.pipeline import graph_content
 
 PROGRAM = Path(__file__).parents[1] / "saved_models.py"
@@ -157,9 +160,12 @@ def test_a_damaged_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     inside = content.index(b"dynamo-backends cache")
     changed = bytearray(content)
     changed[inside + 200] ^= 1
-    for damaged, reason in ((changed, "damaged"), (content[:inside], "truncated"), (b"text", "corrupted")):
+    for damaged, reason in ((changed, "damaged"), (content[:inside], "truncated"), (b"text", "text"), (b"", "damaged")):
         (tmp_path / "damaged").write_bytes(damaged)
-        with (tmp_path / "damaged").open("rb") as file, pytest.raises((AheadOfTimeError, pickle.UnpicklingError)):
+        with (
+            (tmp_path / "damaged").open("rb") as file,
+            pytest.raises((AheadOfTimeError, pickle.UnpicklingError, EOFError)),
+        ):
             torch.compiler.load_compiled_function(file)
         assert main(["show", str(tmp_path / "damaged")]) == 2
         assert reason in capsys.readouterr().err
@@ -198,17 +204,26 @@ import torch
 
 
 def helper(x):
-    return x.sin()
+    x.mul_(2)
+
+
+act = lambda x: x.sin()
+
+
+class Other(torch.nn.Module):
+    def forward(self, x):
+        return x * 3
 
 
 class Model(torch.nn.Module):
     def forward(self, x):
-        y = helper(x)
-        return y * 2
-"""
+        x = x.clone()
+        helper(x)
+        return act(x) * 2"""
 
 
 def test_changed_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed or longer function, a lambda, the end of the file; not comments, other functions or lines."""
     monkeypatch.syspath_prepend(tmp_path)
     module_file = tmp_path / "changing_model.py"
     module_file.write_text(SOURCE)
@@ -218,18 +233,98 @@ def test_changed_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         function.aot_compile(((X,), {})).save_compiled_function(str(tmp_path / "function"))
 
     def loaded() -> object:
+        linecache.clearcache()
         with torch.no_grad(), (tmp_path / "function").open("rb") as file:
             return torch.compiler.load_compiled_function(file)(model, X)
 
-    for source, function in (
-        (SOURCE.replace("sin", "cos"), "def helper"),
-        (SOURCE.replace("y * 2", "y * 3"), "def forward"),
+    for old, new, name in (
+        ("mul_(2)", "mul_(2)\n    x.add_(1)", "changing_model.helper"),
+        ("sin", "cos", "changing_model"),
+        ("act(x) * 2", "act(x) * 2 * 2", r"changing_model\.Model\.forward"),
+        ("class Model", "class Another", r"changing_model\.Model\.forward"),
     ):
-        module_file.write_text(source)
-        with pytest.raises(AheadOfTimeError, match=function):
+        module_file.write_text(SOURCE.replace(old, new))
+        with pytest.raises(AheadOfTimeError, match=name):
             loaded()
-    module_file.write_text("# another line\n" + SOURCE + "\n\ndef another():\n    return 1\n")
-    assert_same_values(loaded(), X.sin() * 2)
+    module_file.write_text("# another line\n" + SOURCE.replace("x * 3", "x * 4").replace("):", "):  # a comment"))
+    assert_same_values(loaded(), (X * 2).sin() * 2)
+    module_file.unlink()
+    assert_same_values(loaded(), (X * 2).sin() * 2)
+
+
+SCRIPT = """
+import sys
+import torch
+
+
+def function(x):
+    return x.sin() * 2
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        compiled = torch.compile(function, backend="onnxrt", fullgraph=True)
+        compiled.aot_compile(((torch.ones(3),), {})).save_compiled_function("function")
+"""
+
+
+def test_a_script_saves_what_another_program_loads(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "script.py"], check=True, cwd=tmp_path)
+    load = "import torch; print(torch.compiler.load_compiled_function(open('function', 'rb'))(torch.ones(3)).sum())"
+    load = f"import torch\nwith torch.no_grad(): {load.removeprefix('import torch; ')}"
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "tensor(5.0" in done.stdout, done.stderr
+    (tmp_path / "script.py").write_text(SCRIPT.replace("* 2", "* 3"))
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode != 0 and "script.function has changed" in done.stderr
+
+
+class Kind(enum.Enum):
+    SINE = 1
+    COSINE = 2
+
+
+def sine_or_cosine(x: torch.Tensor, kind: Kind) -> torch.Tensor:
+    return x.sin() if kind is Kind.SINE else x.cos()
+
+
+def of_builtin(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return function(x)
+
+
+def test_guards_on_values_that_are_no_tensors() -> None:
+    """PyTorch cannot save that on a member of an Enum; the filter keeps it, so that the user hears of it."""
+    options = {"guard_filter_fn": keep_value_guards_unsafe}
+    with torch.no_grad():
+        with pytest.raises(Exception, match="ID_MATCH"):
+            torch.compile(sine_or_cosine, backend="onnxrt", fullgraph=True, options=options).aot_compile(
+                ((X, Kind.SINE), {})
+            )
+        compiled = torch.compile(of_builtin, backend="onnxrt", fullgraph=True, options=options)
+        loaded = compiled.aot_compile(((X, torch.sin), {}))
+        assert_same_values(loaded(X, torch.sin), X.sin())
+        with pytest.raises(RuntimeError, match="GuardManager check failed"):
+            loaded(X, torch.cos)
+
+
+@pytest.mark.parametrize("fallback", ["pytorch", "error"])
+def test_what_onnx_runtime_rejects_when_it_is_loaded(
+    fallback: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = save("onnxrt", tmp_path / "function", fallback=fallback)
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise SessionError("out of memory")
+
+    monkeypatch.setattr("dynamo_backends.partition.program.load_session", fails)
+    with torch.no_grad():
+        if fallback == "error":
+            with pytest.raises(SessionError, match="out of memory"):
+                loaded(X)
+        else:
+            assert_same_values(loaded(X), perceptron(X))
+            assert counted("not_loaded") == 1 and not counted("graphs_loaded")
 
 
 def test_a_missing_provider_is_told_when_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +379,13 @@ def test_saved_graphs_keep_no_weights_alive() -> None:
 
 
 def test_what_autograd_s_cache_does_not_keep_is_counted() -> None:
+    """A graph without a key would never be found; a part that cannot be saved."""
+
+    def either(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
     with functorch_config.patch(bundled_autograd_cache=True), torch.no_grad():
         assert_same_values(compiled(perceptron, options={"verify_passes": True})(X), perceptron(X))
-    assert counters["aot_autograd"]["autograd_cache_bypass"] == 1
-    assert counted("not_saved: the option verify_passes") == 1
+        assert counted("not_saved: a graph without a key") == 1
+        assert_same_values(compiled(either)(X), either(X))
+    assert not counters["aot_autograd"]["autograd_cache_saved"]
