@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if Path(arguments.graph).is_file() and not GRAPH.fullmatch(arguments.graph):
+    path = Path(arguments.graph)
+    if path.suffix and not path.exists():
+        raise ValueError(f"{path} does not exist; expected a graph of a dump, such as 0/forward, or a saved file")
+    if path.is_file() and not GRAPH.fullmatch(arguments.graph):
         if arguments.stage is not None or arguments.dump is not None:
             raise ValueError(f"--stage and --dump are for graphs of a dump; {arguments.graph} is a file")
         return show_saved(arguments)

@@ -171,6 +171,34 @@ def test_a_damaged_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         assert reason in capsys.readouterr().err
 
 
+class Executes:
+    """What a pickle calls when it is loaded."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("executed",)
+
+
+def test_show_executes_nothing_and_names_files_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "evil").write_bytes(pickle.dumps([Executes(), pickle.dumps(Executes())]))
+    assert main(["show", "evil"]) == 2
+    assert "no graphs of onnxrt" in capsys.readouterr().err
+    assert not Path("executed").exists()
+    save("onnxrt", tmp_path / "function")
+    content = (tmp_path / "function").read_bytes()
+    (tmp_path / "renamed").write_bytes(content.replace(b"\x8c\x09inference", b"\x8c\x09/../../ab"))
+    assert main(["show", "renamed", "--onnx", "models"]) == 2
+    assert "no direction" in capsys.readouterr().err and not list(tmp_path.rglob("*.onnx"))
+
+
+@pytest.mark.parametrize("arguments", [["function", "--stage", "aten"], ["0", "--onnx", "models"], ["missing.pt2"]])
+def test_arguments_of_show_that_do_not_fit(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "function").write_bytes(b"")
+    assert main(["show", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err or arguments[0] == "0"
+
+
 def test_guards_that_are_kept() -> None:
     """Those on sizes, dtypes and the grad mode; a module's class and functions may be others."""
 
