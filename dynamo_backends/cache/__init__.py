@@ -6,5 +6,5 @@
 - ``program_record``: converts a Program to a record and back;
 - ``graphs``: the interface for the pipeline.
 
-A cached graph runs without the compiler: nothing here imports it, or a library that makes ONNX models.
+A cached graph runs without the compiler: nothing here imports the compiler, or a library that makes ONNX models.
 """

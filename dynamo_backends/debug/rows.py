@@ -1,4 +1,4 @@
-"""The result of a comparison: a row for each value, the value to blame, and the verdict on the run."""
+"""The dataclasses of a comparison: a row for each value, the value to blame, and the verdict on the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a comparison of two models: their values are aligned, each pair is a row with its difference.
+"""Aligns the values of two models, and makes a table row with the difference of each pair.
 
 Values correspond by name, by value, or as results of the same operator on corresponding values.
 """

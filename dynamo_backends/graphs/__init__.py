@@ -2,5 +2,5 @@
 
 It finds weights, aliases, memory layouts, the user's names and source lines, and writes graphs as JSON, text or tables.
 ``artifacts`` defines the data that the stages exchange. Only ``aot`` and ``saving`` use private parts of AOTAutograd,
-and only ``inductor`` compiles with Inductor. All folders above use it.
+and only ``inductor`` compiles with Inductor. Most folders above use it.
 """

@@ -1,4 +1,4 @@
-"""PyTorch's private parts by which it saves compiled graphs. A module of its own, since it imports Inductor."""
+"""Adapts our compiler to PyTorch's serialization of compiled graphs. It imports Inductor, ``aot`` does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observers: a pipeline notifies its observer of each stage, and lets it wrap what is called.
+"""Observers: a pipeline notifies its observer of each stage, and lets it wrap the compiled callables.
 
 ``onnxrt`` uses ``Observer`` itself, which only logs. ``onnx_debug`` uses a subclass that writes the dump.
 """

@@ -1,4 +1,4 @@
-"""Implements ``passes.Target``, by which passes ask what ONNX Runtime supports, with the exporter and the runtime."""
+"""Implements ``passes.Target``: tells passes what ONNX Runtime supports."""
 
 from __future__ import annotations
 
