@@ -31,4 +31,4 @@ def _is_on_code(guard: Any) -> bool:
     kinds = {guard.guard_type, *(guard.derived_guard_types if guard.guard_type != "BUILTIN_MATCH" else ())}
     if _OF_IDENTITY.isdisjoint(kinds):
         return False
-    return not guard.has_value or callable(guard.value) or isinstance(guard.value, types.ModuleType)
+    return not guard.has_value or callable(guard.value) or isinstance(guard.value, (types.ModuleType, types.CodeType))
