@@ -324,7 +324,7 @@ WRONG: dict[str, tuple[Callable[..., object], Callable[..., object], str]] = {
     "a second result": (
         lambda x: x.frexp()[1] + 1,
         lambda x: (x * 2).frexp()[1] + 1,
-        "frexp ",
+        "mul ",
     ),
     "another constant": (
         lambda x: x * torch.tensor([2.0, 3.0, 4.0]),
@@ -337,12 +337,12 @@ WRONG: dict[str, tuple[Callable[..., object], Callable[..., object], str]] = {
         "torch.float64",
     ),
     "another shape": (lambda x: x.sin(), lambda x: x.sin().view(3, 1), "(3, 1)"),
-    "another value": (lambda x: x.sin() * 2, lambda x: x.cos() * 2, "mul "),
+    "another value": (lambda x: x.sin() * 2, lambda x: x.cos() * 2, "cos "),
     "the first node": (lambda x: (x.exp() * 2).sin(), lambda x: (x.exp() * 3).sin(), "mul "),
     "not a number": (
         lambda x: x.log(),
         lambda x: (x - 1).log(),
-        "log ",
+        "sub ",
     ),
     "another integer": (lambda x: x.argmax(), lambda x: x.argmin(), "argmin "),
 }
