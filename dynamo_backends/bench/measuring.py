@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import statistics
 import tempfile
 import time
@@ -232,21 +233,7 @@ class Bench:
                         rows[backend].message = f"with filled caches: {error.kind}: {error}"
             for backend in timed_backends() if self.settings.saved else ():
                 self.say(f"{label}: {backend}, first result of a saved compile")
-                saved, first_file = str(folder / "saved"), folder / "first.pt"
-                try:
-                    with self._process(backend, folder / "saving") as worker:
-                        worker.ask("load", case=case_as_json, backend=backend)
-                        worker.ask("save", path=saved)
-                    with self._process(backend, folder / "loading") as worker:
-                        worker.ask("load", case=case_as_json, backend=backend)
-                        first = worker.ask("first", results=str(first_file), saved=saved)
-                        self._judge(judge, unchecked, rows[backend], first_file)
-                        rows[backend].saved_seconds = first["seconds"]
-                except WorkerError as error:
-                    if error.kind == "wrong":
-                        rows[backend].fail(error.kind, f"saved: {error}")
-                    elif error.kind != "not supported":
-                        rows[backend].message = f"saved: {error.kind}: {error}"
+                self._time_saved(case, backend, folder, rows[backend], functools.partial(self._judge, judge, unchecked))
             for number in range(self.settings.rounds):
                 self.say(f"{label}: round {number + 1} of {self.settings.rounds}")
                 for backend in timed_backends():
@@ -259,6 +246,27 @@ class Bench:
         for row in rows.values():
             row.summarize(case.tokens * result.batch if case.mode == "decode" else None)
         return result
+
+    def _time_saved(
+        self, case: Case, backend: str, folder: Path, row: Measurement, check: Callable[[Measurement, Path], None]
+    ) -> None:
+        """Compiles and saves the model in one process, and times the first result in another that loads it."""
+        saved, first_file = str(folder / "saved"), folder / "first.pt"
+        asked = {"case": dataclasses.asdict(case), "backend": backend}
+        try:
+            with self._process(backend, folder / "saving") as worker:
+                worker.ask("load", **asked)
+                worker.ask("save", path=saved)
+            with self._process(backend, folder / "loading") as worker:
+                worker.ask("load", **asked)
+                first = worker.ask("first", results=str(first_file), saved=saved)
+                check(row, first_file)
+                row.saved_seconds = first["seconds"]
+        except WorkerError as error:
+            if error.kind == "wrong":
+                row.fail(error.kind, f"saved: {error}")
+            elif error.kind != "not supported":
+                row.message = f"saved: {error.kind}: {error}"
 
     def overhead(self, case: Case) -> dict[str, Json]:
         """The overhead of a call of each backend: microseconds and standard error, or ``message``.
