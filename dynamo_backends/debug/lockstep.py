@@ -341,22 +341,21 @@ class Lockstep:
         for position, instability in found.items():
             rows[present[position]].local_instability = instability
         for row in rows.values():
-            if not row.locally_explained and row.local_instability is None and row.session_instability is None:
-                row.session_instability = self._repeat_in_model(row.name, region)
+            if not (row.locally_explained or row.unstable_alone or row.unstable_in_session):
+                self._repeat_in_model(row, region)
 
-    def _repeat_in_model(self, name: str, region: Region) -> Instability | None:
-        """How a value differs between runs of its region's model with every value as an output."""
-        compiled, first = self._graph.regions[region.index], self._in_model.get(name)
+    def _repeat_in_model(self, row: Row, region: Region) -> None:
+        """Repeats a region's model with every value as an output, until the value differs by more than rounding."""
+        compiled, first = self._graph.regions[region.index], self._in_model.get(row.name)
         if not isinstance(first, torch.Tensor):
-            return None
+            return
         arguments = [self._actual[item.node] for item in region.inputs]
         for _ in range(_REGION_REPEATS):
-            second = self._sessions.region_values(compiled, arguments)[name]
+            second = self._sessions.region_values(compiled, arguments)[row.name]
             assert isinstance(second, torch.Tensor)
-            found = instability_of(first, second, compiled.bound.threads)
-            if found is not None:
-                return found
-        return None
+            row.session_instability = instability_of(first, second, compiled.bound.threads) or row.session_instability
+            if row.unstable_in_session:
+                return
 
     def _add_nonfinite_elements(self, value: _Value) -> None:
         """Adds some elements that are NaN or infinite, with the elements they were computed from."""

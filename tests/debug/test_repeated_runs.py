@@ -18,6 +18,7 @@ from conftest import assert_same_as_eager, compiled
 from onnxscript import opset18 as op
 
 from dynamo_backends.debug import repeated_runs
+from dynamo_backends.debug.node_sessions import NodeSessions
 from dynamo_backends.exporter import decompositions, upstream_faults
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import short_file
@@ -105,6 +106,22 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     blame = backward["blame"]
     assert (blame["kind"], blame["name"], blame["value"]) == ("unstable", "runs", "embedding_dense_backward")
     assert blame["source"].startswith(f"{short_file(__file__)}:") and "2 threads" in backward["verdict"]
+
+
+def test_a_wrong_value_of_one_run_is_unstable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value was wrong once, and further runs differ by rounding only: the node is not wrong by itself."""
+    original, wrong_once = NodeSessions.region_values, iter([0.1])
+
+    def region_values(self: NodeSessions, *args: Any) -> dict[str, object]:
+        values = dict(original(self, *args))
+        values["sinh"] = values["sinh"] + next(wrong_once, 0.0)
+        return values
+
+    monkeypatch.setattr(NodeSessions, "region_values", region_values)
+    slightly_noisy = lambda x: op.Mul(op.Sinh(x), op.RandomUniformLike(x, low=1 - 1e-7, high=1 + 1e-7))  # noqa: E731
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, slightly_noisy)
+    (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
+    assert (graph["blame"]["kind"], graph["blame"]["name"], graph["blame"]["value"]) == ("unstable", "runs", "sinh")
 
 
 @pytest.fixture
