@@ -35,7 +35,7 @@ from ..numerics.value_range import extent, nonfinite_elements
 from ..partition.regions import is_ordered
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun
-from .repeated_runs import Instability, instability_of
+from .repeated_runs import instability_of
 from .rows import Row
 
 _REARRANGING = frozenset(
