@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .exporter.decompositions import decomposition_table
     from .exporter.registration import register_converter, unregister_converter
     from .exporter.torch_internals import operator_set
-    from .graphs.guard_filter import keep_value_guards_unsafe
+    from .graphs.saved_guards import keep_value_guards_unsafe
     from .pipeline.dump_block import dump
 
 __all__ = [
@@ -68,7 +68,7 @@ _MODULES = {
     "decomposition_table": ".exporter.decompositions",
     "dump": ".pipeline.dump_block",
     "explain": ".explanations.functions",
-    "keep_value_guards_unsafe": ".graphs.guard_filter",
+    "keep_value_guards_unsafe": ".graphs.saved_guards",
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",
     "register_converter": ".exporter.registration",

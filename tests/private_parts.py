@@ -17,6 +17,7 @@ NOTICED_BY = {
     "torch._C._AutoDispatchBelowAutograd": "test_onnx_attention.py",
     "torch._C._from_dlpack": "test_binding.py",
     "torch._C._storage_Use_Count": "test_freezing.py",
+    "torch._C._dynamo": "test_saved_graphs.py",
     "torch._C._to_dlpack": "test_binding.py",
     "torch._decomp": "test_converters.py",
     "torch._dynamo": "test_dynamo_features.py",

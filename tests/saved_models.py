@@ -178,6 +178,7 @@ def run_with_breaks(trains: bool) -> None:
 
 
 def load(folder: Path) -> None:
+    torch.set_num_threads(torch.get_num_threads() + 1)  # as on another machine
     torch._dynamo.config.caching_precompile = True
     torch._dynamo.lookup_backend("onnxrt")  # imports the backends with this setting
     torch._dynamo.config.caching_precompile = False

@@ -38,6 +38,7 @@ from ..graphs import aot
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.fake_tensors import correct_strides, fake_tensors_as_kernels
 from ..graphs.locations import UserName
+from ..graphs.saved_guards import take_thread_count_from_loader
 from ..options import Options
 from ..placement.engines import placement_of
 from .observer import Observer
@@ -205,6 +206,7 @@ class Pipeline:
             return
         from ..graphs.saving import keyed, share_memory  # imported lazily: it imports Inductor
 
+        take_thread_count_from_loader()
         # PyTorch's key does not say which arguments share memory; such a graph is saved, but not found by its key.
         key = None if share_memory(arguments) else self.runners.key_for_autograd(weights)
         if key is None and not (aot.is_ahead_of_time() or aot.is_precompiling()):

@@ -215,6 +215,21 @@ def test_guards_that_are_kept() -> None:
         loaded(model, X)
 
 
+def test_guards_of_other_backends_are_pytorchs(tmp_path: Path) -> None:
+    """Their number of threads too; that a graph of ours runs with another is in the first test."""
+    save("onnxrt", tmp_path / "of_ours")
+    save("aot_eager", tmp_path / "of_theirs")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        with (tmp_path / "of_theirs").open("rb") as file:
+            loaded = torch.compiler.load_compiled_function(file)
+        with pytest.raises(RuntimeError, match="num_threads"), torch.no_grad():
+            loaded(X)
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,16 @@
-"""Selects the guards that a saved graph keeps."""
+"""The guards of a saved graph: which are kept, and what they compare in the process that loads it."""
 
 from __future__ import annotations
 
+import copyreg
+import json
+import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch._C._dynamo.guards import GlobalStateGuard
 
 _OF_IDENTITY = {"CLASS_MATCH", "CLOSURE_MATCH", "FUNCTION_MATCH", "ID_MATCH", "MODULE_MATCH", "WEAKREF_ALIVE"}
 
@@ -32,3 +38,32 @@ def _is_on_code(guard: Any) -> bool:
     if _OF_IDENTITY.isdisjoint(kinds):
         return False
     return not guard.has_value or callable(guard.value) or isinstance(guard.value, (types.ModuleType, types.CodeType))
+
+
+def take_thread_count_from_loader() -> None:
+    """The guards that Dynamo saves next in this thread compare the number of threads with that of the loading process.
+
+    PyTorch compares it with that of the process that compiled, because Inductor's kernels contain it.
+    """
+    _next.is_ours = True
+
+
+_next = threading.local()
+
+
+def _reduce(guard: GlobalStateGuard) -> str | tuple[Any, ...]:
+    """How ``guard`` is pickled; only one that follows a graph of ours differs from PyTorch's."""
+    if not getattr(_next, "is_ours", False):
+        return object.__reduce_ex__(guard, 2)
+    _next.is_ours = False
+    loader: Callable[[str], GlobalStateGuard] = _with_own_thread_count
+    return loader, (guard.__getstate__(),)
+
+
+copyreg.pickle(GlobalStateGuard, _reduce)
+
+
+def _with_own_thread_count(state: str) -> GlobalStateGuard:
+    guard = GlobalStateGuard()
+    guard.__setstate__(json.dumps({**json.loads(state), "num_threads": torch.get_num_threads()}))  # type: ignore[attr-defined]
+    return guard
