@@ -201,7 +201,8 @@ def _source_of(placeholder: fx.Node) -> str:
 
     An item of ``*args`` or ``**kwargs`` of Dynamo's own wrapper has the wrapped function's name of the parameter.
     """
-    source = getattr(placeholder.meta.get("grapharg"), "source", None)
+    source = getattr(placeholder, "_dynamo_source", None)  # set last; the other is gone for ``aot_compile``
+    source = source or getattr(placeholder.meta.get("grapharg"), "source", None)
     text = str(source.name) if source is not None else ""
     for pattern, replacement in _SOURCE_REWRITES:
         text = re.sub(pattern, replacement, text)

@@ -27,7 +27,7 @@ class SavedProgram:
     Attributes:
         name: of the graph in the process that saved it.
         program: what runs; its options are the defaults.
-        weights: the names of the arguments that become constants of sessions, as Dynamo has them.
+        weights: the names of the arguments that become constants of sessions, as in ``state_dict``.
         versions: of the libraries that compiled it.
     """
 

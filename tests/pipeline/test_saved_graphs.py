@@ -52,6 +52,8 @@ def test_what_one_process_saves_another_runs(tmp_path: Path, capsys: pytest.Capt
     assert found["functions"]["constant_weights"] and found["functions"]["weight_refreshes"]
     assert found["cache"]["graphs_loaded"] and found["cache"]["constant_weights"]
     assert "graphs" not in found["cache"] and not found["dynamo"], "nothing is traced"
+    (perceptron,) = show(tmp_path / "Perceptron_False_False", capsys, onnx=tmp_path / "models")
+    assert sorted(perceptron["weights"]) == ["down.bias", "down.weight", "scale", "up.bias", "up.weight"]
     for file, graphs, weights in (("Perceptron_True_True", 2, 0), ("Complex_False_True", 1, 0), ("artifacts", 5, 5)):
         shown = show(tmp_path / file, capsys, onnx=tmp_path / "models")
         assert len(shown) >= graphs and max(len(graph["weights"]) for graph in shown) == weights
