@@ -7,8 +7,8 @@
     python tests/saved_sweep.py --sample 2 --seed 7    # two random cases
 
 The second process has other weights and another number of threads. Eight threads call the loaded function at once, and
-after them a forked child. Results must be about as near to float64 as eager's. What PyTorch cannot save is listed; the
-exit code is 1 if anything else is not right.
+after them a forked child, unless PyTorch runs a part: its threads do not survive a fork. Results must be about as near
+to float64 as eager's. What PyTorch cannot save is listed; the exit code is 1 if anything else is not right.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from dynamo_backends.bench.loading import Inputs, LoadedCase, load
 from dynamo_backends.bench.models import MODELS
 from dynamo_backends.bench.reference import CaseJudge
 from dynamo_backends.bench.steps import Steps
+from dynamo_backends.pipeline.saved_file import saved_programs
 
 MODES = ("inference", "train")
 OF_PYTORCH = {"wav2vec2": "its weights are parametrized, and PyTorch cannot save the guards on the generated class"}
@@ -69,7 +70,7 @@ def check_case(case: Case, path: Path) -> None:
         judge = CaseJudge(steps)
         found = judge.difference(steps.results(function))
         assert not found, found
-        if case.mode == "inference":
+        if case.mode == "inference" and not any(graph.program.coverage.fallbacks for graph in saved_programs(path)):
             _check_child(function, loaded, steps.results(function)[0])
     ours = counters["dynamo_backends"]
     assert ours["graphs_loaded"] == 1 + (case.mode == "train") and not counters["stats"]["calls_captured"], ours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, SharedCopies
+from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies
 from ..numerics.verdicts import verdict
 from .loading import SEED, Inputs
 from .steps import Steps, generated, leaves_of, loss_of
@@ -20,10 +20,17 @@ from .steps import Steps, generated, leaves_of, loss_of
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """The results of one size in eager and in float64."""
+    """The results of one size in eager and in float64: for each value, the reference runs and its key there."""
 
-    eager: Sequence[object]
-    exact: Sequence[object]
+    values: Sequence[tuple[Results, object]]
+
+    @property
+    def eager(self) -> Sequence[Any]:
+        return [results.eager[key] for results, key in self.values]
+
+    @property
+    def exact(self) -> Sequence[Any]:
+        return [results.exact[key] for results, key in self.values]
 
 
 class CaseJudge:
@@ -59,13 +66,14 @@ class CaseJudge:
         return ""
 
     def _difference(self, expected: Expected, actual: Sequence[object]) -> str:
-        if len(actual) != len(expected.eager):
-            return f"{len(actual)} results instead of {len(expected.eager)}"
+        if len(actual) != len(expected.values):
+            return f"{len(actual)} results instead of {len(expected.values)}"
         if self._steps.case.mode == "decode":
             compare = text_difference if self._steps.case.beams == 1 else beams_difference
             return compare(expected.eager, expected.exact, actual)
-        for position, values in enumerate(zip(expected.eager, expected.exact, actual, strict=True)):
-            if message := value_difference(*values):
+        for position, ((results, key), value) in enumerate(zip(expected.values, actual, strict=True)):
+            message = _other_kind(results.eager[key], value) or str(results.verdict(value, key))
+            if message:
                 return f"result {position}: {message}"
         return ""
 
@@ -91,20 +99,18 @@ class CaseJudge:
             twice = ReferenceRuns(run, SharedCopies(arguments), torch.get_rng_state())
         if twice.draws:
             self.unchecked = "the model draws random numbers"
-        outputs: Sequence[Mapping[object, Any]] = (twice.outputs.eager, twice.outputs.exact)
-        eager, exact = ([values[key] for key in values if isinstance(key, int)] for values in outputs)
+        outputs = [(twice.outputs, key) for key in twice.outputs.eager if isinstance(key, int)]
         if not is_trained:
-            return Expected(eager, exact)
+            return Expected(outputs)
+        loss, outputs = twice.outputs.eager[0], outputs[1:]
         position = {id(value): i for i, value in enumerate(arguments)}
         trained = [position[id(tensor)] for tensor in steps.trained if id(tensor) in position]
         try:
-            gradients = twice.gradients({0: torch.ones_like(eager[0])}, trained)
+            gradients = twice.gradients({0: torch.ones_like(loss)}, trained)
         except NotRepeatableError as error:
             self.unchecked = str(error)
-            return Expected(eager[1:], exact[1:])
-        return Expected(
-            [*eager[1:], *(gradients.eager[i] for i in trained)], [*exact[1:], *(gradients.exact[i] for i in trained)]
-        )
+            return Expected(outputs)
+        return Expected([*outputs, *((gradients, i) for i in trained)])
 
 
 class _Generating(torch.nn.Module):
@@ -122,11 +128,16 @@ class _Generating(torch.nn.Module):
 
 def value_difference(eager: object, exact: object, actual: object) -> str:
     """A message if a result has another dtype or shape than eager's or a larger error against float64, else ``""``."""
+    return _other_kind(eager, actual) or str(verdict(actual, eager, exact))
+
+
+def _other_kind(eager: object, actual: object) -> str:
+    """A message if a result has another dtype than eager's, or only one of them is a tensor, else ``""``."""
     if isinstance(eager, torch.Tensor) and isinstance(actual, torch.Tensor) and eager.dtype != actual.dtype:
         return f"dtype {actual.dtype} instead of {eager.dtype}"
     if (eager is None) != (actual is None):
         return "no gradient, but eager has one" if actual is None else "a gradient, but eager has none"
-    return str(verdict(actual, eager, exact))
+    return ""
 
 
 def text_difference(eager: Sequence[Any], exact: Sequence[Any], actual: Sequence[Any]) -> str:

@@ -43,7 +43,6 @@ from torch._functorch._aot_autograd.descriptors import (
     ViewBaseAOTInput,
 )
 from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext
 from torch.compiler import _compile_session_context
 from torch.utils import _pytree as pytree
@@ -508,6 +507,8 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
     Its common-subexpression elimination is off, because in PyTorch 2.13 it merges two equal ``randn_like``,
     ``randint_like`` or ``exponential`` (fixed in 2.14). The pass ``joint.common_subexpressions`` does it instead.
     """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition  # see ``plain_partition``
+
     correct_statistics(joint)
     _save_copies_of_changed_arguments(joint)
     with functorch_config.patch(recompute_views=True, cse=False):
@@ -516,6 +517,9 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
 
 def plain_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """PyTorch's min-cut partitioner alone, for use if ``min_cut_partition`` failed."""
+    # Imported lazily: a process that loads a saved graph partitions none, and it imports networkx.
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
     with functorch_config.patch(cse=False):  # see ``min_cut_partition``
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 

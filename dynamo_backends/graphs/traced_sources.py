@@ -11,7 +11,7 @@ import collections
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,54 +22,57 @@ from .locations import stack
 _Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-class TracedFunction(NamedTuple):
-    """A function of which a node's stack trace has a frame.
+class TracedModule(NamedTuple):
+    """A module of which nodes' stack traces have frames.
 
     Attributes:
-        module: that it is in; a script's is its file's name.
-        name: in the module, as ``Block.forward``; ``""`` for a statement outside functions.
-        digest: of its syntax tree.
+        name: of the module; a script's is its file's name.
+        digest: of its source.
+        functions: names, as ``Block.forward``, and digests of the syntax trees of the functions in the traces; the name
+            is ``""`` for a statement outside functions.
     """
 
-    module: str
     name: str
     digest: str
+    functions: Sequence[Sequence[str]]
 
 
-def traced_functions(graph: fx.Graph) -> list[TracedFunction]:
-    """The functions in the nodes' stack traces, but PyTorch's; those without a module or source are left out."""
+def traced_modules(graph: fx.Graph) -> list[TracedModule]:
+    """The modules in the nodes' stack traces, but PyTorch's; those without source are left out."""
     modules = {file: name for name, item in [*sys.modules.items()] if (file := getattr(item, "__file__", None))}
     lines = collections.defaultdict(set)
     for node in graph.nodes:
         for frame in stack(node):
-            lines[frame.file].add(frame.line)
-    found: set[TracedFunction] = set()
-    for file, numbers in lines.items():
-        module = modules.get(file, "torch")
-        if module in ("__main__", "__mp_main__"):  # the second is multiprocessing's name of the first
-            module = Path(file).stem
-        if module.partition(".")[0] != "torch":
-            defined = [*_defined(_source(module))]
-            for line in numbers:
-                around = [item for item in defined if item[0] <= line <= item[1]]
-                found.update(TracedFunction(module, name, digest) for _, _, name, digest in around[-1:])
-    return sorted(found)
+            module = modules.get(frame.file, "torch")
+            if module in ("__main__", "__mp_main__"):  # the second is multiprocessing's name of the first
+                module = Path(frame.file).stem
+            lines[module].add(frame.line)
+    found = []
+    for module, numbers in sorted(lines.items()):
+        source = "" if module.partition(".")[0] == "torch" else _source(module)
+        functions: set[tuple[str, str]] = set()
+        defined = [*_defined(source)]
+        for line in numbers:
+            around = [(name, digest) for first, last, name, digest in defined if first <= line <= last]
+            functions.update(around[-1:])
+        if functions:
+            found.append(TracedModule(module, _digest(source), sorted(functions)))
+    return found
 
 
-def changed_function(functions: Iterable[TracedFunction]) -> str | None:
+def changed_function(modules: Iterable[TracedModule]) -> str | None:
     """The module and name of a function whose source is another today, ``None`` if there is none.
 
     Modules whose source is not found are not compared.
     """
-    by_module = collections.defaultdict(list)
-    for function in functions:
-        by_module[function.module].append(function)
-    for module, traced in by_module.items():
-        source = _source(module)
-        today = {(name, digest) for _, _, name, digest in _defined(source)} if source else set()
-        for function in traced if source else ():
-            if (function.name, function.digest) not in today:
-                return f"{module}.{function.name}" if function.name else f"a statement of {module}"
+    for module in modules:
+        source = _source(module.name)
+        if not source or _digest(source) == module.digest:
+            continue
+        today = {(name, digest) for _, _, name, digest in _defined(source)}
+        for name, digest in module.functions:
+            if (name, digest) not in today:
+                return f"{module.name}.{name}" if name else f"a statement of {module.name}"
     return None
 
 
@@ -108,5 +111,8 @@ def _defined(source: str) -> Iterator[tuple[int, int, str, str]]:
 
 def _described(name: str, item: ast.AST) -> tuple[int, int, str, str]:
     first = min([item.lineno, *(each.lineno for each in getattr(item, "decorator_list", ()))])  # type: ignore[attr-defined]
-    digest = hashlib.blake2b(ast.dump(item).encode(), digest_size=16).hexdigest()
-    return first, item.end_lineno, name, digest  # type: ignore[attr-defined]
+    return first, item.end_lineno, name, _digest(ast.dump(item))  # type: ignore[attr-defined]
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()

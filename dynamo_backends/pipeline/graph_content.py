@@ -17,7 +17,7 @@ from ..errors import AheadOfTimeError, SessionError
 from ..events import count
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
-from ..graphs.traced_sources import TracedFunction, changed_function
+from ..graphs.traced_sources import TracedModule, changed_function
 from ..options import Options
 from ..partition.program import Program, load, run_in_pytorch
 from ..runtime.custom_operators import load_libraries
@@ -51,7 +51,7 @@ class GraphContent:
         program: Program,
         weights: Mapping[int, tuple[str, bool]],
         options: Options,
-        sources: Sequence[TracedFunction],
+        sources: Sequence[TracedModule],
     ) -> GraphContent:
         """The content of a compiled graph.
 
@@ -61,7 +61,7 @@ class GraphContent:
             weights: the user's name, and whether it is a statistic of a batch norm, of each argument that may be a
                 constant, by position.
             options: of the backend.
-            sources: the functions that must not have changed when it is loaded.
+            sources: the modules whose traced functions must not have changed when it is loaded.
 
         Raises:
             CannotStoreError: a part of it cannot be saved.
@@ -126,7 +126,7 @@ class ReadContent:
     record: StoredRecord
     weights: Mapping[int, tuple[str, bool]]
     versions: Mapping[str, str]
-    sources: Sequence[TracedFunction]
+    sources: Sequence[TracedModule]
 
 
 def read_content(content: bytes, *, is_to_run: bool = False) -> ReadContent:
@@ -144,7 +144,7 @@ def read_content(content: bytes, *, is_to_run: bool = False) -> ReadContent:
         if now[library] != version:
             raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
     weights = {i: (name, is_statistic) for i, name, is_statistic in header["weights"]}
-    sources = [TracedFunction(*item) for item in header["sources"]]
+    sources = [TracedModule(*item) for item in header["sources"]]
     return ReadContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)
 
 

@@ -29,7 +29,7 @@ from ..graphs.artifacts import GraphName, Runner
 from ..graphs.late_compile import compile_after_guards, compile_at_first_call
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
-from ..graphs.traced_sources import traced_functions
+from ..graphs.traced_sources import traced_modules
 from ..options import Options
 from ..partition.program import Program, load
 from ..weights.changes import can_be_watched
@@ -127,7 +127,7 @@ class Runners:
             placeholders = list(module.graph.find_nodes(op="placeholder"))
             by_position = {i: constants[node] for i, node in enumerate(placeholders) if node in constants}
             # AOTAutograd's cache is found by the graph, and PyTorch's precompile cache compares sources itself.
-            sources = traced_functions(module.graph) if aot.is_ahead_of_time() else []
+            sources = traced_modules(module.graph) if aot.is_ahead_of_time() else []
             cache = self._cached
             entry = cache.entry(name, module, by_position, is_joint=is_joint) if cache is not None else None
             result = self._load_from_cache(entry, by_position) if entry is not None else None

@@ -20,7 +20,7 @@ from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.late_compile import compile_at_first_call
 from ..graphs.saving import NotSavedError, OutputCode
-from ..graphs.traced_sources import TracedFunction
+from ..graphs.traced_sources import TracedModule
 from ..options import Options
 from ..partition.program import Program
 from ..weights.frozen_session import Weight
@@ -81,7 +81,7 @@ def saved_graph(
     program: Program,
     weights: Mapping[int, Weight],
     options: Options,
-    sources: Sequence[TracedFunction],
+    sources: Sequence[TracedModule],
 ) -> SavedGraph:
     """A runner of a Program, as PyTorch can save it; see ``GraphContent.of``."""
     names = {i: (weight.name, weight.is_statistic) for i, weight in weights.items()}  # tensors would stay alive

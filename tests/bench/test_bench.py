@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import math
@@ -30,6 +31,7 @@ from dynamo_backends.bench.worker import RequestHandler, error_line
 from dynamo_backends.cli import main
 from dynamo_backends.cli.bench import exit_code
 from dynamo_backends.common import python_process
+from dynamo_backends.numerics.verdicts import verdict
 
 FILE = '''
 import os
@@ -354,6 +356,45 @@ def test_gradients_are_judged(file: str) -> None:
     assert reference.difference([[*others, last * 1.001]]).startswith("result 4: error ")
     assert "no gradient" in reference.difference([[*others, None]])
     assert "4 results instead of 5" in reference.difference([others])
+
+
+LUCKY = """
+import torch
+
+class Total(torch.nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+def terms(seed):
+    x = torch.randn(64, generator=torch.Generator().manual_seed(seed))
+    return torch.cat([x, -x + x.roll(1) * 1e-3])
+
+def lucky():
+    return Total(), terms(SEED)
+"""
+
+
+def test_eager_may_be_exact_by_luck(tmp_path: Path) -> None:
+    """Of a result with few elements. Another order of additions has a larger error, and is right."""
+    made: dict[str, Any] = {}
+    exec(LUCKY, made)
+
+    def one_by_one(x: torch.Tensor) -> torch.Tensor:
+        return functools.reduce(torch.add, x)
+
+    def errors(seed: int) -> tuple[float, float]:
+        x = made["terms"](seed)
+        exact = float(x.double().sum())
+        return abs(float(x.sum()) - exact) / abs(exact), abs(float(one_by_one(x)) - exact) / abs(exact)
+
+    seed = max(range(300), key=lambda seed: errors(seed)[1] / (1e-6 + errors(seed)[0]))
+    (tmp_path / "lucky.py").write_text(LUCKY.replace("SEED", str(seed)))
+    steps = Steps(wanted := Case(f"{tmp_path}/lucky.py:lucky"), loaded := load(wanted))
+    [x], actual = loaded.inputs[0].args, one_by_one(made["terms"](seed))
+    assert verdict(actual, x.sum(), x.double().sum()).is_wrong, "by eager's error alone"
+    reference = CaseJudge(steps)
+    assert reference.difference([[actual]]) == ""
+    assert "error" in reference.difference([[actual + 1e-4]])
 
 
 def test_random_numbers_are_not_called_wrong(file: str) -> None:
