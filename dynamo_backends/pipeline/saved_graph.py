@@ -24,7 +24,7 @@ from ..graphs.traced_sources import TracedModule
 from ..options import Options
 from ..partition.program import Program
 from ..weights.frozen_session import Weight
-from .graph_content import GraphContent
+from .saved_data import SavedData
 
 
 class SavedGraph(OutputCode):
@@ -35,7 +35,7 @@ class SavedGraph(OutputCode):
         content: returns what is pickled, or raises ``CannotStoreError``.
     """
 
-    def __init__(self, run: Runner, content: Callable[[], GraphContent]) -> None:
+    def __init__(self, run: Runner, content: Callable[[], SavedData]) -> None:
         self._run = run
         self._content = content
         self._boxed_call = True  # AOTAutograd, which copies the attributes to its wrappers, passes arguments in a list
@@ -62,10 +62,10 @@ class SavedGraph(OutputCode):
             raise kind(f"a graph cannot be saved because of {error}") from error
         self._content = lambda: content
 
-    def __getstate__(self) -> GraphContent:
+    def __getstate__(self) -> SavedData:
         return self._content()
 
-    def __setstate__(self, content: GraphContent) -> None:
+    def __setstate__(self, content: SavedData) -> None:
         self.__init__(compile_at_first_call(content.load), lambda: content)  # type: ignore[misc]
 
     def post_compile(self, *args: object) -> None:
@@ -83,15 +83,15 @@ def saved_graph(
     options: Options,
     sources: Sequence[TracedModule],
 ) -> SavedGraph:
-    """A runner of a Program, as PyTorch can save it; see ``GraphContent.of``."""
+    """A runner of a Program, as PyTorch can save it; see ``SavedData.of``."""
     names = {i: (weight.name, weight.is_statistic) for i, weight in weights.items()}  # tensors would stay alive
-    return SavedGraph(run, functools.partial(GraphContent.of, name, program, names, options, sources))
+    return SavedGraph(run, functools.partial(SavedData.of, name, program, names, options, sources))
 
 
 def as_saved(run: Runner, reason: str) -> SavedGraph:
     """A runner in the form that PyTorch's caches expect; if it runs no Program, saving it raises ``reason``."""
 
-    def content() -> GraphContent:
+    def content() -> SavedData:
         raise CannotStoreError(reason)
 
     return run if isinstance(run, SavedGraph) else SavedGraph(run, content)

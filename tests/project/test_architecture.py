@@ -244,7 +244,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
     [
         ("RunnableRegion", {"partition/program"}),  # one construction of what runs
         ("LoadedProgram", {"partition/program"}),
-        ("partition.program.load", {"pipeline/runners", "pipeline/graph_content"}),  # whatever a Program comes from
+        ("partition.program.load", {"pipeline/runners", "pipeline/saved_data"}),  # whatever a Program comes from
         (
             "dynamo_compile_lock",
             {"graphs/late_compile", "placement/autotuner"},

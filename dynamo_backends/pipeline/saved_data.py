@@ -31,7 +31,7 @@ _KEY = "a saved graph"
 
 
 @dataclasses.dataclass(frozen=True)
-class GraphContent:
+class SavedData:
     """A compiled graph as it is saved.
 
     Attributes:
@@ -52,7 +52,7 @@ class GraphContent:
         weights: Mapping[int, tuple[str, bool]],
         options: Options,
         sources: Sequence[TracedModule],
-    ) -> GraphContent:
+    ) -> SavedData:
         """The content of a compiled graph.
 
         Args:
@@ -90,7 +90,7 @@ class GraphContent:
         except ValueError as error:
             raise AheadOfTimeError(f"a saved graph cannot run here: {error}") from error
 
-    def read(self) -> ReadContent:
+    def read(self) -> SavedContent:
         """What ``content`` holds.
 
         Raises:
@@ -120,8 +120,8 @@ class GraphContent:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReadContent:
-    """What was saved of a graph: its Program, and the rest as in ``GraphContent.of``, with the libraries' versions."""
+class SavedContent:
+    """What was saved of a graph: its Program, and the rest as in ``SavedData.of``, with the libraries' versions."""
 
     record: StoredRecord
     weights: Mapping[int, tuple[str, bool]]
@@ -129,8 +129,8 @@ class ReadContent:
     sources: Sequence[TracedModule]
 
 
-def read_content(content: bytes, *, is_to_run: bool = False) -> ReadContent:
-    """What ``GraphContent.content`` holds.
+def read_content(content: bytes, *, is_to_run: bool = False) -> SavedContent:
+    """What ``SavedData.content`` holds.
 
     Raises:
         AheadOfTimeError: it was damaged; or it is to run, and was saved by other versions.
@@ -145,7 +145,7 @@ def read_content(content: bytes, *, is_to_run: bool = False) -> ReadContent:
             raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
     weights = {i: (name, is_statistic) for i, name, is_statistic in header["weights"]}
     sources = [TracedModule(*item) for item in header["sources"]]
-    return ReadContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)
+    return SavedContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)
 
 
 def versions() -> dict[str, str]:
