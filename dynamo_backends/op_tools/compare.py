@@ -82,7 +82,7 @@ class OpAutoCompare(OpTool):
 
     @property
     def unchecked(self) -> dict[str, str]:
-        """The operators with calls that could not be compared, and the reason."""
+        """The operators with calls that could not be compared, and the reason with the line of the first."""
         return dict(self._skipped)
 
     @property
@@ -129,7 +129,7 @@ class OpAutoCompare(OpTool):
         if not are_readable((call.args, call.kwargs)):
             reason = "not all arguments are plain tensors"
         if reason:
-            self._skip(call.name, reason)
+            self._skip(call.name, reason, call)
             return None
         return execution_of(call.in_pytorch, call.args, call.kwargs)
 
@@ -141,7 +141,7 @@ class OpAutoCompare(OpTool):
         if execution is None:
             return None
         if execution.recording.failure:
-            self._skip(call.name, execution.recording.failure)
+            self._skip(call.name, execution.recording.failure, call)
             return None
         judge = CallJudge(execution, self._reference.target(call))
         description = {**description_of(call), "call": str(call)}
@@ -149,20 +149,20 @@ class OpAutoCompare(OpTool):
         try:
             compared, expected = judge.results(call.results, result)
         except Exception as error:  # the user's operator may fail in float64, or the runtime may lack it
-            self._skip(name, _reason(error))
+            self._skip(name, _reason(error), call)
             return None
         self._add(description, execution, compared, output={"output": result}, reference=expected)
 
         def finished(gradients: Gradients) -> None:
             if gradients.are_mixed:
-                self._skip(f"{name} backward", "the gradient of one result contains another's")
+                self._skip(f"{name} backward", "the gradient of one result contains another's", call)
                 return
             try:
                 compared = judge.gradients(gradients)
                 if self._numerical and "ctc_loss" not in name:  # its gradient includes that of log_softmax
                     compared += judge.numerical_gradient(gradients)
             except Exception as error:  # as in the forward
-                self._skip(f"{name} backward", _reason(error))
+                self._skip(f"{name} backward", _reason(error), call)
                 return
             files = {"grad_outputs": gradients.outputs, "grad_inputs": gradients.inputs}
             self._add(description, execution, compared, **files)
@@ -214,8 +214,9 @@ class OpAutoCompare(OpTool):
         rows = [row for _, row in sorted(ranked, key=lambda item: item[0], reverse=True)]
         headers = ["operator", "calls", "failed", "max_diff", "allowed", "of", "where"]
         text = fit_table(rows, headers) if rows else "no operator was compared"
-        if self.unchecked:
-            text += "\n\nnot compared:\n" + fit_table(self.unchecked.items(), ["operator", "why"])
+        skipped = [(name, self._skipped_calls[name], why) for name, why in self.unchecked.items()]
+        if skipped:
+            text += "\n\nnot compared:\n" + fit_table(skipped, ["operator", "calls", "why"])
         return text
 
 

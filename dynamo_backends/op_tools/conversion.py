@@ -56,7 +56,7 @@ class _Conversion(OpTool):
     def _execute(self, call: Call, before: object) -> Any:
         reason = self._why_not(call)
         if reason:
-            self._skip(call.name, reason)
+            self._skip(call.name, reason, call)
             return call.function(*call.args, **call.kwargs)
         is_copied = False
         try:
@@ -69,7 +69,7 @@ class _Conversion(OpTool):
         except Exception as error:
             if may_write(call.function, call.kwargs) and not is_copied:
                 raise  # an argument may be half written
-            self._skip(call.name, f"the converted call fails: {first_line(str(error))}")
+            self._skip(call.name, f"the converted call fails: {first_line(str(error))}", call)
             return call.function(*call.args, **call.kwargs)
         for (name, original, copy), version in zip(converted, versions, strict=True):
             is_updated = id(copy) in statistics and not torch.equal(copy, statistics[id(copy)])

@@ -81,7 +81,8 @@ class OpTool:
         self._counts: Counter[str] = Counter()
         self._chosen_names: dict[Callable[..., Any], str] = {}
         self._logged: set[tuple[str, str]] = set()
-        self._skipped: dict[str, str] = {}
+        self._skipped: dict[str, str] = {}  # the reason, and the line of the first call
+        self._skipped_calls: Counter[str] = Counter()
         self._local = threading.local()
         self._threads = 0
         self._hooks = Hooks()
@@ -224,10 +225,12 @@ class OpTool:
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
         return function_name(function) if self.level == "torch" else str(function)
 
-    def _skip(self, name: str, reason: str) -> None:
+    def _skip(self, name: str, reason: str, call: Call | None = None) -> None:
         """Records, and logs once for each operator, why the tool was not applied to a call."""
+        self._skipped_calls[name] += 1
         if name not in self._skipped:
-            self._skipped[name] = reason
+            source = call.source if call is not None else ""
+            reason = self._skipped[name] = f"{reason} ({source})" if source else reason
             logger.info("%s skips a call of %s: %s", type(self).__name__, name, reason)
 
     def _guard(self, what: str, work: Callable[..., Any], *arguments: Any) -> Any:

@@ -453,11 +453,14 @@ class TestCompare:
     def test_what_cannot_be_compared_is_said(self) -> None:
         with op_tools.OpAutoCompare(capture=None, quiet=True) as tool:
             torch.empty(3)
-            torch.linalg.eigh(torch.eye(3))
+            for _ in range(2):
+                torch.linalg.eigh(torch.eye(3))
             torch.func.vmap(torch.sin)(torch.ones(3))
         assert "without values" in tool.unchecked["torch.empty"]
         assert "not unique" in tool.unchecked["torch.linalg.eigh"]
-        assert "not compared" in tool.table()
+        line = next(line for line in tool.table().splitlines() if line.startswith("torch.linalg.eigh "))
+        assert line.split()[1] == "2", "calls"
+        assert re.search(r"test_op_tools.py:\d+", line)
 
     def test_with_onnx_runtime(self, library: torch.library.Library) -> None:
         x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
@@ -584,7 +587,7 @@ class TestConversion:
             y = torch.var(torch.cat([x, x + 2]))
             torch.ones(2).exp()
         assert y.dtype is torch.bfloat16 and tool.converted["torch.var"] == 1
-        assert tool.skipped["torch.Tensor.exp"] == "its arguments are float32"
+        assert tool.skipped["torch.Tensor.exp"] .startswith("its arguments are float32 (")
 
     @pytest.mark.parametrize("level", LEVELS)
     def test_fallback_to_the_reference(self, level: str, bert_step: Callable[[], list[torch.Tensor]]) -> None:
