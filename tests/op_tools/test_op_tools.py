@@ -587,7 +587,7 @@ class TestConversion:
             y = torch.var(torch.cat([x, x + 2]))
             torch.ones(2).exp()
         assert y.dtype is torch.bfloat16 and tool.converted["torch.var"] == 1
-        assert tool.skipped["torch.Tensor.exp"] .startswith("its arguments are float32 (")
+        assert tool.skipped["torch.Tensor.exp"].startswith("its arguments are float32 (")
 
     @pytest.mark.parametrize("level", LEVELS)
     def test_fallback_to_the_reference(self, level: str, bert_step: Callable[[], list[torch.Tensor]]) -> None:
