@@ -45,6 +45,8 @@ def saved_programs(path: Path) -> list[SavedProgram]:
         ValueError: it is no such file, is damaged, or has no graph of ours.
     """
     content = path.read_bytes()
+    if content.startswith(_MARK):
+        content = content[len(_MARK) + 1 :]
     try:
         roots = [_load(content)] if content[:1] == _PICKLE else _artifacts(content)
         items = _items(roots, _MOST_BYTES * len(content))
@@ -59,6 +61,9 @@ def saved_programs(path: Path) -> list[SavedProgram]:
 
 
 _DIRECTIONS = ("inference", "forward", "backward")
+
+_MARK = b"PT2AOT"
+"""With it, and a byte for the version, begins a file that ``save_compiled_function`` of PyTorch 2.15 made."""
 
 _PICKLE = b"\x80"
 """The first byte of a pickle."""
