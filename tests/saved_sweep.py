@@ -42,7 +42,7 @@ from dynamo_backends.bench.steps import Steps
 from dynamo_backends.pipeline.saved_file import saved_programs
 
 MODES = ("inference", "train")
-OF_PYTORCH = {"wav2vec2": "its weights are parametrized, and PyTorch cannot save the guards on the generated class"}
+OF_PYTORCH = {"wav2vec2": "PyTorch cannot pickle modules with parametrized weights, which its guards contain"}
 """Models that PyTorch 2.13 cannot save, with every backend."""
 
 _THREADS = 8
