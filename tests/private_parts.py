@@ -27,7 +27,7 @@ NOTICED_BY = {
     "torch._functorch._aot_autograd.schemas": "test_saved_graphs.py",
     "torch._guards": "test_dynamo_features.py",
     "torch._inductor": "test_placement.py",
-    "torch._inductor.compiler_bisector": "test_bisecting.py",
+    "torch._inductor.compiler_bisector": "test_pass_manager.py",
     "torch._inductor.output_code": "test_saved_graphs.py",
     "torch._inductor.pattern_matcher": "test_patterns.py",
     "torch._library": "test_editing.py",

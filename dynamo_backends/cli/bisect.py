@@ -103,7 +103,7 @@ def _with_later_options(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def _bisect_graph(arguments: argparse.Namespace) -> int:
-    from ..dumps.bisecting import bisect
+    from ..dumps.bisect_graph import bisect
 
     run = run_of_graph(arguments, arguments.target[0])
     bisection = bisect(

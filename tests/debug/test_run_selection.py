@@ -21,7 +21,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.chosen_runs import MOST_RETRIES, MOST_SIZES
 from dynamo_backends.debug.manifest import flush_manifests
-from dynamo_backends.dumps.bisecting import bisect
+from dynamo_backends.dumps.bisect_graph import bisect
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 

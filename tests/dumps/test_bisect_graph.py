@@ -29,7 +29,7 @@ from dynamo_backends import register_converter, unregister_converter
 from dynamo_backends.cli import main
 from dynamo_backends.common import python_process
 from dynamo_backends.dumps import bisection, candidate_runs
-from dynamo_backends.dumps.bisecting import bisect
+from dynamo_backends.dumps.bisect_graph import bisect
 from dynamo_backends.dumps.bisection import ANSWERS, Bisection, delta_debug
 from dynamo_backends.dumps.candidate_runs import CandidateOutcome, CandidateRunner
 from dynamo_backends.dumps.cut_folder import CutModel, run_repro, write_cut

@@ -25,11 +25,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, Command, RanModel, fault_of, line_of
-from .blame import CauseKind
-from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
-from .cut_folder import CutModel
-from .fault_search import (
+from .bisect_causes import (
     NodeResults,
     bisect_failure,
     bisect_rejected,
@@ -39,6 +35,10 @@ from .fault_search import (
     wrong_pass,
     wrong_translation,
 )
+from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, Command, RanModel, fault_of, line_of
+from .blame import CauseKind
+from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
+from .cut_folder import CutModel
 from .model_sessions import PLAIN, check_provider_options, region_settings
 from .models import load_ir, load_model
 from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpedRun, DumpError, checked
