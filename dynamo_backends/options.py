@@ -194,9 +194,16 @@ GROUPS = {
 """The groups that the documentation shows the options in."""
 
 
-def option(group: str, default: Any, form: OptionFormat, help: str) -> Any:
-    """A field of ``Options``: everything about one option; ``default`` may be a function that makes the default."""
-    metadata = {"group": group, "help": help, "form": form}
+def option(group: str, default: Any, form: OptionFormat, help: str, *, changes_graphs: bool = True) -> Any:
+    """A field of ``Options``: everything about one option.
+
+    Args:
+        group, form, help: see ``OptionFormat`` and ``GROUPS``.
+        default: the value, or a function that makes it.
+        changes_graphs: whether compiled graphs depend on it. If not, graphs in the cache serve for all its values, and
+            it must not act while a graph is compiled.
+    """
+    metadata = {"group": group, "help": help, "form": form, "changes_graphs": changes_graphs}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -279,6 +286,7 @@ class Options:
         "onnx_debug",
         OptionFormat(_check_dump_dir, from_user=_path_from_user),
         "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it.",
+        changes_graphs=False,
     )
     compare: str = option(
         "debug",
@@ -286,12 +294,14 @@ class Options:
         OptionFormat(_one_of(COMPARISONS)),
         "Which runs onnx_debug compares with eager and float64: 'first' (of each graph and each new set of sizes), "
         "'every' or 'never'.",
+        changes_graphs=False,
     )
     tensor_limit: int = option(
         "debug",
         16 * 2**20,
         OptionFormat(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), _integer_from_text),
         "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all.",
+        changes_graphs=False,
     )
     verify_passes: bool = option(
         "debug",
@@ -305,18 +315,21 @@ class Options:
         True,
         OptionFormat(_check_bool, _bool_from_text),
         "Whether compiled graphs are kept on disk for other processes.",
+        changes_graphs=False,
     )
     cache_dir: str | None = option(
         "cache",
         None,
         OptionFormat(_or_none(_check_dump_dir), from_user=_path_from_user),
         "Folder of the compiled graphs; the default is dynamo_backends in $XDG_CACHE_HOME or ~/.cache.",
+        changes_graphs=False,
     )
     cache_size: int = option(
         "cache",
         2**30,
         OptionFormat(_between(0, math.inf, "a size in bytes"), _integer_from_text),
         "Maximum size of the folder in bytes; the least recently used graphs are evicted.",
+        changes_graphs=False,
     )
 
     def __post_init__(self) -> None:

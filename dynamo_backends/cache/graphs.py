@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NOT_OF_THE_RESULT = frozenset({"cache", "cache_dir", "cache_size", "dump_dir", "compare", "tensor_limit"})
-"""Options that do not change what is compiled."""
-
 
 @dataclasses.dataclass(frozen=True)
 class CacheEntry:
@@ -197,7 +194,8 @@ class CachedGraphs:
 
     def _key(self, what: str, **content: object) -> str:
         """The key of something that also depends on the options and the settings of the process."""
-        names = {field.name for field in dataclasses.fields(self._options)} - _NOT_OF_THE_RESULT
+        fields = dataclasses.fields(self._options)
+        names = {field.name for field in fields if field.metadata["changes_graphs"]}
         options = {name: repr(getattr(self._options, name)) for name in names}
         return self._fixed_key(what, options=options, settings=environment.describe(), **content)
 

@@ -1,5 +1,7 @@
 """The command ``dynamo-backends``: one module for each subcommand, imported when that subcommand runs.
 
+``common`` and ``parser`` are what they share; ``saved`` is the part of ``show`` for files of saved graphs.
+
 A subcommand imports PyTorch and other slow packages in its function ``run``, so that ``--help`` and argument errors
 take no time. Exit codes: 0 success, 1 a computed result is wrong, 2 the command failed (invalid arguments, a missing
 package). With ``--json`` a failure prints ``{"error": …}``.

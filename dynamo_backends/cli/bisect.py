@@ -135,7 +135,7 @@ def _text(bisection: Bisection) -> str:
     lines = [f"{graph}: {verdict or 'no run was compared'}" for graph, verdict in verdicts.items()]
     rows = [(trial.what, trial.outcome, trial.value, _error(trial)) for trial in bisection.trials]
     if rows:
-        lines += ["", fit_table(rows, ("disabled or checked", "outcome", "value", "error"))]
+        lines += ["", fit_table(rows, ("part", "outcome", "value", "error"))]
     if bisection.place != "nothing" or bisection.cause:
         where = f" at {bisection.value}" if bisection.value else ""
         source = f" ({bisection.source})" if bisection.source else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 from ..common.text_table import text_table
@@ -18,11 +19,15 @@ def show_saved(arguments: argparse.Namespace) -> int:
 
     programs = saved_programs(Path(arguments.graph))
     texts, as_json = [], []
-    for number, saved in enumerate(programs):
+    stems: Counter[str] = Counter()  # graphs of several processes may have one name
+    for saved in programs:
         coverage, rows = saved.program.coverage, []
+        stem = f"{saved.name.index}_{saved.name.direction or 'graph'}"
+        stems[stem] += 1
+        stem += f"_{stems[stem]}" if stems[stem] > 1 else ""
         for region, executable in enumerate(item.executable for item in saved.program.regions):
             model = executable.model_without_constants
-            name = f"{number}_{saved.name.direction or 'graph'}.region_{region}.onnx"
+            name = f"{stem}.region_{region}.onnx"
             if arguments.onnx is not None:
                 arguments.onnx.mkdir(parents=True, exist_ok=True)
                 (arguments.onnx / name).write_bytes(model)

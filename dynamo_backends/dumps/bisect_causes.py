@@ -1,6 +1,4 @@
-"""The searches of a bisection: for a wrong translation, kernel, ONNX pass or optimizer of ONNX Runtime; and for the
-part of a model that ONNX Runtime rejects, fails to run, or crashes on.
-"""
+"""Searches for a wrong translation, kernel, ONNX pass or optimizer, and for the part of a model that cannot run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What all searches of a bisection share: the result, the checks that say whether a part of a model fails, delta
-debugging, and the file of answers with which a stopped bisection resumes.
-"""
+"""The result of a bisection, and what its searches share: checks of parts of a model, delta debugging, kept answers."""
 
 from __future__ import annotations
 

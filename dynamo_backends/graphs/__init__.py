@@ -1,4 +1,4 @@
-"""Reads and prepares the FX graphs that Dynamo and AOTAutograd give us.
+"""What the other folders need to know about FX graphs of Dynamo and AOTAutograd.
 
 It finds weights, aliases, memory layouts, the user's names and source lines, and writes graphs as JSON, text or tables.
 ``artifacts`` defines the data that the stages exchange. Only ``aot`` and ``saving`` use private parts of AOTAutograd,

@@ -10,6 +10,7 @@ import ast
 import collections
 import hashlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,10 @@ from typing import NamedTuple
 
 from torch import fx
 
+from ..events import count
 from .locations import stack
+
+logger = logging.getLogger(__name__)
 
 _Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -27,12 +31,14 @@ class TracedModule(NamedTuple):
 
     Attributes:
         name: of the module; a script's is its file's name.
+        is_script: whether it is the program that was run.
         digest: of its source.
         functions: names, as ``Block.forward``, and digests of the syntax trees of the functions in the traces; the name
             is ``""`` for a statement outside functions.
     """
 
     name: str
+    is_script: bool
     digest: str
     functions: Sequence[Sequence[str]]
 
@@ -44,11 +50,10 @@ def traced_modules(graph: fx.Graph) -> list[TracedModule]:
     for node in graph.nodes:
         for frame in stack(node):
             module = modules.get(frame.file, "torch")
-            if module in ("__main__", "__mp_main__"):  # the second is multiprocessing's name of the first
-                module = Path(frame.file).stem
-            lines[module].add(frame.line)
+            is_script = module in ("__main__", "__mp_main__")  # the second is multiprocessing's name of the first
+            lines[Path(frame.file).stem if is_script else module, is_script].add(frame.line)
     found = []
-    for module, numbers in sorted(lines.items()):
+    for (module, is_script), numbers in sorted(lines.items()):
         source = "" if module.partition(".")[0] == "torch" else _source(module)
         functions: set[tuple[str, str]] = set()
         defined = [*_defined(source)]
@@ -56,24 +61,38 @@ def traced_modules(graph: fx.Graph) -> list[TracedModule]:
             around = [(name, digest) for first, last, name, digest in defined if first <= line <= last]
             functions.update(around[-1:])
         if functions:
-            found.append(TracedModule(module, _digest(source), sorted(functions)))
+            found.append(TracedModule(module, is_script, _digest(source), sorted(functions)))
     return found
 
 
 def changed_function(modules: Iterable[TracedModule]) -> str | None:
     """The module and name of a function whose source is another today, ``None`` if there is none.
 
-    Modules whose source is not found are not compared.
+    A script is compared with the program that runs if that defines functions of these names, else with the script's
+    file. A module whose source is not found is not compared, and a warning says so.
     """
     for module in modules:
-        source = _source(module.name)
+        name, source = _today(module)
+        if not source:
+            logger.warning("the source of %s is not found: whether it has changed is not checked", module.name)
+            count("unchecked_sources")
         if not source or _digest(source) == module.digest:
             continue
-        today = {(name, digest) for _, _, name, digest in _defined(source)}
-        for name, digest in module.functions:
-            if (name, digest) not in today:
-                return f"{module.name}.{name}" if name else f"a statement of {module.name}"
+        today = {(function, digest) for _, _, function, digest in _defined(source)}
+        for function, digest in module.functions:
+            if (function, digest) not in today:
+                return f"{name}.{function}" if function else f"a statement of {name}"
     return None
+
+
+def _today(module: TracedModule) -> tuple[str, str]:
+    """The name and the source of what a module is in this process."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if module.is_script and main is not None:
+        source = _source(Path(main).stem)
+        if {function for function, _ in module.functions} <= {function for _, _, function, _ in _defined(source)}:
+            return Path(main).stem, source
+    return module.name, _source(module.name)
 
 
 def _source(module: str) -> str:

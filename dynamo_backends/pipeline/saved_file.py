@@ -51,7 +51,7 @@ def saved_programs(path: Path) -> list[SavedProgram]:
         roots = [_load(content)] if content[:1] == _PICKLE else _artifacts(content)
         items = _items(roots, _MOST_BYTES * len(content))
         states = [item.state for item in items if type(item).__name__ == "SavedData"]
-        found = [_program(state) for state in {state["content"]: state for state in states}.values()]
+        found = [_program(state) for state in {(_name(state), state["content"]): state for state in states}.values()]
     except _DAMAGED as error:
         message = f"{path} is damaged, or not a file of save_compiled_function or save_cache_artifacts"
         raise ValueError(f"{message}: {type(error).__name__}: {error}") from error
@@ -84,10 +84,14 @@ def _artifacts(content: bytes) -> list[bytes]:
     return artifact_contents(content)
 
 
+def _name(state: Mapping[str, Any]) -> GraphName:
+    named = state["name"].state
+    return GraphName(int(named["index"]), str(named["direction"]))
+
+
 def _program(state: Mapping[str, Any]) -> SavedProgram:
     content = read_content(state["content"])
-    named = state["name"].state
-    name = GraphName(int(named["index"]), str(named["direction"]))
+    name = _name(state)
     if name.direction not in _DIRECTIONS:
         raise ValueError(f"{name.direction!r} is no direction of a graph")
     weights = [weight for weight, _ in content.weights.values()]

@@ -1,4 +1,4 @@
-"""Chooses the engine that runs each graph of one of Dynamo's frames: PyTorch, ONNX Runtime or Inductor.
+"""Times the engines that can run a training graph (PyTorch, ONNX Runtime, Inductor), and chooses one.
 
 It splits no graph; ``partition`` splits those for ONNX Runtime. It takes AOTAutograd's graphs, and returns their
 runners. ``engines`` makes the candidates, ``autotuner`` times them on real steps in the order of ``search``, and

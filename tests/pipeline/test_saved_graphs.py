@@ -323,6 +323,27 @@ def test_a_script_saves_what_another_program_loads(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("* 2", "* 3"))
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0 and "script.function has changed" in done.stderr
+    other = SCRIPT.partition("if __name__")[0].replace("* 2", "* 4") + "\n" + load  # the function, defined once more
+    (tmp_path / "other.py").write_text(other)
+    done = subprocess.run([sys.executable, "other.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode != 0 and "other.function has changed" in done.stderr
+    (tmp_path / "script.py").unlink()
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "source of script is not found" in done.stderr
+
+
+def test_show_lists_graphs_of_equal_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save("onnxrt", tmp_path / "one")
+    for function in (lambda x: x.sin() * 2, lambda x: x.sin() * 2):
+        with torch.no_grad(), functorch_config.patch(bundled_autograd_cache=True):
+            torch.compile(function, backend="onnxrt")(X)
+    artifacts = torch.compiler.save_cache_artifacts()
+    assert artifacts is not None
+    (tmp_path / "artifacts").write_bytes(artifacts[0])
+    shown = show(tmp_path / "artifacts", capsys, onnx=tmp_path / "models")
+    for graph in shown:
+        index = graph["graph"].split()[1]
+        assert all(region["model"].startswith(f"{index}_inference") for region in graph["regions"])
 
 
 class Kind(enum.Enum):
