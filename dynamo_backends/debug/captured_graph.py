@@ -60,11 +60,18 @@ class JointGraphs(StageGraphs):
         super().end(stage, graph)
 
     def judge(
-        self, values: Mapping[str, object], given: Sequence[object], state: torch.Tensor, *, gradients: bool
+        self,
+        values: Mapping[str, object],
+        given: Sequence[object],
+        state: torch.Tensor,
+        *,
+        gradients: bool,
+        final: Results | None = None,
     ) -> tuple[Finding, Results | None]:
         """The first pass that made the gradients wrong, or the other results; and the results of the first graph.
 
-        ``values`` are the known values of placeholders, ``given`` the arguments of the captured graph, if there is one.
+        ``values`` are the known values of placeholders, ``given`` the arguments of the captured graph, if there is one;
+        ``final`` as in ``culprit``.
         """
         arguments = self._arguments(values, given, gradients=gradients)
         if arguments is None:
@@ -73,7 +80,7 @@ class JointGraphs(StageGraphs):
             return Finding(unchecked=[arguments]), None
         kinds = {i: key for i, key in enumerate(self.results) if key is not None}
         keys = {i: key for i, key in kinds.items() if (isinstance(key, tuple) and key[0] == "gradient") == gradients}
-        culprit, first = self.culprit(arguments, state, keys)
+        culprit, first = self.culprit(arguments, state, keys, final)
         return Finding(culprit, unchecked=self.unchecked), first
 
     def _arguments(
@@ -289,9 +296,10 @@ class ComparedCall:
             if _is_same_copy(ours, theirs):
                 self.arguments[i] = theirs
 
-    def judge_joint(self, values: Mapping[str, object], *, gradients: bool) -> Finding:
+    def judge_joint(self, values: Mapping[str, object], *, gradients: bool, final: Results | None) -> Finding:
         """Compares the passes of ``joint``, see ``JointGraphs.judge``, and keeps the results of its first graph."""
-        finding, self.traced = self._captured.joint.judge(values, self.arguments, self.state, gradients=gradients)
+        joint = self._captured.joint
+        finding, self.traced = joint.judge(values, self.arguments, self.state, gradients=gradients, final=final)
         return finding
 
     def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:

@@ -33,6 +33,7 @@ from ..numerics.measure import Measure, group_size_of
 from ..numerics.tensor_measure import dense, measure_tensor
 from ..numerics.value_range import extent, nonfinite_elements
 from ..partition.regions import is_ordered
+from .interpreter import flat
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun
 from .repeated_runs import instability_of
@@ -79,9 +80,14 @@ class _Value:
 
 
 class Lockstep:
-    """Runs eager, float64 and ONNX Runtime one node at a time. Values are freed after their last use."""
+    """Runs eager, float64 and ONNX Runtime one node at a time. Values are freed after their last use.
+
+    Attributes:
+        exact: after all rows, the graph's results in float64.
+    """
 
     def __init__(self, graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions) -> None:
+        self.exact: Sequence[object] | None = None
         self._graph = graph
         self._run = run
         self._actual = run.values
@@ -118,6 +124,8 @@ class Lockstep:
         """A row for each tensor, in execution order."""
         for node in self._graph.module.graph.nodes:
             if node.op == "output":
+                leaves = flat(node.args[0])
+                self.exact = [self._execution.exact_of(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
                 return
             self._execution.run(node)
             region = self._region_of.get(node)

@@ -30,8 +30,10 @@ Models = Mapping[int, Sequence[ModelStep]]
 """By region, its model after each pass of the stage ``onnx`` that fired."""
 
 
-def compare_run(graph: CompiledGraph, run: RecordedRun, models: Models, sessions: NodeSessions) -> GraphComparison:
-    """Compares the nodes of one run with eager and float64.
+def compare_run(
+    graph: CompiledGraph, run: RecordedRun, models: Models, sessions: NodeSessions
+) -> tuple[GraphComparison, Sequence[object] | None]:
+    """Compares the nodes of one run with eager and float64; returns also the graph's results in float64, if known.
 
     An exception of the comparison becomes an entry of ``unchecked``; what was found before it stays.
     """
@@ -54,7 +56,8 @@ def compare_run(graph: CompiledGraph, run: RecordedRun, models: Models, sessions
         comparison.not_comparable = "; ".join(reasons)
     repeats = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
     unchecked = [*lockstep.unchecked(), *repeats, *failures]
-    return dataclasses.replace(comparison, rows=rows, unchecked=unchecked, rescued=run.rescued)
+    compared = dataclasses.replace(comparison, rows=rows, unchecked=unchecked, rescued=run.rescued)
+    return compared, lockstep.exact
 
 
 @dataclasses.dataclass(eq=False)

@@ -13,7 +13,7 @@ from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught
 from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, GraphName
-from ..numerics.reference_runs import NotRepeatableError
+from ..numerics.reference_runs import NotRepeatableError, Results
 from ..runtime.system_memory import give_back
 from .captured_graph import CapturedGraph, ComparedCall, JointGraphs
 from .chosen_runs import RunSelector, SelectedRun
@@ -80,25 +80,39 @@ class Judge:
         is_backward = self.name.direction == "backward"
         state = torch.get_rng_state()
         try:
-            comparison = compare_run(graph, run, self.models, sessions)
+            comparison, exact = compare_run(graph, run, self.models, sessions)
         except Exception as error:  # becomes the verdict
             caught(f"the comparison of {self.name}", error, "The graph runs")
-            comparison = GraphComparison(not_comparable=exception_text(error))
+            comparison, exact = GraphComparison(not_comparable=exception_text(error)), None
         give_back()  # the stages need memory of their own
+        final = self._final(exact)
         findings: list[Finding] = []
         if call is not None:
             if self.name.direction == "forward":
                 findings.append(finding_of("the gradients", lambda: self._save(call, run.results)))
-            joint = finding_of("the stage joint", lambda: call.judge_joint(by_name, gradients=is_backward))
+            joint = finding_of("the stage joint", lambda: call.judge_joint(by_name, gradients=is_backward, final=final))
             if is_backward:
                 findings.append(finding_of("the gradients", lambda: self._gradients(call, arguments, run.results)))
             findings.append(joint)
         elif (graphs := self._joint) is not None:
             findings.append(
-                finding_of("the stage joint", lambda: graphs.judge(by_name, (), state, gradients=is_backward)[0])
+                finding_of(
+                    "the stage joint",
+                    lambda: graphs.judge(by_name, (), state, gradients=is_backward, final=final)[0],
+                )
             )
         findings.append(finding_of("the stage post_grad", lambda: self._post_grad(arguments, state)))
         return comparison, findings
+
+    def _final(self, exact: Sequence[object] | None) -> Results | None:
+        """The float64 results of the graph that runs, by their keys; ``None`` for a backward.
+
+        A backward starts from values that the forward rounded, so the stage ``joint`` has others.
+        """
+        if exact is None or self.name.direction == "backward":
+            return None
+        keyed = zip(self._results, exact, strict=True)
+        return Results({}, {key: value for key, value in keyed if key is not None and key != "saved"})
 
     def drop(self) -> None:
         """Frees what only comparisons need."""

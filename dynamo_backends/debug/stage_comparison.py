@@ -80,12 +80,20 @@ class StageGraphs:
         return not any(step.is_pass for step in self.steps) and _described(self.first) == _described(self.last)
 
     def culprit(
-        self, arguments: Sequence[object], state: torch.Tensor, keys: Mapping[int, object] | None = None
+        self,
+        arguments: Sequence[object],
+        state: torch.Tensor,
+        keys: Mapping[int, object] | None = None,
+        final: Results | None = None,
     ) -> tuple[Blame | None, Results]:
-        """The first wrong step, and the results of the stage's first graph; ``state`` is of the CPU's random numbers.
+        """The first wrong step, and the results of the stage's first graph.
 
-        ``keys`` are the results that are compared, by position; the key of a gradient is ``("gradient", j)``. By
-        default these are all results, with the position as the key.
+        Args:
+            arguments: of the stage's graphs.
+            state: of the CPU's random numbers.
+            keys: the results that are compared, by position; the key of a gradient is ``("gradient", j)``. By default
+                these are all results, with the position as the key.
+            final: the same results of the graph after all stages. If they are right, no step need run.
         """
         self.unchecked = []
         copied = SharedCopies(arguments)
@@ -97,7 +105,9 @@ class StageGraphs:
             return results if keys is None else results.under(dict(enumerate(keys.values())))
 
         start = run(self.steps[0])
-        if self.is_unchanged or not changed(start, run(self.steps[-1])):
+        if self.is_unchanged or (final is not None and not changed(start, final)):
+            return None, start
+        if not changed(start, run(self.steps[-1])):
             return None, start
         return self.first_wrong(start, run, arguments, keys), start
 
