@@ -49,6 +49,7 @@ EVENTS = {
     "strides_probed": "operators that were run once on dummy data to learn the strides of their results",
     "strides_not_known": "operators for which that failed; their results get the strides of PyTorch's fake tensors",
     "compared_runs": "runs that onnx_debug compared",
+    "unchecked_sources": "modules without a source when a saved graph was loaded, so that a change is not seen",
     "unchecked_values": "values that could not be compared, or only with eager",
 }
 """Every event and what it counts; a word in capitals stands for a name."""
