@@ -39,6 +39,7 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTInput,
     PlainAOTOutput,
     SavedForBackwardsAOTOutput,
+    SubclassGetAttrAOTInput,
     TangentAOTInput,
     ViewBaseAOTInput,
 )
@@ -245,8 +246,9 @@ def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
     arguments, results = [node.meta.get("desc") for node in placeholders], output.meta.get("desc") or []
     module.meta[_DESCRIPTOR_NAMES] = {str(item): _descriptor_name(item, names) for item in (*arguments, *results)}
     for node, item in zip(placeholders, arguments, strict=True):
-        is_plain = isinstance(item, PlainAOTInput) and item.idx < len(names)
-        is_static = names[item.idx].is_static if is_plain else isinstance(item, (ParamAOTInput, BufferAOTInput))
+        whole, _ = _outer(item)
+        is_plain = isinstance(whole, PlainAOTInput) and whole.idx < len(names)
+        is_static = names[whole.idx].is_static if is_plain else isinstance(whole, (ParamAOTInput, BufferAOTInput))
         set_user_name(node, UserName(_descriptor_name(item, names), is_static))
     named = (GradAOTOutput, InputMutationAOTOutput)
     output.meta[_RESULT_NAMES] = [_descriptor_name(item, names) if isinstance(item, named) else "" for item in results]
@@ -263,6 +265,9 @@ def _descriptor_name(descriptor: object, names: Sequence[UserName]) -> str:
             return f"result {i}"
         case SavedForBackwardsAOTOutput():
             return "for the backward"
+        case SubclassGetAttrAOTInput(base=of, attr=attribute):
+            name = _descriptor_name(of, names)
+            return f"{name}.{attribute}" if name else ""
         case ViewBaseAOTInput(base_of=of):
             what = "base"
         case TangentAOTInput(output=PlainAOTOutput() as of) | GradAOTOutput(grad_of=of):
@@ -393,10 +398,29 @@ def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) 
     """The ``weights`` of Dynamo's graph by position in an AOTAutograd graph, without those that it changes."""
     written = _written_arguments(module)
     found = {}
-    for i, key in enumerate(keys_of_arguments(module)):
-        if isinstance(key, tuple) and key[0] == "argument" and key[1] in weights and key[1] not in written:
-            found[i] = weights[key[1]]
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        descriptor, path = _outer(node.meta.get("desc"))
+        position = _position(descriptor) if isinstance(descriptor, PlainAOTInput) else None
+        if position in weights and position not in written:
+            weight = weights[position]
+            found[i] = StaticInput(".".join((weight.name, *path)), _part(weight.value, path))
     return found
+
+
+def _outer(descriptor: object) -> tuple[object, list[str]]:
+    """The descriptor of an argument, and the path of attributes to the part that a placeholder is.
+
+    AOTAutograd passes the parts of a tensor subclass, such as the integers and scales of a quantized weight.
+    """
+    path: list[str] = []
+    while isinstance(descriptor, SubclassGetAttrAOTInput):
+        path.insert(0, descriptor.attr)
+        descriptor = descriptor.base
+    return descriptor, path
+
+
+def _part(value: object, path: Sequence[str]) -> object:
+    return functools.reduce(lambda outer, name: getattr(outer, name, None), path, value)
 
 
 def _written_arguments(module: fx.GraphModule) -> set[object]:
@@ -432,9 +456,9 @@ def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -
 def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
     if arguments is None:
         return synthetic(node.meta["val"])
-    descriptor = node.meta.get("desc")
+    descriptor, path = _outer(node.meta.get("desc"))
     if isinstance(descriptor, PlainAOTInput):
-        return arguments[_position(descriptor)]
+        return _part(arguments[_position(descriptor)], path)
     if isinstance(descriptor, ViewBaseAOTInput) and isinstance(descriptor.base_of, PlainAOTInput):
         view = arguments[_position(descriptor.base_of)]
         if isinstance(view, torch.Tensor) and view._base is not None:
