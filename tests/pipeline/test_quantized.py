@@ -69,6 +69,23 @@ def exact_result(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return result(exact.double()(x.double() if x.is_floating_point() else x))
 
 
+def change_by_rounding(model: nn.Module, x: torch.Tensor) -> float:
+    """How far eager's result moves if the input of each linear layer is another by a unit of rounding.
+
+    The scale of a row is its extreme over 127.5, which is then a tie: rounding decides on 127 or 128.
+    """
+
+    def perturb(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(value * (1 + (torch.rand_like(value) * 2 - 1) * 2**-23) for value in args)
+
+    eager = result(model(x))
+    hooks = [module.register_forward_pre_hook(perturb) for module in model.modules() if isinstance(module, nn.Linear)]
+    moved = max(float((result(model(x)) - eager).abs().max()) for _ in range(8))
+    for hook in hooks:
+        hook.remove()
+    return moved
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
@@ -82,11 +99,11 @@ def test_forward(name: str, config: str) -> None:
         if config == "int8 weights":
             assert not str(verdict(found, eager, exact_result(model, inputs)))
         else:
-            torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-5)
+            assert float((found - eager).abs().max()) <= 2 * change_by_rounding(model, inputs)
     assert not [key for key in counters["dynamo_backends"] if key.startswith("fallback ")], "all runs on ONNX Runtime"
     assert counted("constant_weights") >= 2
     next(module for module in model.modules() if isinstance(module, nn.Linear)).weight.qdata.zero_()
-    torch.testing.assert_close(result(call(x)), result(model(x)), rtol=1e-4, atol=1e-4)
+    assert float((result(call(x)) - result(model(x))).abs().max()) <= 2 * change_by_rounding(model, x) + 1e-5
     assert counted("weight_refreshes") >= 1
 
 
