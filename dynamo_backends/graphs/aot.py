@@ -247,8 +247,9 @@ def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
     module.meta[_DESCRIPTOR_NAMES] = {str(item): _descriptor_name(item, names) for item in (*arguments, *results)}
     for node, item in zip(placeholders, arguments, strict=True):
         whole, _ = _outer(item)
-        is_plain = isinstance(whole, PlainAOTInput) and whole.idx < len(names)
-        is_static = names[whole.idx].is_static if is_plain else isinstance(whole, (ParamAOTInput, BufferAOTInput))
+        is_static = isinstance(whole, (ParamAOTInput, BufferAOTInput))
+        if isinstance(whole, PlainAOTInput) and whole.idx < len(names):
+            is_static = names[whole.idx].is_static
         set_user_name(node, UserName(_descriptor_name(item, names), is_static))
     named = (GradAOTOutput, InputMutationAOTOutput)
     output.meta[_RESULT_NAMES] = [_descriptor_name(item, names) if isinstance(item, named) else "" for item in results]
@@ -400,9 +401,9 @@ def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) 
     found = {}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         descriptor, path = _outer(node.meta.get("desc"))
-        position = _position(descriptor) if isinstance(descriptor, PlainAOTInput) else None
-        if position in weights and position not in written:
-            weight = weights[position]
+        position = _position(descriptor) if isinstance(descriptor, PlainAOTInput) else -1
+        weight = weights.get(position)
+        if weight is not None and position not in written:
             found[i] = StaticInput(".".join((weight.name, *path)), _part(weight.value, path))
     return found
 
