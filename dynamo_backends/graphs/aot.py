@@ -426,7 +426,9 @@ def _part(value: object, path: Sequence[str]) -> object:
 
 def _written_arguments(module: fx.GraphModule) -> set[object]:
     """The positions in Dynamo's graph of the arguments that an AOTAutograd graph changes."""
-    return {key[1] for key in keys_of_results(module) if isinstance(key, tuple) and key[0] == "input"}
+    descriptors = module.graph.output_node().meta.get("desc") or []
+    changed = [_outer(item.mutated_input)[0] for item in descriptors if isinstance(item, InputMutationAOTOutput)]
+    return {_position(item) for item in changed if isinstance(item, PlainAOTInput)}
 
 
 def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:

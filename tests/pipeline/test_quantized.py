@@ -11,6 +11,7 @@ import transformers
 from conftest import compiled, counted
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.testing._internal.two_tensor import TwoTensor
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
 from dynamo_backends.numerics.verdicts import verdict
@@ -105,6 +106,26 @@ def test_forward(name: str, config: str) -> None:
     next(module for module in model.modules() if isinstance(module, nn.Linear)).weight.qdata.zero_()
     assert float((result(call(x)) - result(model(x))).abs().max()) <= 2 * change_by_rounding(model, x) + 1e-5
     assert counted("weight_refreshes") >= 1
+
+
+@torch.no_grad()
+def test_parts_of_a_subclass_may_be_written() -> None:
+    """A buffer of two tensors that the graph changes is no constant."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", TwoTensor(torch.zeros(4), torch.ones(4)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(1)
+            return (self.total * x).a
+
+    model, x = Counting(), torch.randn(4)
+    call, other = compiled(model), copy.deepcopy(model)
+    for _ in range(4):
+        assert torch.equal(call(x), other(x))
+    assert torch.equal(model.total.b, other.total.b)
 
 
 @torch.no_grad()
