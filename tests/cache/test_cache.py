@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -31,7 +32,7 @@ from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.graphs.graph_json import CannotStoreError, decode_graph, decode_target, encode_graph, encode_target
 from dynamo_backends.graphs.size_assumptions import Assumptions
-from dynamo_backends.options import parse_options
+from dynamo_backends.options import Options, parse_options
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.constants import declared, declared_as_inputs
@@ -281,6 +282,39 @@ def key(graph: fx.GraphModule | None = None, direction: str = "inference", **opt
     return entry.key
 
 
+OPTIONS_OF_GRAPHS = {
+    "fallback": "error",
+    "placement": "fastest",
+    "providers": [("CPUExecutionProvider", {"use_arena": "0"})],
+    "weights": "inputs",
+    "threads": 3,
+    "spin": 2,
+    "opset": 20,
+    "passes": {"disable": ["onnx.linear"]},
+    "check_providers": False,
+    "verify_passes": True,
+}
+OPTIONS_OF_THE_PROCESS = {
+    "dump_dir": "elsewhere",
+    "compare": "every",
+    "tensor_limit": 1,
+    "cache": False,
+    "cache_dir": "elsewhere",
+    "cache_size": 1,
+}
+
+
+def test_the_key_changes_with_the_options_that_graphs_depend_on() -> None:
+    """A new option belongs to one of the two. Graphs with custom operators are not cached."""
+    fields = {field.name for field in dataclasses.fields(Options)} - {"custom_op_libraries"}
+    assert fields == OPTIONS_OF_GRAPHS.keys() | OPTIONS_OF_THE_PROCESS.keys()
+    before = key()
+    changing = {
+        name for name, value in (OPTIONS_OF_GRAPHS | OPTIONS_OF_THE_PROCESS).items() if key(**{name: value}) != before
+    }
+    assert changing == OPTIONS_OF_GRAPHS.keys()
+
+
 @pytest.mark.parametrize(
     "other",
     {
@@ -289,12 +323,6 @@ def key(graph: fx.GraphModule | None = None, direction: str = "inference", **opt
         "a constant": lambda: key(_graph(constant=1.5)),
         "negative zero": lambda: key(_graph(constant=-0.0)) if key(_graph(constant=0.0)) else "",
         "direction": lambda: key(direction="forward"),
-        "opset": lambda: key(opset=20),
-        "fallback": lambda: key(fallback="error"),
-        "weights": lambda: key(weights="inputs"),
-        "threads": lambda: key(threads=3),
-        "passes": lambda: key(passes={"disable": ["onnx.linear"]}),
-        "a provider's options": lambda: key(providers=[("CPUExecutionProvider", {"use_arena": "0"})]),
     }.items(),
     ids=lambda item: item[0],
 )
