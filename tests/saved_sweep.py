@@ -93,11 +93,12 @@ def _check_threads(function: Callable[..., Any], inputs: Inputs) -> None:
 
 
 def _check_child(function: Callable[..., Any], loaded: LoadedCase, expected: Sequence[Any]) -> None:
+    """A call in a forked child, where PyTorch's own threads hang: numpy compares."""
     inputs = loaded.inputs[0]
 
     def call() -> None:
         for found, right in zip(function(*inputs.args, **inputs.kwargs), expected, strict=True):
-            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)  # PyTorch's own threads hang in a child
+            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)  # sums in another order; by numpy
 
     child = multiprocessing.get_context("fork").Process(target=call)
     child.start()
