@@ -28,7 +28,7 @@ from ..graphs.artifacts import RegionInput, RegionOutput
 from ..graphs.locations import module_path, source_line, user_name
 from ..versions import IR_VERSION
 from . import torch_internals
-from .converters import CONVERTERS
+from .converters import converter_of
 from .indices import INDEX_ARGUMENT, reject_negative
 from .known_constants import KNOWN_VALUE, known_value
 from .promotion import promoted_dtypes
@@ -40,7 +40,7 @@ Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
 def find_translation(target: object, opset: int) -> object | None:
     """The converter of an operator at ``opset``: the user's, else ours, else torchlib's, else ``None``."""
-    ours = registered_converter(target) or CONVERTERS.get(target)
+    ours = registered_converter(target) or converter_of(target)
     return ours if ours is not None else torch_internals.torchlib_function(target, opset)
 
 

@@ -244,18 +244,6 @@ def _includes_self(node: fx.Node) -> bool:
     return bool(node.kwargs.get("include_self", node.args[5] if len(node.args) > 5 else True))
 
 
-def _quantizes_to_narrower_range(node: fx.Node) -> bool:
-    """Whether ``quantize_per_tensor(input, scale, zero_point, min, max, dtype)`` has other bounds than its dtype."""
-    target = node.target
-    if getattr(target, "namespace", "") != "quantized_decomposed" or "quantize_per_tensor" not in str(target):
-        return False
-    result = node.meta["val"]
-    if str(target).startswith("quantized_decomposed.dequantize") or result.dtype.is_floating_point:
-        return False
-    limits = torch.iinfo(result.dtype)
-    return node.args[3:5] != (limits.min, limits.max)
-
-
 _translation = functools.partial(Fault[fx.Node], library="onnxscript", versions=">=0.7")
 """A fault of torchlib, first observed in onnxscript 0.7."""
 
@@ -302,12 +290,6 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         {aten.scatter_reduce.two},
         "its translation does not average, and starts extrema at the largest finite number instead of infinity",
         lambda node: node.args[4] == "mean" or (node.args[4] in ("amax", "amin") and not _includes_self(node)),
-    ),
-    _translation(
-        "quantization to a narrower range than the dtype",
-        set(),
-        "its translation ignores quant_min and quant_max",
-        _quantizes_to_narrower_range,
     ),
     Fault(
         "sort of equal numbers",

@@ -17,9 +17,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from .registry import CONVERTERS, NotTranslatable, converter
+from .registry import CONVERTERS, NotTranslatable, converter, converter_of
 
-__all__ = ["CONVERTERS", "NotTranslatable", "converter"]
+__all__ = ["CONVERTERS", "NotTranslatable", "converter", "converter_of"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

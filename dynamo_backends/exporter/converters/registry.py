@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+
 from ...errors import TranslationError
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
 CONVERTERS: dict[object, Callable[..., object]] = {}
-"""By FX target: an ATen overload or a Python function."""
+"""By FX target: an ATen overload, a Python function, or the name of an overload that another library registers."""
 
 
 class NotTranslatable(TranslationError):
     """Raised by a converter for arguments that it does not support; the message is reported as the reason."""
+
+
+def converter_of(target: object) -> Callable[..., object] | None:
+    """Our converter of an FX target, or ``None``."""
+    found = CONVERTERS.get(target)
+    if found is None and isinstance(target, torch._ops.OpOverload):
+        return CONVERTERS.get(target.name())
+    return found
 
 
 def converter(*targets: object) -> Callable[[Function], Function]:

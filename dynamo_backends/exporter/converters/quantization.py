@@ -1,0 +1,144 @@
+"""The operators ``quantized_decomposed``, with which PyTorch's export quantizes a model (pt2e).
+
+Eight bits become ONNX's ``QuantizeLinear`` and ``DequantizeLinear``, which every provider knows. Eager multiplies by a
+rounded ``1 / scale`` where ``QuantizeLinear`` divides: results differ by one step at numbers that are on a tie up to
+rounding.
+
+The operators exist once ``torch.ao.quantization`` is imported, so they are named by text here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript.onnx_opset import opset18 as op
+
+from .registry import NotTranslatable, converter
+from .shapes import cast, constant
+
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
+
+_RANGES = {
+    dtype: (np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max) for dtype in (ir.DataType.INT8, ir.DataType.UINT8)
+}
+"""By dtype of ``QuantizeLinear`` at every opset, the smallest and largest number."""
+
+
+def _check(dtype: ir.DataType, zero_point: ir.Value | int = 0) -> None:
+    if dtype not in _RANGES:
+        raise NotTranslatable(f"its translation quantizes to 8 bits only, not to {dtype}")
+    low, high = _RANGES[dtype]
+    if isinstance(zero_point, int) and not low <= zero_point <= high:
+        raise NotTranslatable(f"its zero point {zero_point} is not in the range of {dtype}")
+
+
+def _parameter(value: ir.Value | float, dtype: ir.DataType, *, scalar: bool) -> ir.Value:
+    """A scale or zero point of a dtype, as a scalar or as it is."""
+    if not isinstance(value, ir.Value):
+        return constant(value, dtype)
+    return cast(op.Reshape(value, op.Constant(value_ints=[])) if scalar else value, dtype)
+
+
+def _clip(quantized: ir.Value, low: int, high: int, dtype: ir.DataType) -> ir.Value:
+    """Numbers of ``QuantizeLinear``, which saturates to the range of the dtype, in a narrower range."""
+    if (low, high) == _RANGES[dtype]:
+        return quantized
+    return op.Clip(quantized, constant(low, dtype), constant(high, dtype))
+
+
+@converter(
+    "quantized_decomposed::quantize_per_tensor",
+    "quantized_decomposed::quantize_per_tensor.tensor",
+)
+def quantize_per_tensor(
+    x: ir.Value, scale: ir.Value | float, zero_point: ir.Value | int, low: int, high: int, dtype: ir.DataType
+) -> ir.Value:
+    """``clamp(round(x / scale) + zero_point, low, high)``; scale and zero point have one element."""
+    _check(dtype, zero_point)
+    factor, zero = _parameter(scale, _FLOAT, scalar=True), _parameter(zero_point, dtype, scalar=True)
+    return _clip(op.QuantizeLinear(cast(x, _FLOAT), factor, zero), low, high, dtype)
+
+
+@converter("quantized_decomposed::quantize_per_channel")
+def quantize_per_channel(
+    x: ir.Value, scales: ir.Value, zero_points: ir.Value, axis: int, low: int, high: int, dtype: ir.DataType
+) -> ir.Value:
+    """The same with one scale and zero point for each index of ``axis``."""
+    _check(dtype)
+    quantized = op.QuantizeLinear(cast(x, _FLOAT), cast(scales, _FLOAT), cast(zero_points, dtype), axis=axis)
+    return _clip(quantized, low, high, dtype)
+
+
+@converter(
+    "quantized_decomposed::dequantize_per_tensor",
+    "quantized_decomposed::dequantize_per_tensor.tensor",
+)
+def dequantize_per_tensor(
+    x: ir.Value,
+    scale: ir.Value | float,
+    zero_point: ir.Value | int,
+    low: int,
+    high: int,
+    dtype: ir.DataType,
+    out_dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """``(x - zero_point) * scale``; scale and zero point have one element."""
+    _check(dtype, zero_point)
+    factor, zero = _parameter(scale, _FLOAT, scalar=True), _parameter(zero_point, dtype, scalar=True)
+    return cast(op.DequantizeLinear(x, factor, zero), out_dtype or _FLOAT)
+
+
+@converter("quantized_decomposed::dequantize_per_channel")
+def dequantize_per_channel(
+    x: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value | None,
+    axis: int,
+    low: int,
+    high: int,
+    dtype: ir.DataType,
+    out_dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """The same with one scale and zero point for each index of ``axis``."""
+    _check(dtype)
+    zeros = [] if zero_points is None else [cast(zero_points, dtype)]
+    return cast(op.DequantizeLinear(x, cast(scales, _FLOAT), *zeros, axis=axis), out_dtype or _FLOAT)
+
+
+def _extremes(x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The smallest and largest number of a tensor, or 0 if that is smaller or larger; scalars of its dtype."""
+    assert x.dtype is not None
+    zero = constant(0, x.dtype)
+    return op.Min(op.ReduceMin(x, keepdims=0), zero), op.Max(op.ReduceMax(x, keepdims=0), zero)
+
+
+def _scale(numerator: ir.Value, divisor: float, smallest: float) -> ir.Value:
+    """A float32 scale of at least ``smallest``, which eager rounds to float32."""
+    assert numerator.dtype is not None
+    quotient = op.Div(numerator, constant(divisor, numerator.dtype))
+    return op.Max(cast(quotient, _FLOAT), constant(float(np.float32(smallest)), _FLOAT))
+
+
+def _parameters(scale: ir.Value, zero_point: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Eager's dtypes and shape [1]."""
+    one = op.Constant(value_ints=[1])
+    return cast(op.Reshape(scale, one), ir.DataType.DOUBLE), cast(op.Reshape(zero_point, one), _INT64)
+
+
+@converter("quantized_decomposed::choose_qparams.tensor")
+def choose_qparams(x: ir.Value, low: int, high: int, eps: float, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
+    """The scale and zero point with which the range of a tensor, and 0, becomes ``low`` to ``high``."""
+    smallest, largest = _extremes(x)
+    scale = _scale(op.Sub(largest, smallest), float(high - low), eps)
+    zero_point = op.Sub(constant(low, _FLOAT), op.Round(op.Div(cast(smallest, _FLOAT), scale)))
+    return _parameters(scale, op.Clip(zero_point, constant(low, _FLOAT), constant(high, _FLOAT)))
+
+
+@converter("quantized_decomposed::choose_qparams_symmetric.tensor")
+def choose_qparams_symmetric(
+    x: ir.Value, low: int, high: int, eps: float, dtype: ir.DataType
+) -> tuple[ir.Value, ir.Value]:
+    """The same with the zero point in the middle: 0, or 128 for uint8."""
+    smallest, largest = _extremes(x)
+    scale = _scale(op.Max(op.Neg(smallest), largest), (high - low) / 2, eps)
+    return _parameters(scale, constant(128 if dtype == ir.DataType.UINT8 else 0, _INT64))
