@@ -12,6 +12,7 @@ ORDER = (
     "joint.common_subexpressions",
     "post_grad.bfloat16_in_float32",
     "onnx.lift_constants",
+    "onnx.quantized_products",
     "onnx.rotary_embedding",
     "onnx.attention",
     "onnx.linear",

@@ -17,6 +17,7 @@ import torch
 from ..common.upstream_faults import Fault
 from ..errors import KernelFaultError, Reason, SessionError
 from .constants import TABLE, computed_from
+from .integer_kernels import multiplies_mixed_signs
 from .node_support import ANSWERS, model_of, signature
 from .providers import Provider, only_cpu
 from .settings import SessionSettings, create_session
@@ -27,6 +28,12 @@ def _reduces(node: ir.Node) -> bool:
     """Whether a scatter has a reduction. One that the caller of a function chooses counts."""
     reduction = node.attributes.get("reduction")
     return reduction is not None and (reduction.is_ref() or reduction.as_string() not in ("", "none"))
+
+
+def _multiplies_mixed_signs(node: ir.Node) -> bool:
+    dtypes = [value.dtype for value in node.inputs if value is not None]
+    found = [dtype for dtype in dtypes if dtype in (ir.DataType.INT8, ir.DataType.UINT8)]
+    return found[:2] == [ir.DataType.UINT8, ir.DataType.INT8]
 
 
 FAULTS: tuple[Fault[ir.Node], ...] = (
@@ -47,6 +54,12 @@ FAULTS: tuple[Fault[ir.Node], ...] = (
         {"ScatterND"},
         "ONNX Runtime's ScatterND writes repeated indices in any order, but torch.use_deterministic_algorithms is on",
         lambda _: torch.are_deterministic_algorithms_enabled(),
+    ),
+    Fault(
+        "a product of uint8 with int8 saturates",
+        {"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "ConvInteger", "QLinearConv"},
+        "ONNX Runtime's product of uint8 with int8 adds in 16 bits and saturates on this processor, without VNNI",
+        lambda node: _multiplies_mixed_signs(node) and not multiplies_mixed_signs(),
     ),
 )
 """Wrong kernels. Found in ONNX Runtime 1.31 and 1.32, and assumed in every version until one is known to be fixed."""
@@ -188,7 +201,7 @@ def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, F
 
 def _faults_of(node: ir.Node) -> Iterator[Fault[ir.Node]]:
     """The faults of the CPU provider's kernel for a node."""
-    for fault in FAULTS if node.domain in ("", "ai.onnx") else ():
+    for fault in FAULTS if node.domain in ("", "ai.onnx", "com.microsoft") else ():
         if node.op_type in fault.operators and fault.is_installed and fault.applies(node):
             yield fault
 

@@ -177,31 +177,56 @@ class Builder:
         self._model = model
         self._context = context
         self._added: list[ir.Node] = []
+        self._count = 0
         self._constants: dict[tuple[str, bytes], ir.Value] = {}
         self._shared: dict[tuple[object, ...], ir.Value] = {}
 
-    def constant(self, name: str, values: float | Sequence[int]) -> ir.Value:
-        """A float32 number or an int64 vector, one value for all users."""
-        array = np.array(values, np.float32 if isinstance(values, float) else np.int64)
-        key = (name, array.tobytes())
+    def constant(self, name: str, values: float | Sequence[int] | np.ndarray) -> ir.Value:
+        """A float32 number, an int64 vector or an array, one value for all users."""
+        default = np.float32 if isinstance(values, float) else np.int64
+        array = values if isinstance(values, (np.ndarray, np.generic)) else np.array(values, default)
+        array = np.asarray(array)
+        key = (f"{name}{array.dtype}{array.shape}", array.tobytes())
         if key not in self._constants:
             self._constants[key] = new_constant(self._model, name, array)
         return self._constants[key]
 
-    def add(self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr) -> ir.Value:
+    def add(
+        self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr, domain: str = ""
+    ) -> ir.Value:
         """The result of a new node, which the next ``substitute`` inserts, named after a value."""
-        node = self._node(operator, inputs, f"{of.name}__{operator.lower()}_{len(self._added)}", *attributes)
+        name = f"{of.name}__{operator.lower()}_{self._count}"
+        self._count += 1
+        node = self._node(operator, inputs, name, *attributes, domain=domain)
         self._added.append(node)
         return node.outputs[0]
+
+    def choose(
+        self, of: ir.Value, condition: ir.Value, then: Callable[[], object], otherwise: Callable[[], object]
+    ) -> ir.Value:
+        """The result of one of two functions, which ``add`` nodes; the last node has it.
+
+        If the condition depends on weights alone, ONNX Runtime keeps one of them when it makes the session.
+        """
+        before, branches = self._added, []
+        for name, function in (("then_branch", then), ("else_branch", otherwise)):
+            self._added = []
+            function()
+            graph = ir.Graph([], self._added[-1].outputs, nodes=self._added, name=f"{of.name}__{name}")
+            branches.append(ir.AttrGraph(name, graph))
+        self._added = before
+        return self.add(of, "If", [condition], *branches)
 
     def substitute(self, old: Sequence[ir.Value]) -> bool:
         """Replaces values by the results of the added nodes; see ``substitute``."""
         nodes, self._added = self._added, []
         return substitute(self._model, self._context, old, nodes)
 
-    def _node(self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr) -> ir.Node:
+    def _node(
+        self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr, domain: str = ""
+    ) -> ir.Node:
         result = ir.Value(name=name)
-        node = ir.Node("", operator, inputs, attributes, outputs=[result], name=f"node_{name}")
+        node = ir.Node(domain, operator, inputs, attributes, outputs=[result], name=f"node_{name}")
         settle_types(node, self._model.opset_imports.get("", 1), self._context.target)
         return node
 
@@ -278,6 +303,7 @@ def _reason_against_substituting(
 ) -> str | None:
     """Why new values cannot replace old ones, or ``None``: another dtype or shape, or no kernel. Infers types."""
     opset = model.opset_imports.get("", 1)
+    nodes = list(_with_branches(nodes))
     for node in nodes:
         imported = model.opset_imports.get(node.domain, node.version)
         if node.version not in (None, imported):
@@ -292,10 +318,19 @@ def _reason_against_substituting(
         if value.producer() in nodes:
             value.type, value.shape = before.type or value.type, before.shape or value.shape
     for node in nodes:
-        reason = None if node.op_type == "Constant" else target.rejects(node)
+        reason = None if node.op_type in ("Constant", "If") else target.rejects(node)
         if reason is not None:
             return f"{node.op_type}: {reason}"
     return None
+
+
+def _with_branches(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Nodes, each after those of its subgraphs."""
+    for node in nodes:
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _with_branches(attribute.as_graph())
+        yield node
 
 
 def use_existing(result: ir.Value, value: ir.Value, context: PassContext) -> bool:
@@ -345,7 +380,7 @@ def _reason_against_using(result: ir.Value, value: ir.Value) -> str | None:
 
 
 def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> None:
-    for node in nodes:
+    for node in _with_branches(nodes):
         if not node.metadata_props:
             node.metadata_props.update(root.metadata_props)
         if not node.name and node.outputs[0].name:
@@ -356,7 +391,7 @@ def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> No
 
 def drop(nodes: Sequence[ir.Node]) -> bool:
     """Removes the inputs of new nodes that are not used after all, which then have fewer users; returns ``False``."""
-    for node in nodes:
+    for node in _with_branches(nodes):
         for i in range(len(node.inputs)):
             node.replace_input_with(i, None)
     return False

@@ -36,6 +36,8 @@ def settle_types(node: ir.Node, opset: int, target: Target) -> str | None:
     """
     if any(value is not None and value.type is None for value in node.inputs):
         return None
+    if node.op_type == "If":
+        return _settle_choice(node)
     try:
         known: Sequence[Inferred | None] | None = _by_schema(node, opset) if node.domain in ("", "ai.onnx") else None
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
@@ -52,6 +54,19 @@ def settle_types(node: ir.Node, opset: int, target: Target) -> str | None:
         output.type = output.type or ir.TensorType(dtype)
         if output.shape is None and dims is not None:
             output.shape = ir.Shape(dims)
+    return None
+
+
+def _settle_choice(node: ir.Node) -> str | None:
+    """``settle_types`` of an ``If``, whose branches have types: their schema does not know the values around them."""
+    branches = [attribute.as_graph().outputs for attribute in node.attributes.values()]
+    for output, first, second in zip(node.outputs, *branches, strict=True):
+        for branch in (first, second):
+            problem = contradiction(output, branch.dtype, None if branch.shape is None else dims_of(branch.shape))
+            if problem is not None:
+                return f"a branch gives {problem}"
+            output.type = output.type or branch.type
+        output.shape = output.shape or first.shape or second.shape
     return None
 
 

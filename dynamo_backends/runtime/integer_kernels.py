@@ -1,0 +1,33 @@
+"""What ONNX Runtime's integer kernels compute on this processor."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import onnx_ir as ir
+
+from ..versions import IR_VERSION
+from .settings import SessionSettings, create_session
+
+_TERMS = 64
+
+
+@functools.cache
+def multiplies_mixed_signs() -> bool:
+    """Whether the product of uint8 with int8 is exact on the CPU provider.
+
+    Without VNNI or AMX, x86 kernels add two products in 16 bits, which saturates. A processor says what it has, but not
+    which kernel ONNX Runtime takes, so a product is computed: of the largest numbers.
+    """
+    left = ir.Value(name="left", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape([1, _TERMS]))
+    right = ir.Value(name="right", type=ir.TensorType(ir.DataType.INT8), shape=ir.Shape([_TERMS, _TERMS]))
+    right.const_value = ir.tensor(np.full((_TERMS, _TERMS), 127, np.int8), name="right")
+    product = ir.Value(name="product", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape([1, _TERMS]))
+    node = ir.Node("", "MatMulInteger", [left, right], outputs=[product])
+    graph = ir.Graph([left], [product], nodes=[node], initializers=[right], opset_imports={"": 18}, name="product")
+    content = ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()
+    settings = SessionSettings(("CPUExecutionProvider",), threads=1)
+    session = create_session(content, settings, settings.options(threads=1))
+    [found] = session.run(None, {"left": np.full((1, _TERMS), 255, np.uint8)})
+    return bool((found == _TERMS * 255 * 127).all())
