@@ -19,7 +19,6 @@ import onnx.parser
 import onnxruntime
 import pytest
 import torch
-import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from conftest import compiled
 from onnx import TensorProto, helper
 from operators import difference
@@ -153,6 +152,15 @@ def _sum_of_exponentials_underflows() -> bool:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     [result] = session.run(None, {"x": np.array([[-np.inf, -200], [-np.inf, -200]], np.float32)})
     return not np.allclose(result, -200)
+
+
+def _product_saturates() -> bool:
+    """Of the largest uint8 and int8; with VNNI it does not."""
+    if any(has for name, has in torch.cpu.get_capabilities().items() if "vnni" in name or name == "amx_int8"):
+        pytest.skip("the kernels for processors with VNNI do not saturate")
+    text = "g (uint8[1,64] x, int8[64,64] w) => (int32[1,64] y) { y = MatMulInteger(x, w) }"
+    result = _run_optimized(text, x=np.full((1, 64), 255, np.uint8), w=np.full((64, 64), 127, np.int8))
+    return bool((result != 64 * 255 * 127).any())
 
 
 def _run_optimized(text: str, opset: int = 18, **feeds: np.ndarray) -> np.ndarray:
@@ -358,6 +366,7 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
         lambda x, a, b: torch.addmm(x, a, b, beta=0.2), torch.full((3, 3), 2.0), torch.zeros(3, 0), torch.zeros(0, 3)
     ),
     "the logarithm of a sum of exponentials underflows": _sum_of_exponentials_underflows,
+    "a product of uint8 with int8 saturates": _product_saturates,
     "the sum of -0 and 0": _minus_zero_stays,
     "a scaled product in double precision": _scale_is_rounded,
     "an epsilon of a higher rank than what is normalized": _epsilon_loses_its_rank,

@@ -1,6 +1,6 @@
 """The operators ``quantized_decomposed``, with which PyTorch's export quantizes a model (pt2e).
 
-Eight bits become ONNX's ``QuantizeLinear`` and ``DequantizeLinear``, which every provider knows. Eager multiplies by a
+They become ONNX's ``QuantizeLinear`` and ``DequantizeLinear``, which every provider knows. Eager multiplies by a
 rounded ``1 / scale`` where ``QuantizeLinear`` divides: results differ by one step at numbers that are on a tie up to
 rounding.
 
@@ -18,15 +18,14 @@ from .shapes import cast, constant
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
-_RANGES = {
-    dtype: (np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max) for dtype in (ir.DataType.INT8, ir.DataType.UINT8)
-}
-"""By dtype of ``QuantizeLinear`` at every opset, the smallest and largest number."""
+_QUANTIZED = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
+_RANGES = {dtype: (np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max) for dtype in _QUANTIZED}
+"""By dtype that ``QuantizeLinear`` returns (16 bits since opset 21), its smallest and largest number."""
 
 
 def _check(dtype: ir.DataType, zero_point: ir.Value | int = 0) -> None:
     if dtype not in _RANGES:
-        raise NotTranslatable(f"its translation quantizes to 8 bits only, not to {dtype}")
+        raise NotTranslatable(f"its translation quantizes to 8 or 16 bits only, not to {dtype}")
     low, high = _RANGES[dtype]
     if isinstance(zero_point, int) and not low <= zero_point <= high:
         raise NotTranslatable(f"its zero point {zero_point} is not in the range of {dtype}")
@@ -83,8 +82,11 @@ def dequantize_per_tensor(
     out_dtype: ir.DataType | None = None,
 ) -> ir.Value:
     """``(x - zero_point) * scale``; scale and zero point have one element."""
+    factor = _parameter(scale, _FLOAT, scalar=True)
+    if dtype == ir.DataType.INT32 and zero_point == 0:  # a bias; ONNX has no other zero point for it
+        return cast(op.DequantizeLinear(x, factor), out_dtype or _FLOAT)
     _check(dtype, zero_point)
-    factor, zero = _parameter(scale, _FLOAT, scalar=True), _parameter(zero_point, dtype, scalar=True)
+    zero = _parameter(zero_point, dtype, scalar=True)
     return cast(op.DequantizeLinear(x, factor, zero), out_dtype or _FLOAT)
 
 
