@@ -99,8 +99,8 @@ def test_long_sums_of_integers_stay() -> None:
 
 
 CONVOLUTION = """agraph (uint8[2,3,8,8] x, int8[4,3,3,3] w) => (DTYPE[2,4,6,6] y)
-    <float sx = {0.02}, uint8 zx = {119}, float[4] s = {SCALES}, int8[4] zw = {ZEROS}, float[4] b = {0.5, -1.0, 0.01, 2.0},
-     float sy = {0.1}, DTYPE zy = {ZERO}, float low = {-1.0}, float high = {3.0}> {
+    <float sx = {0.02}, uint8 zx = {119}, float[4] s = {SCALES}, int8[4] zw = {ZEROS},
+     float[4] b = {0.5, -1.0, 0.01, 2.0}, float sy = {0.1}, DTYPE zy = {ZERO}, float low = {-1.0}, float high = {3.0}> {
         d = DequantizeLinear(x, sx, zx)
         v = DequantizeLinear <axis = 0> (w, s, zw)
         c = Conv(d, v, b)

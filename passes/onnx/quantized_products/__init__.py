@@ -55,7 +55,7 @@ def quantized_products(model: ir.Model, context: PassContext) -> int:
         (3, move_integers, ("QuantizeLinear",)),
         (2, make_unsigned, ("MatMulInteger",)),
         (3, convert_product, ("MatMul", "Gemm")),
-        (4, quantize_convolution, ("QuantizeLinear",)),
+        (4, quantize_convolution, ("Conv",)),
         (4, pack_weights, ("MatMul", "Gemm")),
     )
     fired = 0

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...engine.context import PassContext
-from ...engine.onnx.editing import Builder, number, producer, require, sizes
+from ...engine.onnx.editing import Builder, number, only_user, require, sizes
 from .operands import INT8, INT32, SHIFT, fits, operand_of, second_operand, signed, to, unsigned, with_views
 
 _FINENESS = 64
@@ -17,15 +17,16 @@ _FINENESS = 64
 _LARGEST_BIAS = 2.0**30
 
 
-def quantize_convolution(builder: Builder, context: PassContext, node: ir.Node) -> bool:
-    """Makes a ``Conv`` whose result is quantized a ``QLinearConv``."""
-    activation = _only_producer(node.inputs[0], "Relu", "Clip")
-    convolution = _only_producer(node.inputs[0] if activation is None else activation.inputs[0], "Conv")
-    if convolution is None:
-        return False
+def quantize_convolution(builder: Builder, context: PassContext, convolution: ir.Node) -> bool:
+    """Makes a ``Conv`` of quantized operands whose result is quantized a ``QLinearConv``."""
     first, second = operand_of(convolution.inputs[0]), operand_of(convolution.inputs[1])
-    if first is None or second is None:
+    if second is None:
         return False
+    activation = only_user(convolution.outputs[0], "Relu", "Clip")
+    node = only_user((activation or convolution).outputs[0], "QuantizeLinear")
+    require(first is not None, "its first operand is not quantized", 1)
+    require(node is not None, "its result is not quantized, or has other users", 3)
+    assert first is not None and node is not None
     scale, zero, bounds = number(node.inputs[1]), _number(node, 2), _bounds(activation)
     require(first.axis is None and second.axis in (None, 0), "a scale is not for a channel of the result", 3)
     require(fits(_terms(sizes(convolution.inputs[1]))), "a sum of its integers may exceed 32 bits", 3)
@@ -75,13 +76,6 @@ def quantize_convolution(builder: Builder, context: PassContext, node: ir.Node) 
     if shift:
         signed(builder, result, chosen)
     return builder.substitute([result])
-
-
-def _only_producer(value: ir.Value | None, *operators: str) -> ir.Node | None:
-    """The node that computes a value with a single user."""
-    node = producer(value, *operators)
-    is_alone = value is not None and len(value.uses()) == 1 and not value.is_graph_output()
-    return node if is_alone else None
 
 
 def _number(node: ir.Node, index: int) -> int | None:

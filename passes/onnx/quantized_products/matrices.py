@@ -28,8 +28,10 @@ def make_unsigned(builder: Builder, context: PassContext, node: ir.Node) -> bool
 def convert_product(builder: Builder, context: PassContext, node: ir.Node) -> bool:
     """Makes a ``MatMul`` or ``Gemm`` of quantized operands a ``MatMulIntegerToFloat``."""
     first, second = operand_of(node.inputs[0]), operand_of(node.inputs[1])
-    if first is None or second is None:
+    if second is None:
         return False
+    require(first is not None, "its first operand is not quantized", 1)
+    assert first is not None
     result, bias = node.outputs[0], (*node.inputs, None)[2]
     columns, rank, inner = _columns(node), len(node.inputs[1].shape or ()), sizes(node.inputs[0])
     require(is_plain(node), "its factors are not 1, or it transposes its first operand", 2)
