@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao import quantization
 from torchao.quantization.granularity import PerGroup
 
@@ -82,7 +81,7 @@ def _weights(model: torch.nn.Module, buffers: set[str]) -> list[torch.Tensor]:
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors of a tensor: the integers, scales and zero points of a quantized one."""
-    if not is_traceable_wrapper_subclass(tensor):
+    if not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     return [part for name in names for part in _parts(getattr(tensor, name))]

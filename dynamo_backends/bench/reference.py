@@ -103,7 +103,7 @@ class CaseJudge:
         """The root mean square error of a result against eager's, divided by the root mean square of that.
 
         The largest of all floating-point results; of generated text, of the logits that ``text_difference`` compares.
-        ``None`` if there is none.
+        ``None`` if there is none, or a result is NaN or infinite and eager's is not.
         """
         errors = []
         for expected, actual in zip(self._expected, results, strict=False):
@@ -113,7 +113,7 @@ class CaseJudge:
                 steps = map(_comparable_steps, tokens, actual_tokens)
                 pairs = [(logits[:count, row], actual_logits[:count, row]) for row, count in enumerate(steps)]
             errors += [_relative(ours, theirs) for theirs, ours in pairs if is_floating(theirs) and is_floating(ours)]
-        return max(errors, default=None)
+        return max(errors) if errors and all(map(math.isfinite, errors)) else None
 
     def _expect(self, inputs: Inputs) -> Expected:
         """Runs the model in eager and in float64 on copies of its state and inputs."""
@@ -159,9 +159,10 @@ class CaseJudge:
         state = torch.get_rng_state()
         try:
             return ReferenceRuns(run, SharedCopies(arguments), state)
-        except Exception:
+        except Exception:  # whatever torchao raises for float64
             if not self._steps.case.quantize:
                 raise
+            traceback.print_exc()
             return RandomRoundingRuns(run, arguments, state)
 
 
@@ -201,8 +202,9 @@ def _relative(value: Any, reference: Any) -> float:
     """The relative error of a tensor: the root mean square of the difference by that of the reference."""
     if value.shape != reference.shape:
         return math.inf
-    right = reference.double()
-    return float((value.double() - right).norm() / right.norm().clamp(min=torch.finfo(right.dtype).tiny))
+    ours, right = value.double(), reference.double()
+    difference = torch.where(ours == right, 0.0, ours - right)  # infinities are equal, too
+    return float(difference.norm() / right.nan_to_num(0.0, 0.0, 0.0).norm().clamp(min=torch.finfo(right.dtype).tiny))
 
 
 def _other_kind(eager: object, actual: object) -> str:

@@ -54,7 +54,8 @@ def named():
 
 def wide():
     layers = [torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64), torch.nn.GELU()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(64, 32)), {"input": torch.randn(5, 64)}, {"input": torch.randn(7, 64)}
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 32))
+    return model, {"input": torch.randn(5, 64)}, {"input": torch.randn(7, 64)}
 
 
 class Branching(torch.nn.Linear):
