@@ -44,8 +44,8 @@ def _case(case: Json, backends: Sequence[str]) -> str:
         return _wrapped(f"{case['label']}: {case['message']}")
     about = f"{case['parameters'] / 1e6:.3g} million parameters; inputs {'; '.join(case['sizes'])}"
     if case["bytes_quantized"] is not None:
-        sizes = (_number(case[name], 1, 2**20) for name in ("bytes_of_weights", "bytes_quantized"))
-        about += f"; weights {' MB, quantized '.join(sizes)} MB"
+        before, after = (case[name] / 2**20 for name in ("bytes_of_weights", "bytes_quantized"))
+        about += f"; weights {before:.3g} MB, quantized {after:.3g} MB"
     title = f"{case['label']} ({about})"
     base, decodes, rows = backends[0], case["case"]["mode"] == "decode", case["rows"].values()
     columns = {
