@@ -164,9 +164,10 @@ def file(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _grad_mode_and_path() -> Iterator[None]:
-    """Restores the grad mode and ``sys.path``, which a worker changes in its own process."""
+    """Restores the grad mode and ``sys.path``, which a worker changes in its own process; forgets what was compiled."""
     enabled, path = torch.is_grad_enabled(), list(sys.path)
     yield
+    torch._dynamo.reset()  # else the models of many tests, which share a ``forward``, reach the limit of recompilations
     torch.set_grad_enabled(enabled)
     sys.path[:] = path
 
