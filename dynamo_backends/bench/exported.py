@@ -13,6 +13,15 @@ import torch
 from .loading import Inputs, LoadedCase
 
 
+def dynamic_shapes(loaded: LoadedCase) -> Any:
+    """The argument of ``torch.export``: dimensions that differ between the sizes are dynamic."""
+    first, *others = loaded.inputs
+    shapes = torch.export.AdditionalInputs()
+    for inputs in others:
+        shapes.add(inputs.args, inputs.kwargs)
+    return shapes.dynamic_shapes(loaded.model, first.args, first.kwargs) if others else None
+
+
 class Exported:
     """An exported model in a session with ONNX Runtime's default settings and PyTorch's number of threads.
 
@@ -21,10 +30,7 @@ class Exported:
     """
 
     def __init__(self, loaded: LoadedCase) -> None:
-        first, *others = loaded.inputs
-        shapes = torch.export.AdditionalInputs()
-        for inputs in others:
-            shapes.add(inputs.args, inputs.kwargs)
+        first = loaded.inputs[0]
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         program = torch.onnx.export(
             loaded.model,
@@ -32,7 +38,7 @@ class Exported:
             kwargs=first.kwargs,
             dynamo=True,
             verbose=False,
-            dynamic_shapes=shapes.dynamic_shapes(loaded.model, first.args, first.kwargs) if others else None,
+            dynamic_shapes=dynamic_shapes(loaded),
         )
         assert program is not None
         program.initialize_inference_session(self._make_session)

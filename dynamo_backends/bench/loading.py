@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..common.suggestions import unknown_name
-from .case import DYNAMO_EAGER, OWN_NAMES, Case, UsageError, check_place, split_mode
+from .case import DYNAMO_EAGER, FLOAT, INDUCTOR_FREEZING, OWN_NAMES, Case, UsageError, check_place, split_mode
 from .models import MODELS
 
 SEED = 0
@@ -170,7 +170,7 @@ def check_registered(names: Iterable[str]) -> None:
     from torch._dynamo import list_backends
 
     known = [*OWN_NAMES, *list_backends(exclude_tags=())]
-    for name in (split_mode(backend)[0] for backend in names):
+    for name in (split_mode(backend.removesuffix(FLOAT))[0] for backend in names):
         if ":" in name:
             from_place(name, "backend")
         elif name not in known:
@@ -179,6 +179,6 @@ def check_registered(names: Iterable[str]) -> None:
 
 def compile_backend(name: str) -> str | Callable[..., Any]:
     """The argument ``backend`` of ``torch.compile`` for a name."""
-    if name == DYNAMO_EAGER:
-        return "eager"
+    if name in (DYNAMO_EAGER, INDUCTOR_FREEZING):
+        return {DYNAMO_EAGER: "eager", INDUCTOR_FREEZING: "inductor"}[name]
     return from_place(name, "backend") if ":" in name else name

@@ -8,7 +8,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-LIBRARIES = ("torch", "onnxruntime", "onnxscript", "onnx-ir", "transformers")
+LIBRARIES = ("torch", "onnxruntime", "onnxscript", "onnx-ir", "transformers", "torchao")
 
 
 def machine() -> dict[str, object]:

@@ -52,6 +52,7 @@ class Measurement:
     other_sizes_seconds: list[float] = dataclasses.field(default_factory=list)  # to the first result of further sizes
     again_seconds: float | None = None  # to the first result of a process with filled caches
     saved_seconds: float | None = None  # to the first result of a process that loads a saved compile
+    relative_error: float | None = None  # with ``quantize``: against the model before it
     milliseconds: float | None = None  # of a call: the mean over the sizes, the median of the rounds
     spread: float | None = None  # the interquartile range of the rounds
     rounds: list[float] = dataclasses.field(default_factory=list)  # milliseconds of a call in each round
@@ -92,6 +93,7 @@ class CaseResult:
     message: str = ""  # the reason if nothing was measured
     parameters: int = 0
     bytes_of_weights: int = 0
+    bytes_quantized: int | None = None  # of the weights with ``quantize``
     batch: int = 1
     sizes: list[str] = dataclasses.field(default_factory=list)  # of the inputs
     threads: int = 0  # of PyTorch in the workers
@@ -187,7 +189,7 @@ class Bench:
                 facts = judge.ask("load", case=case_as_json, backend="eager")
                 fingerprint = facts.pop("fingerprint")
                 result = CaseResult(case, **facts)
-                unchecked = judge.ask("expect", backends=self.settings.backends)["unchecked"]
+                judge.ask("expect", backends=self.settings.backends)
             except WorkerError as error:
                 if error.kind == "usage":
                     raise UsageError(str(error)) from None
@@ -221,7 +223,7 @@ class Bench:
                         first = worker.ask("first", results=str(folder / "first.pt"))
                         row.first_each.append(first.pop("seconds"))
                         row.fill(first)
-                        self._judge(judge, unchecked, row, folder / "first.pt")
+                        self._judge(judge, backend, row, folder / "first.pt")
             for backend in timed_backends() if self.settings.again else ():
                 self.say(f"{label}: {backend}, first result with filled caches")
                 with self._process(backend, folder / f"{_file_name(backend)}_0") as worker:
@@ -233,7 +235,7 @@ class Bench:
                         rows[backend].message = f"with filled caches: {error.kind}: {error}"
             for backend in timed_backends() if self.settings.saved else ():
                 self.say(f"{label}: {backend}, first result of a saved compile")
-                self._time_saved(case, backend, folder, rows[backend], functools.partial(self._judge, judge, unchecked))
+                self._time_saved(case, backend, folder, rows[backend], functools.partial(self._judge, judge, backend))
             for number in range(self.settings.rounds):
                 self.say(f"{label}: round {number + 1} of {self.settings.rounds}")
                 for backend in timed_backends():
@@ -242,7 +244,7 @@ class Bench:
             for backend in timed_backends():
                 with worker_of(backend) as (row, worker):
                     row.fill(worker.ask("finish", results=str(folder / "last.pt")))
-                    self._judge(judge, unchecked, row, folder / "last.pt")
+                    self._judge(judge, backend, row, folder / "last.pt")
         for row in rows.values():
             row.summarize(case.tokens * result.batch if case.mode == "decode" else None)
         return result
@@ -300,13 +302,15 @@ class Bench:
             yield process
 
     @staticmethod
-    def _judge(judge: Process, unchecked: str, row: Measurement, results: Path) -> None:
+    def _judge(judge: Process, backend: str, row: Measurement, results: Path) -> None:
         """Raises ``WorkerError`` if the results are wrong."""
         try:
-            wrong = judge.ask("judge", results=str(results))["wrong"]
+            answer = judge.ask("judge", results=str(results), backend=backend)
         except WorkerError as error:
             row.status, row.message = NOT_CHECKED, f"the reference process: {error.kind}: {error}"
             return
+        wrong, unchecked = answer["wrong"], answer["unchecked"]
+        row.relative_error = answer.get("relative_error")
         if wrong and not unchecked:
             raise WorkerError("wrong", wrong)
         if wrong:

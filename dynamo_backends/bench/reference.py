@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,12 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies
+from ..numerics.exact import is_floating
+from ..numerics.randomness import MOST_PERTURBATIONS, PERTURBATIONS
+from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies, is_strided
 from ..numerics.verdicts import verdict
 from .loading import SEED, Inputs
+from .random_rounding import RandomRoundingRuns
 from .steps import Steps, generated, leaves_of, loss_of
 
 
@@ -31,6 +35,11 @@ class Expected:
     @property
     def exact(self) -> Sequence[Any]:
         return [results.exact[key] for results, key in self.values]
+
+    def perturbed(self, times: int) -> Sequence[Sequence[Any]]:
+        """The results of an inference with random rounding, so many times."""
+        runs = self.values[0][0].perturbed(times) if self.values else ()
+        return [[run[key] for _, key in self.values] for run in runs]
 
 
 class CaseJudge:
@@ -68,19 +77,50 @@ class CaseJudge:
     def _difference(self, expected: Expected, actual: Sequence[object]) -> str:
         if len(actual) != len(expected.values):
             return f"{len(actual)} results instead of {len(expected.values)}"
+        if self._steps.case.quantize:
+            for times in (PERTURBATIONS, MOST_PERTURBATIONS):
+                if not (message := self._differs(expected, actual, expected.perturbed(times))):
+                    break
+            return message
+        return self._differs(expected, actual)
+
+    def _differs(self, expected: Expected, actual: Sequence[object], others: Sequence[Sequence[Any]] = ()) -> str:
+        """``others`` are the results with random rounding by which those of a quantized model are judged."""
         if self._steps.case.mode == "decode":
             compare = text_difference if self._steps.case.beams == 1 else beams_difference
-            return compare(expected.eager, expected.exact, actual)
+            return compare(expected.eager, expected.exact, actual, others)
         for position, ((results, key), value) in enumerate(zip(expected.values, actual, strict=True)):
-            message = _other_kind(results.eager[key], value) or str(results.verdict(value, key))
+            if others:
+                values = [item[position] for item in others]
+                message = value_difference(results.eager[key], results.exact[key], value, values)
+            else:
+                message = _other_kind(results.eager[key], value) or str(results.verdict(value, key))
             if message:
                 return f"result {position}: {message}"
         return ""
+
+    def relative_error(self, results: Sequence[Sequence[Any]]) -> float | None:
+        """The root mean square error of a result against eager's, divided by the root mean square of that.
+
+        The largest of all floating-point results; of generated text, of the logits that ``text_difference`` compares.
+        ``None`` if there is none, or a result is NaN or infinite and eager's is not.
+        """
+        errors = []
+        for expected, actual in zip(self._expected, results, strict=False):
+            pairs = list(zip(expected.eager, actual, strict=False))
+            if self._steps.case.mode == "decode" and self._steps.case.beams == 1:
+                (tokens, logits), (actual_tokens, actual_logits) = expected.eager, actual
+                steps = map(_comparable_steps, tokens, actual_tokens)
+                pairs = [(logits[:count, row], actual_logits[:count, row]) for row, count in enumerate(steps)]
+            errors += [_relative(ours, theirs) for theirs, ours in pairs if is_floating(theirs) and is_floating(ours)]
+        return max(errors) if errors and all(map(math.isfinite, errors)) else None
 
     def _expect(self, inputs: Inputs) -> Expected:
         """Runs the model in eager and in float64 on copies of its state and inputs."""
         steps, model = self._steps, self._steps.loaded.model
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        if steps.case.quantize:  # torchao's tensors have no copy in float64; they stay in the model
+            state = {name: tensor for name, tensor in state.items() if is_strided(tensor)}
         leaves, tree = pytree.tree_flatten((inputs.args, inputs.kwargs))
         is_trained = steps.case.mode == "train"
         is_decoding = steps.case.mode == "decode"
@@ -96,11 +136,11 @@ class CaseJudge:
         torch.manual_seed(SEED)
         arguments = [*state.values(), *leaves]
         with torch.set_grad_enabled(is_trained):
-            twice = ReferenceRuns(run, SharedCopies(arguments), torch.get_rng_state())
+            twice = self._twice(run, arguments)
         if twice.draws:
             self.unchecked = "the model draws random numbers"
         outputs = [(twice.outputs, key) for key in twice.outputs.eager if isinstance(key, int)]
-        if not is_trained:
+        if not is_trained or isinstance(twice, RandomRoundingRuns):
             return Expected(outputs)
         loss, outputs = twice.outputs.eager[0], outputs[1:]
         position = {id(value): i for i, value in enumerate(arguments)}
@@ -111,6 +151,19 @@ class CaseJudge:
             self.unchecked = str(error)
             return Expected(outputs)
         return Expected([*outputs, *((gradients, i) for i in trained)])
+
+    def _twice(
+        self, run: Callable[..., list[object]], arguments: Sequence[object]
+    ) -> ReferenceRuns | RandomRoundingRuns:
+        """The reference runs; of a quantized model that has no float64, eager with random rounding."""
+        state = torch.get_rng_state()
+        try:
+            return ReferenceRuns(run, SharedCopies(arguments), state)
+        except Exception:  # whatever torchao raises for float64
+            if not self._steps.case.quantize:
+                raise
+            traceback.print_exc()
+            return RandomRoundingRuns(run, arguments, state)
 
 
 class _Generating(torch.nn.Module):
@@ -126,9 +179,32 @@ class _Generating(torch.nn.Module):
         return generated(output, self._steps.case.beams)
 
 
-def value_difference(eager: object, exact: object, actual: object) -> str:
-    """A message if a result has another dtype or shape than eager's or a larger error against float64, else ``""``."""
-    return _other_kind(eager, actual) or str(verdict(actual, eager, exact))
+def value_difference(eager: object, exact: object, actual: object, others: Sequence[object] = ()) -> str:
+    """A message if a result has another dtype or shape than eager's or a larger error against float64, else ``""``.
+
+    Args:
+        eager, exact, actual: the results; without a float64 run, ``exact`` is eager's in float64.
+        others: results of a quantized model with random rounding. Where rounding decides between two integers, an
+            element may have the tenfold error of these, and all elements together twice their root mean square error.
+    """
+    message = _other_kind(eager, actual) or str(verdict(actual, eager, exact, others))
+    if message or not others or not is_floating(actual) or not is_floating(exact):
+        return message
+    error, limit = _relative(actual, exact), 2 * max(_relative(other, exact) for other in others) + _ROUNDING
+    return f"relative error {error:.3g}, tolerance {limit:.3g}" if error > limit else ""
+
+
+_ROUNDING = 2.0**-16
+"""A relative error of a whole result in float32 that the tolerance of each element judges better."""
+
+
+def _relative(value: Any, reference: Any) -> float:
+    """The relative error of a tensor: the root mean square of the difference by that of the reference."""
+    if value.shape != reference.shape:
+        return math.inf
+    ours, right = value.double(), reference.double()
+    difference = torch.where(ours == right, 0.0, ours - right)  # infinities are equal, too
+    return float(difference.norm() / right.nan_to_num(0.0, 0.0, 0.0).norm().clamp(min=torch.finfo(right.dtype).tiny))
 
 
 def _other_kind(eager: object, actual: object) -> str:
@@ -140,7 +216,15 @@ def _other_kind(eager: object, actual: object) -> str:
     return ""
 
 
-def text_difference(eager: Sequence[Any], exact: Sequence[Any], actual: Sequence[Any]) -> str:
+def _comparable_steps(expected: torch.Tensor, actual: torch.Tensor) -> int:
+    """How many steps of two texts have comparable logits: until and including the first token that differs."""
+    differing = (expected != actual).nonzero()
+    return int(differing[0]) + 1 if len(differing) else len(expected)
+
+
+def text_difference(
+    eager: Sequence[Any], exact: Sequence[Any], actual: Sequence[Any], others: Sequence[Sequence[Any]] = ()
+) -> str:
     """A message if a generated text is wrong, else ``""``.
 
     Logits are compared up to and including the first token that differs, since until there both texts are the same.
@@ -149,6 +233,7 @@ def text_difference(eager: Sequence[Any], exact: Sequence[Any], actual: Sequence
     Args:
         eager, exact, actual: tokens (rows, steps) and logits (steps, rows, vocabulary); ``exact`` has the float64
             logits of eager's text.
+        others: see ``value_difference``; those count whose text is eager's so far.
     """
     tokens, logits = eager
     actual_tokens, actual_logits = actual
@@ -156,22 +241,24 @@ def text_difference(eager: Sequence[Any], exact: Sequence[Any], actual: Sequence
     if tokens.shape != actual_tokens.shape or logits.shape != actual_logits.shape:
         return f"tokens {tuple(actual_tokens.shape)} instead of {tuple(tokens.shape)}"
     for row, (theirs, ours) in enumerate(zip(tokens, actual_tokens, strict=True)):
-        differing = (theirs != ours).nonzero()
-        steps = int(differing[0]) + 1 if len(differing) else len(theirs)
-        message = value_difference(logits[:steps, row], exact_logits[:steps, row], actual_logits[:steps, row])
+        steps = _comparable_steps(theirs, ours)
+        alike = [item[:steps, row] for text, item in others if _comparable_steps(theirs, text[row]) >= steps]
+        message = value_difference(logits[:steps, row], exact_logits[:steps, row], actual_logits[:steps, row], alike)
         if message:
             return f"logits of row {row}, up to token {steps}: {message}"
         chosen = actual_logits[steps - 1, row]
-        if len(differing) and chosen[ours[steps - 1]] < chosen.max():
+        if theirs[steps - 1] != ours[steps - 1] and chosen[ours[steps - 1]] < chosen.max():
             return f"token {steps} of row {row} is not the likeliest by its own logits"
     return ""
 
 
-def beams_difference(eager: Sequence[object], exact: Sequence[object], actual: Sequence[object]) -> str:
+def beams_difference(
+    eager: Sequence[object], exact: Sequence[object], actual: Sequence[object], others: Sequence[Sequence[Any]] = ()
+) -> str:
     """A message if the score of each text of a beam search is not eager's up to rounding, else ``""``.
 
     Args:
         eager, exact, actual: tokens (rows, length) and the score of each row; ``exact`` has those of eager's texts.
     """
-    message = value_difference(eager[1], exact[1], actual[1])
+    message = value_difference(eager[1], exact[1], actual[1], [scores for _, scores in others])
     return f"score of the texts: {message}" if message else ""

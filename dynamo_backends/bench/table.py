@@ -42,12 +42,17 @@ def _machine(results: Json) -> str:
 def _case(case: Json, backends: Sequence[str]) -> str:
     if case["message"]:
         return _wrapped(f"{case['label']}: {case['message']}")
-    title = f"{case['label']} ({case['parameters'] / 1e6:.3g} million parameters; inputs {'; '.join(case['sizes'])})"
+    about = f"{case['parameters'] / 1e6:.3g} million parameters; inputs {'; '.join(case['sizes'])}"
+    if case["bytes_quantized"] is not None:
+        before, after = (case[name] / 2**20 for name in ("bytes_of_weights", "bytes_quantized"))
+        about += f"; weights {before:.3g} MB, quantized {after:.3g} MB"
+    title = f"{case['label']} ({about})"
     base, decodes, rows = backends[0], case["case"]["mode"] == "decode", case["rows"].values()
     columns = {
         "backend": list(case["rows"]),
         "tokens/s" if decodes else "ms a call": [_speed(row, decodes) for row in rows],
         f"x {base}": [_number(times_as_fast(case, backend, base), 2) for backend in case["rows"]],
+        "error": ["-" if row["relative_error"] is None else f"{row['relative_error']:.2g}" for row in rows],
         "first s": [_seconds(row["first_seconds"]) for row in rows],
         "again s": [_seconds(row["again_seconds"]) for row in rows],
         "saved s": [_seconds(row["saved_seconds"]) for row in rows],
@@ -56,7 +61,7 @@ def _case(case: Json, backends: Sequence[str]) -> str:
         "outside us": [_number(row["microseconds_outside_sessions"], 0) for row in rows],
         "result": [row["status"] for row in rows],
     }
-    for optional in ("again s", "saved s", "outside us"):
+    for optional in ("error", "again s", "saved s", "outside us"):
         if set(columns[optional]) == {"-"}:
             del columns[optional]
     text = text_table(zip(*columns.values(), strict=True), list(columns))

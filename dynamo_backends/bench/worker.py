@@ -11,14 +11,15 @@
 
 and in the reference process, after ``load``::
 
-    {"do": "expect", "backends": ["onnxrt"]}            ->  {"ok": {"unchecked": ""}}
-    {"do": "judge", "results": "/tmp/a.pt"}             ->  {"ok": {"wrong": ""}}
+    {"do": "expect", "backends": ["onnxrt"]}            ->  {"ok": {}}
+    {"do": "judge", "results": "/tmp/a.pt", "backend": "onnxrt"}    ->  {"ok": {"wrong": "", "unchecked": "", ...}}
 
 An error is ``{"error": {"kind": "failed", "message": "..."}}``. What the model prints goes to standard error.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import re
@@ -33,7 +34,7 @@ import torch
 
 from ..common.python_process import answer_requests
 from . import memory, timing
-from .case import DYNAMO_EAGER, EAGER, EXPORT, OURS, Case, UsageError, split_mode
+from .case import DYNAMO_EAGER, EAGER, EXPORT, FLOAT, INDUCTOR_FREEZING, OURS, Case, UsageError, split_mode
 from .loading import check_registered, compile_backend, load
 from .processes import WorkerError
 from .steps import Steps
@@ -48,17 +49,18 @@ class RequestHandler:
     """A method for each request, in the order of the module's docstring. No compiler is imported before ``first``."""
 
     def load(self, case: Mapping[str, Any], backend: str) -> dict[str, object]:
-        """Builds the model."""
-        self.case, self.backend = Case(**case), backend
+        """Builds the model, and quantizes it. Weights, their number and the fingerprint are those before."""
+        self.case, self.backend = Case(**case), backend.removesuffix(FLOAT)
+        if backend.endswith(FLOAT):
+            self.case = dataclasses.replace(self.case, quantize="")
         if self.case.threads is not None:
             torch.set_num_threads(self.case.threads)
         self.loaded = load(self.case)
-        self.steps = Steps(self.case, self.loaded)
         torch.set_grad_enabled(self.case.mode == "train")
         parameters = list(self.loaded.model.parameters())
         storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in parameters}  # tied weights count once
         first = self.loaded.inputs[0].tensors
-        return {
+        facts: dict[str, object] = {
             "fingerprint": self.loaded.fingerprint(),
             "parameters": sum(tensor.numel() for tensor in parameters),
             "bytes_of_weights": sum(tensor.numel() * tensor.element_size() for tensor in storages.values()),
@@ -69,19 +71,32 @@ class RequestHandler:
             ],
             "threads": torch.get_num_threads(),
         }
+        if self.case.quantize:
+            from .quantizing import quantized
+
+            del parameters, storages  # the float weights
+            self.loaded, facts["bytes_quantized"] = quantized(self.loaded, self.case)
+        self.steps = Steps(self.case, self.loaded)
+        return facts
 
     def expect(self, backends: list[str]) -> dict[str, object]:
-        """Checks that the backends exist, and runs the model in eager and in float64."""
+        """Checks that the backends exist, and runs the model, also that before ``quantize``, in eager and float64."""
         from .reference import CaseJudge
 
         check_registered(backends)
         _options_of_ours(self.case)
-        self.reference = CaseJudge(self.steps)
-        return {"unchecked": self.reference.unchecked}
+        self.reference = self.before = CaseJudge(self.steps)
+        if self.case.quantize:
+            before = dataclasses.replace(self.case, quantize="")
+            self.before = CaseJudge(Steps(before, load(before)))
+        return {}
 
-    def judge(self, results: str) -> dict[str, object]:
+    def judge(self, results: str, backend: str) -> dict[str, object]:
         """Compares the results that another process wrote to a file."""
-        return {"wrong": self.reference.difference(torch.load(results, weights_only=True))}
+        found = torch.load(results, weights_only=True)
+        reference = self.before if backend.endswith(FLOAT) else self.reference
+        answer: dict[str, object] = {"wrong": reference.difference(found), "unchecked": reference.unchecked}
+        return answer | ({"relative_error": self.before.relative_error(found)} if self.case.quantize else {})
 
     def first(self, results: str, saved: str = "") -> dict[str, object]:
         """Compiles and calls the model once for each size, then writes the results to judge.
@@ -170,6 +185,8 @@ class RequestHandler:
 
             return Exported(self.loaded)
         settings = self._settings()
+        if INDUCTOR_FREEZING in self.backend and case.mode == "train":
+            raise WorkerError("not supported", "inference only")
         self.steps.compile_optimizer(settings)
         if case.mode != "decode":
             compiled: Callable[..., Any] = torch.compile(model, **settings)
@@ -183,6 +200,10 @@ class RequestHandler:
         settings: dict[str, Any] = {"backend": compile_backend(name), "dynamic": self.case.dynamic or None}
         if mode:
             settings["mode"] = mode
+        if name == INDUCTOR_FREEZING:
+            import torch._inductor.config
+
+            torch._inductor.config.freezing = True  # as an option of one compile, Dynamo would not see it
         if name in OURS and self.case.options:
             settings["options"] = _options_of_ours(self.case)
         return settings

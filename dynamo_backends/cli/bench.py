@@ -14,7 +14,17 @@ from typing import Any
 
 from rich.console import Console
 
-from ..bench.case import CACHES, OPTIMIZERS, OWN_NAMES, Case, UsageError, check_backends, check_model
+from ..bench.case import (
+    CACHES,
+    OPTIMIZERS,
+    OWN_NAMES,
+    SCHEMES,
+    Case,
+    UsageError,
+    check_backends,
+    check_model,
+    check_quantize,
+)
 from ..bench.measuring import TIMED, Bench, BenchSettings
 from ..bench.models import MODELS
 from ..bench.plot import check_plot, plot
@@ -22,6 +32,7 @@ from ..bench.table import table
 from .common import MODEL_HELP, add_options_argument, positive
 
 BACKENDS = "eager,inductor,onnxrt,onnx_export"
+BACKENDS_QUANTIZED = "eager:float,eager,inductor,inductor_freezing,onnxrt"
 TOKENS = Case.tokens
 
 DETAILS = (
@@ -37,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--backends",
-        default=BACKENDS,
         metavar="NAMES",
-        help="comma-separated; the first is the baseline (default: %(default)s)",
+        help=f"comma-separated; the first is the baseline (default: {BACKENDS}; with --quantize {BACKENDS_QUANTIZED})",
     )
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--train", action="store_true", help="time a training step: forward, loss, backward")
@@ -53,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=positive, metavar="N", help=f"with --decode: tokens to generate (default: {TOKENS})"
     )
+    parser.add_argument("--quantize", choices=SCHEMES, default="", help="quantize the model first, with torchao")
     parser.add_argument("--threads", type=positive, metavar="N", help="threads of PyTorch and of each session")
     parser.add_argument("--rounds", type=positive, default=9, metavar="N", help="timed rounds (default: %(default)s)")
     parser.add_argument(
@@ -90,6 +101,9 @@ def _epilog() -> str:
             "file.py:function; package.module:function; and",
             *backends,
             "",
+            "quantization (--quantize, of torchao); eager:float or onnxrt:float is a backend with the model before it:",
+            *(f"  {name:<16} {summary}" for name, summary in SCHEMES.items()),
+            "",
             "Exit codes: 0 all results are right; 1 a backend was wrong, failed, crashed or timed out; 2 a model could",
             "not be measured, or an argument is invalid.",
         ]
@@ -125,8 +139,12 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
     """The settings; ``UsageError`` if an argument is invalid."""
     for name in arguments.models:
         check_model(name)
-    backends = [name.strip() for name in arguments.backends.split(",")]
-    check_backends(backends)
+    mode = _mode(arguments)
+    default = BACKENDS_QUANTIZED if arguments.quantize else BACKENDS
+    backends = [name.strip() for name in (default if arguments.backends is None else arguments.backends).split(",")]
+    check_backends(backends, arguments.quantize)
+    if arguments.quantize:
+        check_quantize(mode, arguments.quantize)
     if not arguments.decode and (arguments.cache is not None or arguments.beams != 1 or arguments.tokens is not None):
         raise UsageError("--cache, --beams and --tokens require --decode")
     if arguments.optimizer and not arguments.train:
@@ -141,23 +159,27 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
         starts=arguments.starts,
         again=arguments.again,
         saved=arguments.saved,
-        overhead=not (arguments.no_overhead or arguments.train or arguments.decode),
+        overhead=not (arguments.no_overhead or arguments.quantize or mode != "inference"),
         timeout=arguments.timeout,
     )
 
 
+def _mode(arguments: argparse.Namespace) -> str:
+    return "train" if arguments.train else "decode" if arguments.decode else "inference"
+
+
 def _cases(arguments: argparse.Namespace) -> list[Case]:
-    mode = "train" if arguments.train else "decode" if arguments.decode else "inference"
     caches = ([arguments.cache] if arguments.cache else CACHES) if arguments.decode else [""]
     return [
         Case(
             model,
-            mode,
+            _mode(arguments),
             dynamic=arguments.dynamic,
             cache=cache,
             optimizer=arguments.optimizer,
             beams=arguments.beams,
             tokens=arguments.tokens or TOKENS,
+            quantize=arguments.quantize,
             threads=arguments.threads,
             options=dict(arguments.options),
         )

@@ -25,6 +25,7 @@ from dynamo_backends.bench.case import Case, UsageError
 from dynamo_backends.bench.loading import load
 from dynamo_backends.bench.measuring import Bench, BenchSettings, CaseResult, Measurement, geometric_means
 from dynamo_backends.bench.processes import Process, WorkerError
+from dynamo_backends.bench.random_rounding import RandomRounding
 from dynamo_backends.bench.reference import CaseJudge, beams_difference, text_difference
 from dynamo_backends.bench.steps import Steps, loss_of
 from dynamo_backends.bench.worker import RequestHandler, error_line
@@ -49,6 +50,21 @@ def sizes():
 
 def named():
     return linear()[0], {"input": torch.randn(3, 8)}
+
+
+def wide():
+    layers = [torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64), torch.nn.GELU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 32))
+    return model, {"input": torch.randn(5, 64)}, {"input": torch.randn(7, 64)}
+
+
+class Branching(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def branching():
+    return Branching(32, 32), torch.randn(4, 32)
 
 
 def convolution():
@@ -148,9 +164,10 @@ def file(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _grad_mode_and_path() -> Iterator[None]:
-    """Restores the grad mode and ``sys.path``, which a worker changes in its own process."""
+    """Restores the grad mode and ``sys.path``, which a worker changes in its own process; forgets what was compiled."""
     enabled, path = torch.is_grad_enabled(), list(sys.path)
     yield
+    torch._dynamo.reset()  # else the models of many tests, which share a ``forward``, reach the limit of recompilations
     torch.set_grad_enabled(enabled)
     sys.path[:] = path
 
@@ -469,6 +486,9 @@ def test_texts_may_part_where_two_tokens_are_equally_likely() -> None:
     assert "up to token 2" in text_difference(eager, exact, [torch.tensor([[1, 1]]), other])
     assert "not the likeliest" in text_difference(eager, exact, [torch.tensor([[0, 1]]), other])
     assert "instead of" in text_difference(eager, exact, [torch.tensor([[1]]), logits[:1]])
+    moved = [eager[0], logits * 1.001]
+    assert text_difference(eager, exact, moved) != "" == text_difference(eager, exact, moved, [moved])
+    assert text_difference(eager, exact, moved, [[torch.tensor([[2, 0]]), moved[1]]]) != "", "after another first token"
     score = torch.tensor([-1.5])
     assert beams_difference([eager[0], score], [eager[0], score.double()], [torch.tensor([[9, 9]]), score]) == ""
     assert "score" in beams_difference([eager[0], score], [eager[0], score.double()], [eager[0], score - 0.01])
@@ -480,6 +500,63 @@ def test_models_of_the_list_are_built_the_same_in_each_process(name: str) -> Non
     assert first.fingerprint() == second.fingerprint()
     assert not first.model.training and len(first.inputs) == 1
     assert len(load(Case(name, dynamic=True)).inputs) == 3
+
+
+# --------------------------------------------------------------------------------------------------- quantized models
+
+
+@pytest.mark.parametrize("scheme", case.SCHEMES)
+def test_a_quantized_model_is_compared_with_the_one_before(file: str, scheme: str, in_process: type[InProcess]) -> None:
+    wanted = Case(f"{file}:wide", quantize=scheme, dynamic=True)
+    found = bench(wanted, backends="eager:float,eager,onnxrt,onnxrt:float")
+    assert set(status(found).values()) == {"right"}, found
+    [result] = found["cases"]
+    errors = {name: row["relative_error"] for name, row in result["rows"].items()}
+    assert errors["eager:float"] == 0 and errors["onnxrt:float"] < 1e-5
+    assert 1e-3 < errors["eager"] < 0.3 and errors["onnxrt"] == pytest.approx(errors["eager"], rel=0.5)
+    assert result["bytes_quantized"] < result["bytes_of_weights"] / 2
+    text = " ".join(table.table(found).split())
+    assert "MB, quantized" in text and "x eager:float error" in text and scheme in text
+
+
+def test_a_quantized_model_generates(file: str, in_process: type[InProcess]) -> None:
+    wanted = Case(f"{file}:text", "decode", cache="dynamic", tokens=2, quantize="int8-dynamic")
+    found = bench(wanted, backends="eager:float,dynamo_eager", rounds=1)
+    assert set(status(found).values()) == {"right"}
+    rows = found["cases"][0]["rows"]
+    assert rows["eager:float"]["relative_error"] == 0 < rows["dynamo_eager"]["relative_error"]
+
+
+@pytest.mark.parametrize("scheme", ["int8-dynamic", "int8-static"])
+def test_only_what_rounding_does_to_a_quantized_model_is_right(scheme: str, file: str) -> None:
+    """An input may round to the next integer; a result that is further away is wrong."""
+    worker = RequestHandler()
+    worker.load({"model": f"{file}:wide", "quantize": scheme}, "eager")
+    judge = CaseJudge(worker.steps)
+    with RandomRounding(seed=99):
+        [[other]] = worker.steps.results(worker.loaded.model)
+    [[eager]] = worker.steps.results(worker.loaded.model)
+    assert not torch.equal(eager, other)  # type: ignore[arg-type]
+    assert judge.difference([[other]]) == ""
+    assert "error" in judge.difference([[eager * 1.1]])  # type: ignore[operator]
+    assert "error" in judge.difference([[eager + 0.1 * torch.randn_like(eager)]])  # type: ignore[operator, call-overload]
+
+
+def test_what_pt2e_cannot_export_is_said(file: str) -> None:
+    with pytest.raises(RuntimeError, match="int8-static cannot be applied") as caught:
+        RequestHandler().load({"model": f"{file}:branching", "quantize": "int8-static"}, "eager")
+    assert "data-dependent" in error_line(caught.value)
+
+
+def test_freezing_is_for_inference(file: str, in_process: type[InProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bench(Case(f"{file}:linear", "train"), backends="eager,inductor_freezing")
+    assert status(found) == {"eager": "right", "inductor_freezing": "not supported"}
+    import torch._inductor.config
+
+    monkeypatch.setattr(torch._inductor.config, "freezing", False)
+    worker = RequestHandler()
+    worker.load({"model": f"{file}:linear"}, "inductor_freezing")
+    assert worker._settings()["backend"] == "inductor" and torch._inductor.config.freezing
 
 
 # --------------------------------------------------------------------------------------------------------- the rounds
@@ -679,6 +756,10 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bert", "--train", "--decode"], "--decode.* --train"),
         (["bert", "--rounds", "0"], "--rounds.* 1"),
         (["bert", "--optimizer", "sgd"], "--optimizer.* --train"),
+        (["bert", "--quantize", "int3"], "--quantize.* 'int3'.*int8-weights"),
+        (["mlp", "--quantize", "int8-weights", "--train"], "--quantize.* --train"),
+        (["llama", "--quantize", "int8-static", "--decode"], "--quantize int8-static.* --decode"),
+        (["mlp", "--backends", "eager:float"], "'eager:float'.* --quantize"),
         (["bert", "--options", "opset"], "NAME=VALUE"),
         (["bert", "--json", "no/such/folder/x.json"], "no/such/folder"),
         (["bert", "--json", "."], "directory"),
@@ -700,6 +781,8 @@ def test_bad_arguments(arguments: list[str], datum: str, capsys: pytest.CaptureF
         (["{file}:linear", "--dynamic"], ["--dynamic"]),
         (["{file}:linear", "--decode"], ["--decode", "generate()"]),
         (["mlp", "--decode"], ["--decode", "mlp", "llama"]),
+        (["{file}:only_float32", "--quantize", "int8-weights"], ["int8-weights", "nothing to quantize", "nn.Linear"]),
+        (["{file}:only_float32", "--quantize", "int8-static"], ["int8-static", "nothing to quantize", "nn.Conv2d"]),
         (["mlp", "--backends", "onnxr"], ["'onnxr'", "'onnxrt'"]),
         (["mlp", "--backends", "{file}:nothing"], ["nothing"]),
         (["mlp", "--options", "opest=20"], ["'opest'", "'opset'"]),
@@ -716,6 +799,7 @@ def test_what_only_the_processes_can_see(
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'transformers>=5'" in said_of(["bert"], capsys)
+    assert "pip install 'torchao>=0.18'" in said_of(["mlp", "--quantize", "int8-weights"], capsys)
     assert "pip install 'matplotlib>=3.8'" in said_of(["mlp", "--plot", "x.png"], capsys)
 
 
