@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..common.suggestions import unknown_name
+from ..errors import first_line
 from .case import DYNAMO_EAGER, FLOAT, INDUCTOR_FREEZING, OWN_NAMES, Case, UsageError, check_place, split_mode
 from .models import MODELS
 
@@ -81,7 +82,11 @@ def load(case: Case) -> LoadedCase:
         from_place(case.after, "MODEL")
     seed_everything()
     loaded = _from_list(case) if case.model in MODELS else _from_function(case)
-    loaded.model.train(case.mode == "train")
+    try:
+        loaded.model.train(case.mode == "train")
+    except NotImplementedError as error:  # torch.export's models have one mode
+        if case.mode == "train":
+            raise UsageError(f"{case.model!r} cannot be trained: {first_line(str(error).strip())}") from error
     if case.mode == "decode" and not callable(getattr(loaded.model, "generate", None)):
         raise UsageError(f"--decode needs a model with generate(); that of {case.model!r} has none")
     if case.mode != "decode" and not case.dynamic:

@@ -27,6 +27,17 @@ class Fallback:
 
 
 @dataclasses.dataclass(frozen=True)
+class Products:
+    """Products of a graph that the same kernel of ONNX Runtime computes, with the same bits."""
+
+    kernel: str  # the ONNX operator, "MatMulNBits"
+    bits: str  # of both operands, "float32 x 4 bits"
+    number: int
+    why: str  # why no kernel for integers computes them, if one operand is quantized; else empty
+    lines: Sequence[str]  # the user's lines, "model.py:17"
+
+
+@dataclasses.dataclass(frozen=True)
 class AtenGraph:
     """One of AOTAutograd's graphs, split for ONNX Runtime."""
 
@@ -34,6 +45,7 @@ class AtenGraph:
     regions: int
     on_onnx: Mapping[str, int]  # the number of calls on ONNX Runtime, by operator
     in_pytorch: Sequence[Fallback]
+    products: Sequence[Products]  # of a graph with quantized operands; else empty
 
     @property
     def share_on_onnx(self) -> float:
@@ -130,6 +142,8 @@ def _lines(explanation: Explanation) -> Iterator[str]:
                 yield _wrapped(f"    there: {_counts(part.on_onnx)}")
             if part.in_pytorch:
                 yield textwrap.indent(_fallback_table(part.in_pytorch), "    ")
+            if part.products:
+                yield textwrap.indent(_product_table(part.products), "    ")
     for message, times in explanation.unused.items():
         yield f"\nruns in Python ({_count(times, 'time')}), because Dynamo cannot trace it:"
         yield textwrap.indent(_for_users(message), "    ")
@@ -143,9 +157,17 @@ def _lines(explanation: Explanation) -> Iterator[str]:
 def _fallback_table(fallbacks: Sequence[Fallback]) -> str:
     rows = []
     for item in fallbacks:
-        places = ", ".join(item.lines[:3]) + ", …" * (len(item.lines) > 3)
-        rows.append((item.operator, item.number, item.reason, item.remedy, places))
+        rows.append((item.operator, item.number, item.reason, item.remedy, _places(item.lines)))
     return fit_table(rows, ("in PyTorch", "number", "why", "remedy", "where"))
+
+
+def _product_table(products: Sequence[Products]) -> str:
+    rows = [(item.kernel, item.bits, item.number, item.why, _places(item.lines)) for item in products]
+    return fit_table(rows, ("product", "operands", "number", "why not in integers", "where"))
+
+
+def _places(lines: Sequence[str]) -> str:
+    return ", ".join(lines[:3]) + ", …" * (len(lines) > 3)
 
 
 def _condition(guard: Guard) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,18 +20,25 @@ from torch import fx
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from ..errors import Reason
+from passes.engine.manager import PassManager
+
+from ..errors import Reason, TranslationError
+from ..exporter.translate import fold_constants, translate
 from ..graphs import aot
-from ..graphs.artifacts import GraphName, Split, operator_name
+from ..graphs.artifacts import GraphName, Region, Split, operator_name
 from ..graphs.locations import is_user_file, short_file, where
-from ..options import parse_options
+from ..options import Options, parse_options
 from ..partition.regions import Support, split_graph
-from ..pipeline.lowering import Lowering
+from ..pipeline.lowering import Lowering, mark_weights
 from ..pipeline.observer import Observer
+from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
 from ..runtime.custom_operators import load_libraries
+from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..weights.frozen_session import Weight
-from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, remedy_of
+from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, Products, remedy_of
+
+_PASS = "onnx.quantized_products"
 
 
 def explain(
@@ -66,7 +73,7 @@ def explain(
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         torch._dynamo.reset()
         listener = _GraphRecorder()
-        lowering = _SplitLowering(Support(checked.opset, checked.providers))
+        lowering = _SplitLowering(checked, Support(checked.opset, checked.providers))
         pipeline = Pipeline(checked, listener, lowering)
         try:
             run = aot.compiled_with_guards(function, pipeline.compile_dynamo_graph, dynamic, listener.guards.extend)
@@ -154,19 +161,60 @@ def _dynamo_messages() -> collections.Counter[str]:
 class _SplitLowering(Lowering):
     """Records how graphs are split into regions, and runs them in PyTorch."""
 
-    def __init__(self, support: Support) -> None:
-        self._support = support
+    def __init__(self, options: Options, support: Support) -> None:
+        self._options, self._support = options, support
+        self._passes = PassManager(options.passes, pass_target(options, support), explain=True)
         self.graphs: dict[int, list[AtenGraph]] = {}
 
     def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
         split = split_graph(module, self._support, {})
-        self.graphs.setdefault(name.index, []).append(_aten_graph(name, split))
+        products = [item for region in split.regions for item in self._products(region, weights)]
+        self.graphs.setdefault(name.index, []).append(_aten_graph(name, split, _grouped(products)))
+
+    def _products(self, region: Region, weights: Mapping[fx.Node, Weight]) -> list[tuple[ProductKernel, str]]:
+        """The products of a region with quantized operands, each with a pass's reason against integers."""
+        if not any(_has_eight_bits(node) for node in (*region.nodes, *(item.node for item in region.inputs))):
+            return []
+        try:
+            model = fold_constants(translate(region.nodes, region.inputs, region.outputs, opset=self._options.opset))
+        except TranslationError:  # the nodes are translated again, without those that fail, when it is compiled
+            return []
+        mark_weights(region, model, weights)
+        passes = self._passes.run("onnx", model)
+        reasons = {miss.node: miss.reason for item in passes if item.name == _PASS for miss in item.near_misses}
+        names = [str(value.name) for value in model.graph.inputs]
+        tensors = {
+            name: weights[item.node].tensor
+            for name, item in zip(names, region.inputs, strict=True)
+            if item.node in weights
+        }
+        return [(item, reasons.get(item.node, "")) for item in product_kernels(model, tensors)]
 
 
-def _aten_graph(name: GraphName, split: Split) -> AtenGraph:
+def _has_eight_bits(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.int8, torch.uint8)
+
+
+def _grouped(products: Sequence[tuple[ProductKernel, str]]) -> list[Products]:
+    """Products by kernel, bits and reason; none if no operand is quantized."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for item, why in products:
+        lines.setdefault((item.kernel, item.bits, why if item.has_integers else ""), []).append(item.source)
+    if not any(item.has_integers for item, _ in products):
+        return []
+    return [
+        Products(kernel, bits, len(found), why, [line for line in dict.fromkeys(found) if line])
+        for (kernel, bits, why), found in lines.items()
+    ]
+
+
+def _aten_graph(name: GraphName, split: Split, products: Sequence[Products]) -> AtenGraph:
     on_onnx = collections.Counter(str(node.target) for region in split.regions for node in region.operators)
     fallbacks = sorted(fallbacks_of(split), key=lambda item: (item.by_design, -item.number))
-    return AtenGraph(f"{name.index}/{name.direction}", len(split.regions), dict(on_onnx.most_common()), fallbacks)
+    return AtenGraph(
+        f"{name.index}/{name.direction}", len(split.regions), dict(on_onnx.most_common()), fallbacks, products
+    )
 
 
 def fallbacks_of(split: Split) -> list[Fallback]:

@@ -199,7 +199,7 @@ class OnnxLowering(Lowering):
         if graph.evaluation is not None:
             arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
             checker = ModelChecker(graph.evaluation, arguments, results, inputs, outputs, settings)
-        _mark_weights(region, model, graph.weights)
+        mark_weights(region, model, graph.weights)
         optimized = model.clone()
         with graph.timed("onnx_passes"):
             passes = self.passes.run("onnx", graph.name, optimized, region.index, checker)
@@ -274,7 +274,7 @@ def _warn_of_unused_converters(split: Split) -> None:
         warn(logger, f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}")
 
 
-def _mark_weights(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:
+def mark_weights(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:
     """Marks the inputs of a region's model that are weights, for the passes."""
     for item, value in zip(region.inputs, model.graph.inputs, strict=True):
         if item.node in weights:

@@ -85,9 +85,8 @@ def _bits(value: ir.Value | None) -> str:
         return "unknown"
     if value.dtype in _INTEGERS:
         return "8 bits"
-    dtype = value.dtype.name.lower().replace("float", "float32") if value.dtype == ir.DataType.FLOAT else ""
-    dtype = dtype or value.dtype.name.lower()
-    return f"{dtype} of 8 bits" if _is_from_integers(value) else dtype
+    dtype = "float32" if value.dtype == ir.DataType.FLOAT else value.dtype.name.lower()
+    return f"{dtype} (from 8 bits)" if _is_from_integers(value) else dtype
 
 
 def _is_from_integers(value: ir.Value) -> bool:
@@ -95,7 +94,7 @@ def _is_from_integers(value: ir.Value) -> bool:
     if is_weight(value):
         return value.dtype in _INTEGERS
     node = value.producer()
-    if node is None or value.is_graph_input():
+    if node is None or node.op_type == "If":
         return False
     inputs = [item for item in node.inputs if item is not None and item.const_value is None]
     return all(map(_is_known, inputs)) and any(map(_is_from_integers, inputs))
@@ -105,7 +104,7 @@ def _is_known(value: ir.Value) -> bool:
     node = value.producer()
     if node is None:
         return is_weight(value) or value.const_value is not None
-    return all(item is None or _is_known(item) for item in node.inputs)
+    return node.op_type != "If" and all(item is None or _is_known(item) for item in node.inputs)
 
 
 def _choices(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> dict[str, bool]:
