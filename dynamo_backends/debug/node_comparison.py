@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..common.safety_net import caught, net
 from ..dumps.blame import Cause, CauseKind
@@ -21,7 +21,7 @@ from .lockstep import Lockstep
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun
 from .repeated_runs import Instability
-from .rounding_runs import explained_by_rounding
+from .rounding_runs import Ties, explained_by_rounding, explained_by_ties
 from .rows import Blame, GraphComparison, Row, exception_text
 from .undefined_results import undefined_values
 from .wrong_rewrite import ModelStep, find_rewrite, wrong_needed_pass
@@ -85,7 +85,9 @@ class _RowVerdict:
         return (
             self._wrong_rewrite()
             or self._unexplained()
-            or GraphComparison(note="; ".join(filter(None, [self._nearer(), self._by_chance(), all_in_pytorch])))
+            or GraphComparison(
+                note="; ".join(filter(None, [self._nearer(self._ties.explained), self._by_chance(), all_in_pytorch]))
+            )
         )
 
     @functools.cached_property
@@ -129,24 +131,34 @@ class _RowVerdict:
                         return self._diverges(reader, Cause(CauseKind.STALE_WEIGHT, names[weight]), self._nearer())
         return None
 
+    def _beyond_eager(self) -> dict[str, Row]:
+        """The rows whose errors are larger than eager's, except undefined values."""
+        rows = (row for row in self.rows if not row.explained or not row.propagated_explained)
+        return {row.name: row for row in rows if not self._is_undefined(row)}
+
+    @functools.cached_property
+    def _ties(self) -> Ties:
+        return explained_by_ties(self.graph, self.run, self.sessions, self._beyond_eager())
+
     @functools.cached_property
     def _rounded(self) -> dict[str, bool]:
-        """The rows whose errors are larger than eager's, but explained by random rounding or by undefined values.
+        """The rows whose errors are larger than eager's, but explained by rounding or by undefined values.
 
-        See ``explained_by_rounding``.
+        See ``explained_by_ties`` and ``explained_by_rounding``.
         """
-        rows = {row.name: row for row in self.rows if not row.explained or not row.propagated_explained}
-        undefined = {name: False for name, row in rows.items() if self._is_undefined(row)}
-        rows = {name: row for name, row in rows.items() if name not in undefined}
-        return undefined | (explained_by_rounding(self.graph, self.run, self.sessions, rows) if rows else {})
+        ties = self._ties
+        undefined = [row.name for row in self.rows if self._is_undefined(row)]
+        rows = self._beyond_eager()
+        found = explained_by_rounding(self.graph, self.run, self.sessions, rows, ties.decided) if rows else {}
+        return dict.fromkeys([*undefined, *ties.explained], False) | found
 
     def _wrong_rewrite(self) -> GraphComparison | None:
         """The verdict on a value that is right in the exported model, and wrong in the session that ran."""
         for row in self.rows:
             if row.session is None or row.onnx is None or row.region is None:
                 continue
-            if row.session.is_rounding or not row.onnx.is_rounding or row.name in self._rounded:
-                continue
+            if row.session.is_rounding or row.name in self._rounded or not row.onnx.is_rounding:
+                continue  # in this order: ``_rounded`` changes ``row.onnx``
             found = row.session_instability
             if found is not None and found.between_runs:  # smaller than eager's error, and still the cause
                 return self._differs_between_runs(row, found, "every node by itself is right")
@@ -199,14 +211,27 @@ class _RowVerdict:
         outputs = [row for row in self.rows if row.is_output]
         turned = [row for row in outputs if row.ours is not None and row.eager_extent is None and row.ours.max_ulp]
         texts = [f"{row.ours.max_ulp:.0f} elements of {row.name} turned by rounding" for row in turned if row.ours]
-        carried = [row.name for row in outputs if row.name in self._rounded and row not in turned]
+        by_ties = [row for row in outputs if row.name in self._ties.explained]
+        if by_ties and self._ties.turned:
+            texts.append(self._tie_in_words(by_ties))
+        others = [row for row in outputs if row not in turned and row not in by_ties]
+        carried = [row.name for row in others if row.name in self._rounded]
         if carried:
             more = f" and {len(carried) - 1} more" if carried[1:] else ""
             texts.append(f"random rounding of float64 makes errors like that of {carried[0]}{more}")
         return ", ".join(texts)
 
-    def _nearer(self) -> str:
-        outputs = [row for row in self.rows if row.is_output and row.ours is not None]
+    def _tie_in_words(self, results: Sequence[Row]) -> str:
+        """``tie of a quantization: eager rounds 2 elements of round_1 (model.py:7) to the other side; ...``."""
+        (first, count), *others = self._ties.turned.items()
+        where = next((row.where for row in self.rows if row.name == first), "")
+        elements = f"{count} element{'s' if count > 1 else ''} of {first} ({where or 'no source line'})"
+        elements += f" and some of {len(others)} more nodes" if others else ""
+        names = ", ".join(row.name for row in results)
+        return f"tie of a quantization: eager rounds {elements} to the other side, and so differs at {names}"
+
+    def _nearer(self, without: Collection[str] = ()) -> str:
+        outputs = [row for row in self.rows if row.is_output and row.ours is not None and row.name not in without]
         sides = [nearer(row.ours, row.eager) for row in outputs if row.ours is not None and row.eager is not None]
         return ", ".join(
             f"{side} is nearer to float64 at {sides.count(name)} of {len(outputs)} results"

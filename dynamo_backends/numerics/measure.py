@@ -142,6 +142,11 @@ class Measure:
             return math.inf
         return self.max_abs / self.scale if self.scale else self.max_abs
 
+    def with_tolerance_of(self, other: Measure) -> Measure:
+        """This measure, with the share of the tolerance that another reference gives."""
+        share, position, error, limit = other.share, other.position, other.error, other.limit
+        return dataclasses.replace(self, share=share, position=position, error=error, limit=limit)
+
     def as_json(self) -> dict[str, float | int | None]:
         """For a JSON file, which has no NaN and infinity: they become ``null``."""
         fields = dataclasses.asdict(self)

@@ -507,8 +507,10 @@ class Float64(TorchDispatchMode):
         try:
             result = func(*args, **kwargs) if is_view(func) else call_wide(func, args, kwargs)
         except KERNEL_ERRORS as error:
-            self.inexact[str(func)] = f"no float64: {error}".splitlines()[0]
-            return widened(func(*pytree.tree_map(_narrowed, args), **pytree.tree_map(_narrowed, kwargs)))
+            result = func(*pytree.tree_map(_narrowed, args), **pytree.tree_map(_narrowed, kwargs))
+            if floats(result):  # other results are eager's in any case
+                self.inexact[str(func)] = f"no float64: {error}".splitlines()[0]
+            return widened(result)
         if rounding is not None and isinstance(result, torch.Tensor) and result.dtype is torch.float64:
             return perturbed_near_one(func.overloadpacket.__name__, result, args, rounding[0], self._generator)
         return result
