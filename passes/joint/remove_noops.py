@@ -9,6 +9,9 @@ Rule: ``y = f(x)`` becomes ``y = x`` if both have equal dtype, device, shape and
 3. arithmetic with a neutral number, or a tensor full of it: ``x * 1``, ``x / 1``, ``x ** 1``, ``x - 0``; ``x + 0`` of
    integers, but only ``x + -0.0`` of floating-point numbers, as ``-0.0 + 0`` is ``0.0``.
 
+``_assert_tensor_metadata`` (of ``torch.export``) is removed if it asserts the dtype, device and layout that the traced
+tensor has.
+
 For example::
 
     scaled: f32[4, 6] = mul(scores, 1.0); same: f32[4, 6] = view(scaled, [4, 6]); y = softmax(same, -1)
@@ -51,11 +54,28 @@ def remove_noops(module: fx.GraphModule, context: PassContext) -> int:
     """Removes no-ops in place; returns how many."""
     fired = 0
     for node in list(module.graph.nodes):
+        if node.target is aten._assert_tensor_metadata.default:
+            fired += _remove_assertion(node, context)
+            continue
         rule = _RULES.get(node.target) if node.op == "call_function" else None
         argument = None if rule is None else rule(node)
         if isinstance(argument, fx.Node):
             fired += replace(node, argument, context)
     return fired
+
+
+def _remove_assertion(node: fx.Node, context: PassContext) -> bool:
+    """Removes an assertion of what is known; a size or stride may be another in a later call."""
+    value = value_of(node.args[0])
+    sizes = (*node.args[1:3], node.kwargs.get("size"), node.kwargs.get("stride"))
+    expected = {"dtype": node.args[3] if len(node.args) > 3 else None, **node.kwargs}
+    known = value is not None and all(
+        expected.get(name) in (None, getattr(value, name)) for name in ("dtype", "device", "layout")
+    )
+    if not known or any(item is not None for item in sizes) or not context.allows(node):
+        return False
+    node.graph.erase_node(node)
+    return True
 
 
 def _first(node: fx.Node) -> object:
