@@ -170,6 +170,7 @@ class Manifest:
                     session=msgspec.convert(item.executable.settings.as_json(), schema.Settings),
                     constants=item.executable.constants,
                     stages=self._region_stages.setdefault((graph.name, item.region.index), []),
+                    products=[schema.ProductEntry(**dataclasses.asdict(product)) for product in item.products],
                 )
                 for item in graph.regions
             ],

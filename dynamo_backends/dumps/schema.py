@@ -78,6 +78,16 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
+class ProductEntry:
+    """A product, ONNX Runtime's kernel for it, and the bits of its operands: ``float32 x 4 bits``."""
+
+    node: str
+    kernel: str
+    bits: str
+    source: str  # the user's line
+
+
+@dataclasses.dataclass(frozen=True)
 class RegionEntry:
     """A region of a graph."""
 
@@ -90,6 +100,7 @@ class RegionEntry:
     session: Settings
     constants: Sequence[str]  # the inputs that are constants of the session
     stages: Sequence[StageEntry]
+    products: Sequence[ProductEntry] = ()
 
 
 @dataclasses.dataclass(frozen=True)

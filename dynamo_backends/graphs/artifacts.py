@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the exporter imports this module, and must not import the r
     from ..partition.provider_check import CheckedSession
     from ..runtime.binding import BoundSession
     from ..runtime.executable import Executable
+    from ..runtime.product_kernels import ProductKernel
     from ..weights.frozen_session import FrozenSession
 
 logger = logging.getLogger(__name__)
@@ -295,6 +296,7 @@ class CompiledRegion:
         passes: the results of these passes.
         program: the model that ONNX Runtime loads, its settings, and the code in PyTorch.
         session: runs the region; it may rebuild its session when weights change.
+        products: how its products are computed, with the weights of the compile; empty if no observer watches.
     """
 
     graph: GraphName
@@ -304,6 +306,7 @@ class CompiledRegion:
     passes: list[PassResult]
     program: RegionProgram
     session: BoundSession | FrozenSession
+    products: Sequence[ProductKernel] = ()
 
     @property
     def executable(self) -> Executable:

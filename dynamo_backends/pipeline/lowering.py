@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
@@ -43,6 +43,7 @@ from ..partition.regions import Support, assemble, attributes_of, depth_first, p
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.executable import Executable
 from ..runtime.kernel_faults import check, fault_in, optimizers_to_disable, serialized
+from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..runtime.providers import Provider, as_precise_as_pytorch, fallbacks, only_cpu, provider_name
 from ..runtime.settings import SessionSettings
 from ..runtime.system_memory import give_back
@@ -208,7 +209,10 @@ class OnnxLowering(Lowering):
         executable = Executable(content, inputs, outputs, settings, tuple(constants))
         with graph.timed("session"):
             program, session = self._create_session(graph.name, region, optimized, executable, constants)
-        return CompiledRegion(graph.name, region, model, optimized, passes, program, session)
+        products: Sequence[ProductKernel] = ()
+        if self.observer.watches:
+            products = product_kernels(optimized, {inputs[i].name: weight.tensor for i, weight in constants.items()})
+        return CompiledRegion(graph.name, region, model, optimized, passes, program, session, products)
 
     def _create_session(
         self,

@@ -285,6 +285,7 @@ def _placement(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     return {
         "in_pytorch": [dataclasses.astuple(item) for item in entry.in_pytorch],
         "regions": [[getattr(item, key) for key in keys] for item in entry.regions],
+        "products": [dataclasses.astuple(product) for item in entry.regions for product in item.products],
         "text": text,
         "notice_of_text": notice,
     }

@@ -76,7 +76,8 @@ def pack_weights(builder: Builder, context: PassContext, node: ir.Node) -> bool:
             builder.add(result, "Add", [product, bias])
 
     def dequantized() -> None:
-        builder.add(result, node.op_type, node.inputs, *node.attributes.values())
+        inputs = [node.inputs[0], _computed_again(builder, result, node.inputs[1]), *node.inputs[2:]]
+        builder.add(result, node.op_type, inputs, *node.attributes.values())
 
     builder.choose(result, condition, packed, dequantized)
     return builder.substitute([result])
@@ -123,16 +124,29 @@ def _has_four_bits(builder: Builder, integers: ir.Value) -> ir.Value:
 
 
 def _packed(builder: Builder, of: ir.Value, integers: ir.Value, pairs: int) -> ir.Value:
-    """Pairs of numbers plus 8 in bytes, the first in the lower half: uint8 [pairs]."""
-    wide = builder.add(of, "Cast", [integers], to(INT32))
-    shift, factor = (builder.constant("shift", np.array(number, np.int32)) for number in (-_LOWEST, 16))
-    positive = _reshaped(builder, of, builder.add(of, "Add", [wide, shift]), [pairs, 2])
+    """Pairs of numbers plus 8 in bytes, the first in the lower half: uint8 [pairs].
+
+    In uint8, as ONNX Runtime keeps what it computes for all weights until the session is made.
+    """
+    ones, eight, four = (builder.constant("bits", np.array(number, np.uint8)) for number in (15, 8, 4))
+    low = builder.add(of, "BitwiseAnd", [builder.add(of, "Cast", [integers], to(UINT8)), ones])
+    positive = _reshaped(builder, of, builder.add(of, "BitwiseXor", [low, eight]), [pairs, 2])
     first, second = (
         builder.add(of, "Gather", [positive, builder.constant("index", np.array(i, np.int64))], ir.AttrInt64("axis", 1))
         for i in (0, 1)
     )
-    both = builder.add(of, "Add", [first, builder.add(of, "Mul", [second, factor])])
-    return builder.add(of, "Cast", [both], to(UINT8))
+    shifted = builder.add(of, "BitShift", [second, four], ir.AttrString("direction", "LEFT"))
+    return builder.add(of, "BitwiseOr", [first, shifted])
+
+
+def _computed_again(builder: Builder, of: ir.Value, value: ir.Value | None) -> ir.Value | None:
+    """A value that depends on weights alone, computed by new nodes: in a branch, ONNX Runtime frees it if the other is
+    taken."""
+    node = None if value is None or value.const_value is not None else value.producer()
+    if node is None:
+        return value
+    inputs = [_computed_again(builder, of, item) for item in node.inputs]
+    return builder.add(of, node.op_type, inputs, *node.attributes.values(), domain=node.domain)
 
 
 def _reshaped(builder: Builder, of: ir.Value, value: ir.Value, shape: list[int]) -> ir.Value:

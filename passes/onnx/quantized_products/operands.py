@@ -129,26 +129,21 @@ def _unsigned_integers(builder: Builder, integers: ir.Value) -> ir.Value:
 
 
 def _shifted(builder: Builder, of: ir.Value, integers: ir.Value) -> ir.Value:
-    wide = builder.shared(of, "Cast", [integers], to(INT32))
-    total = builder.shared(wide, "Add", [wide, builder.constant("shift", np.array(SHIFT, np.int32))])
-    return builder.shared(total, "Cast", [total], to(UINT8))
+    """Numbers of int8 plus 128, as uint8: another sign bit."""
+    bits = builder.shared(of, "Cast", [integers], to(UINT8))
+    return builder.shared(bits, "BitwiseXor", [bits, builder.constant("sign", np.array(SHIFT, np.uint8))])
 
 
 def signed(builder: Builder, of: ir.Value, integers: ir.Value) -> ir.Value:
     """Numbers of uint8 minus 128, as int8; new nodes named after a value."""
-    wide = builder.add(of, "Cast", [integers], to(INT32))
-    return builder.add(
-        of, "Cast", [builder.add(of, "Sub", [wide, builder.constant("shift", np.array(SHIFT, np.int32))])], to(INT8)
-    )
+    bits = builder.add(of, "BitwiseXor", [integers, builder.constant("sign", np.array(SHIFT, np.uint8))])
+    return builder.add(of, "Cast", [bits], to(INT8))
 
 
 def _before_signed(integers: ir.Value) -> ir.Value | None:
     """The numbers of uint8 from which ``signed`` made int8, or ``None``."""
-    difference = operand(integers, "Cast")
-    if producer(difference, "Sub") is None or number(operand(difference, "Sub", index=1)) != SHIFT:
-        return None
-    source = operand(operand(difference, "Sub"), "Cast")
-    return source if source is not None and source.dtype == UINT8 else None
+    bits = operand(integers, "Cast")
+    return operand(bits, "BitwiseXor") if number(operand(bits, "BitwiseXor", index=1)) == SHIFT else None
 
 
 def second_operand(
