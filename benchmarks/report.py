@@ -25,6 +25,7 @@ KEPT_WITHOUT_GAIN = {
     "post_grad.bfloat16_in_float32": "bfloat16 models, which are not measured: PyTorch takes 1.6 to 7 times as long",
     "onnx.lift_constants": "other passes on ONNX models match constants only if they are initializers",
     "onnx.quantized_products": "quantized models, which are not measured: a Llama takes a third ([](quantized.md))",
+    "onnx.quantized_convolutions": "the same, on request",
     "onnx.gelu": "quick GELU: two runs with 3.0 ± 1.7 and 4.3 ± 2.0 % of CLIP's call",
 }
 """Passes of which the measurement shows no gain, and what each is kept for."""

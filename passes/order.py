@@ -13,6 +13,7 @@ ORDER = (
     "post_grad.bfloat16_in_float32",
     "onnx.lift_constants",
     "onnx.quantized_products",
+    "onnx.quantized_convolutions",
     "onnx.rotary_embedding",
     "onnx.attention",
     "onnx.linear",

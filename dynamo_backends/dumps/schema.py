@@ -85,6 +85,7 @@ class ProductEntry:
     kernel: str
     bits: str
     source: str  # the user's line
+    why: str  # why a branch without integers was taken
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,8 @@ from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..weights.frozen_session import Weight
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, Products, remedy_of
 
-_PASS = "onnx.quantized_products"
+_MATRICES, _CONVOLUTIONS = "onnx.quantized_products", "onnx.quantized_convolutions"
+_PASSES = frozenset({_MATRICES, _CONVOLUTIONS})
 
 
 def explain(
@@ -181,19 +182,29 @@ class _SplitLowering(Lowering):
             return []
         mark_weights(region, model, weights)
         passes = self._passes.run("onnx", model)
-        reasons = {miss.node: miss.reason for item in passes if item.name == _PASS for miss in item.near_misses}
+        reasons = {miss.node: miss.reason for item in passes if item.name in _PASSES for miss in item.near_misses}
+        off = _PASSES - {item.name for item in passes}
         names = [str(value.name) for value in model.graph.inputs]
         tensors = {
             name: weights[item.node].tensor
             for name, item in zip(names, region.inputs, strict=True)
             if item.node in weights
         }
-        return [(item, reasons.get(item.node, "")) for item in product_kernels(model, tensors)]
+        return [
+            (item, item.why or reasons.get(item.node, "") or _is_off(item, off))
+            for item in product_kernels(model, tensors)
+        ]
 
 
 def _has_eight_bits(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in (torch.int8, torch.uint8)
+
+
+def _is_off(item: ProductKernel, off: Collection[str]) -> str:
+    """The pass that may compute a product of two quantized operands with integers, if it is off."""
+    name = _CONVOLUTIONS if item.kernel == "Conv" else _MATRICES
+    return f"{name} is off" if item.bits.count("from 8 bits") == 2 and name in off else ""
 
 
 def _grouped(products: Sequence[tuple[ProductKernel, str]]) -> list[Products]:

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 import torch
 
-from passes.engine.onnx.editing import is_weight
-
 from ..versions import IR_VERSION
 from .providers import CPU
 from .settings import SessionSettings, create_session
@@ -25,6 +23,9 @@ _PRODUCTS = frozenset(
         *("MatMulInteger", "MatMulIntegerToFloat", "ConvInteger", "MatMulNBits"),
     }
 )
+OTHERWISE = "otherwise"
+"""Metadata of an ``If``: why the second branch is taken."""
+
 _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
@@ -37,12 +38,14 @@ class ProductKernel:
         kernel: the operator: ``MatMulNBits``.
         bits: of both operands: ``float32 x 4 bits``.
         source: the user's line, if it is known.
+        why: why a branch without integers was taken, or that the branch depends on the call; else empty.
     """
 
     node: str
     kernel: str
     bits: str
     source: str
+    why: str
 
     @property
     def has_integers(self) -> bool:
@@ -55,67 +58,76 @@ def product_kernels(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> lis
 
     Args:
         model: as ONNX Runtime gets it.
-        weights: values of its inputs that are weights, by name; others are not needed.
+        weights: values of the inputs that are constants of the session, by name.
     """
-    choices = _choices(model, weights)
-    return [_described(node, name) for node, name in _chosen_nodes(model.graph, choices)]
+    return list(_Products(model, weights).of(model.graph))
 
 
-def _chosen_nodes(graph: ir.Graph, choices: Mapping[str, bool], name: str = "") -> Iterator[tuple[ir.Node, str]]:
-    """The products and the name of the value that each is for."""
-    for node in graph:
-        result = name or str(node.outputs[0].name)
-        if node.op_type in _PRODUCTS:
-            yield node, result
-        if node.op_type == "If":
-            condition = choices.get(str(node.inputs[0].name) if node.inputs[0] is not None else "")
-            for branch, is_for in (("then_branch", True), ("else_branch", False)):
-                if condition in (None, is_for):
-                    yield from _chosen_nodes(node.attributes[branch].as_graph(), choices, result)
+class _Products:
+    def __init__(self, model: ir.Model, weights: Mapping[str, torch.Tensor]) -> None:
+        self._weights = weights
+        self._choices = self._known_choices(model)
+
+    def of(self, graph: ir.Graph, name: str = "", why: str = "") -> Iterator[ProductKernel]:
+        """The products of a graph; those of a branch have the name of its ``If``, and why it is taken."""
+        for node in graph:
+            result = name or str(node.outputs[0].name)
+            if node.op_type in _PRODUCTS:
+                yield self._described(node, result, why)
+            if node.op_type == "If":
+                condition = self._choices.get(_name(node.inputs[0]))
+                for branch, is_for in (("then_branch", True), ("else_branch", False)):
+                    if condition in (None, is_for):
+                        reason = "" if is_for else node.metadata_props.get(OTHERWISE, "")
+                        if condition is None:
+                            reason = "each call decides"
+                        yield from self.of(node.attributes[branch].as_graph(), result, reason)
+
+    def _described(self, node: ir.Node, name: str, why: str) -> ProductKernel:
+        first, second = node.inputs[0], node.inputs[_SECOND_OPERAND.get(node.op_type, 1)]
+        right = f"{node.attributes['bits'].as_int()} bits" if "bits" in node.attributes else self._bits(second)
+        bits = f"{self._bits(first)} x {right}"
+        return ProductKernel(name, node.op_type, bits, node.metadata_props.get("source", ""), why)
+
+    def _bits(self, value: ir.Value | None) -> str:
+        if value is None or value.dtype is None:
+            return "unknown"
+        if value.dtype in _INTEGERS:
+            return "8 bits"
+        dtype = "float32" if value.dtype == ir.DataType.FLOAT else value.dtype.name.lower()
+        return f"{dtype} (from 8 bits)" if self._is_from_integers(value) else dtype
+
+    def _is_from_integers(self, value: ir.Value) -> bool:
+        """Whether it is dequantized, or computed from weights of 8 bits when the session is made."""
+        if _name(value) in self._weights:
+            return value.dtype in _INTEGERS
+        node = value.producer()
+        if node is not None and node.op_type == "DequantizeLinear":
+            return True
+        if node is None or not self._is_known(value):
+            return False
+        return any(item is not None and self._is_from_integers(item) for item in node.inputs)
+
+    def _is_known(self, value: ir.Value) -> bool:
+        """Whether a value depends on weights and constants alone."""
+        node = value.producer()
+        if node is None:
+            return _name(value) in self._weights or value.const_value is not None
+        return node.op_type != "If" and all(item is None or self._is_known(item) for item in node.inputs)
+
+    def _known_choices(self, model: ir.Model) -> dict[str, bool]:
+        """The conditions that depend on weights alone, by name."""
+        conditions = [node.inputs[0] for node in model.graph if node.op_type == "If"]
+        known = [_name(value) for value in conditions if value is not None and self._is_known(value)]
+        if not known:
+            return {}
+        inputs = [value for value in model.graph.inputs if _name(value) in self._weights]
+        part = ir.Model(ir.convenience.extract(model.graph, inputs, known), ir_version=IR_VERSION)
+        settings = SessionSettings((CPU,), threads=1, arena=False)
+        session = create_session(ir.to_proto(part).SerializeToString(), settings, settings.options(threads=1))
+        feeds = {item.name: self._weights[item.name].detach().numpy() for item in session.get_inputs()}
+        return dict(zip(known, map(bool, session.run(known, feeds)), strict=True))
 
 
-def _described(node: ir.Node, name: str) -> ProductKernel:
-    first, second = node.inputs[0], node.inputs[_SECOND_OPERAND.get(node.op_type, 1)]
-    right = f"{node.attributes['bits'].as_int()} bits" if "bits" in node.attributes else _bits(second)
-    return ProductKernel(name, node.op_type, f"{_bits(first)} x {right}", node.metadata_props.get("source", ""))
-
-
-def _bits(value: ir.Value | None) -> str:
-    if value is None or value.dtype is None:
-        return "unknown"
-    if value.dtype in _INTEGERS:
-        return "8 bits"
-    dtype = "float32" if value.dtype == ir.DataType.FLOAT else value.dtype.name.lower()
-    return f"{dtype} (from 8 bits)" if _is_from_integers(value) else dtype
-
-
-def _is_from_integers(value: ir.Value) -> bool:
-    """Whether weights of 8 bits are made a float when the session is made."""
-    if is_weight(value):
-        return value.dtype in _INTEGERS
-    node = value.producer()
-    if node is None or node.op_type == "If":
-        return False
-    inputs = [item for item in node.inputs if item is not None and item.const_value is None]
-    return all(map(_is_known, inputs)) and any(map(_is_from_integers, inputs))
-
-
-def _is_known(value: ir.Value) -> bool:
-    node = value.producer()
-    if node is None:
-        return is_weight(value) or value.const_value is not None
-    return node.op_type != "If" and all(item is None or _is_known(item) for item in node.inputs)
-
-
-def _choices(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-    """The conditions that depend on weights alone, by name."""
-    conditions = [node.inputs[0] for node in model.graph if node.op_type == "If"]
-    known = {str(value.name): value for value in conditions if value is not None and _is_known(value)}
-    if not known:
-        return {}
-    part = ir.convenience.extract(model.graph, [value for value in model.graph.inputs if is_weight(value)], list(known))
-    content = ir.to_proto(ir.Model(part, ir_version=IR_VERSION)).SerializeToString()
-    settings = SessionSettings((CPU,), threads=1, arena=False)
-    session = create_session(content, settings, settings.options(threads=1))
-    feeds = {item.name: weights[item.name].detach().numpy() for item in session.get_inputs()}
-    return dict(zip(known, map(bool, session.run(list(known), feeds)), strict=True))
+def _name(value: ir.Value | None) -> str:
+    return "" if value is None else str(value.name)

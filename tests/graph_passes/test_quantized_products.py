@@ -1,4 +1,4 @@
-"""The pass ``onnx.quantized_products``: integer kernels compute what the dequantized numbers do, and nothing else."""
+"""Passes for quantized models: integer kernels compute what the dequantized numbers do, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import onnx_ir as ir
 import pytest
 from test_onnx_passes import rewrite
 
+from passes.engine.onnx.editing import producer
+
 PASS = "onnx.quantized_products"
+CONVOLUTIONS = "onnx.quantized_convolutions"
 A_STEP = 1
 """Of a quantized result: rounding before a tie may decide."""
 
@@ -30,25 +33,25 @@ def test_products_of_int8_become_unsigned(zeros: str) -> None:
     assert product.inputs[0] is not None and product.inputs[0].dtype == ir.DataType.UINT8
 
 
-def test_a_written_out_quantization_ends_in_uint8() -> None:
-    """Once for two products; its steps stay."""
+@pytest.mark.parametrize("rounding", ["Round(s)", "Identity(s)"])
+def test_a_written_out_quantization_is_made_unsigned_once(rounding: str) -> None:
+    """For two products. A ``Cast`` without rounding truncates."""
     model = rewrite(
         """agraph (float[4,64] x, int8[64,8] w) => (int32[4,8] y, int32[4,8] z)
         <float low = {-128.0}, float high = {127.0}, float scale = {40.5}, int64[2] rows = {4, 64}> {
             s = Mul(x, scale)
-            r = Round(s)
+            r = ROUNDING
             c = Clip(r, low, high)
             q = Cast <to = 3> (c)
             v = Reshape(q, rows)
             y = MatMulInteger(v, w)
             z = MatMulInteger(v, w)
-        }""",
+        }""".replace("ROUNDING", rounding),
         PASS,
         fires=2,
     )
-    casts = [node for node in model.graph if node.op_type == "Cast" and node.inputs[0].dtype == ir.DataType.FLOAT]
-    assert [node.outputs[0].dtype for node in casts] == [ir.DataType.UINT8]
-    assert operators(model)["Round"] == 1
+    products = [node for node in model.graph if node.op_type == "MatMulInteger"]
+    assert len({producer(producer(node.inputs[0], "Reshape").inputs[0], "BitwiseXor") for node in products}) == 1
 
 
 def quantized_product(product: str, weight: str = "int8[6,64] w", scales: str = "float[6] s", more: str = "") -> str:
@@ -66,6 +69,7 @@ def quantized_product(product: str, weight: str = "int8[6,64] w", scales: str = 
         "y = Gemm <transB = 1> (d, v, b)",
         "y = Gemm <transB = 1> (d, v)",
         "t = Transpose <perm = [1, 0]> (v) y = MatMul(d, t)",
+        "t = Transpose <perm = [1, 0]> (v) m = MatMul(d, t) y = Add(m, b)",
     ],
 )
 def test_products_of_dequantized_operands(product: str) -> None:
@@ -76,6 +80,7 @@ def test_products_of_dequantized_operands(product: str) -> None:
     ("product", "weight", "scales"),
     [
         ("y = Gemm <transB = 1, alpha = 0.5> (d, v, b)", "int8[6,64] w", "float[6] s"),
+        ("one = ReduceMax <keepdims = 0> (b) y = Gemm <transB = 1> (d, v, one)", "int8[6,64] w", "float[6] s"),
         ("y = Gemm <transB = 1> (d, v, d2) d2 = Mul(b, b)", "int8[6,64] w", "float[64] s"),  # scales of the sum
     ],
 )
@@ -127,13 +132,25 @@ def test_convolutions(activation: str, dtype: str, zero: str, scales: str, zeros
     fires = 0 if activation == "Identity(c)" else 1
     if fires == 0:
         graph, fires = graph.replace("a = Identity(c)", "").replace("(a, sy", "(c, sy"), 1
-    assert operators(rewrite(graph, PASS, fires=fires, tolerance=A_STEP))["QLinearConv"] == 1
+    assert operators(rewrite(graph, CONVOLUTIONS, fires=fires, tolerance=A_STEP))["QLinearConv"] == 1
 
 
 def test_a_convolution_that_is_used_unquantized_stays() -> None:
     graph = CONVOLUTION.replace("DTYPE", "uint8").replace("ZEROS", "0, 0, 0, 0").replace("ZERO", "0")
     graph = graph.replace("SCALES", "0.01, 0.01, 0.01, 0.01").replace("ACTIVATION", "Relu(c)")
-    rewrite(graph.replace("[2,4,6,6] y)", "[2,4,6,6] y, float[2,4,6,6] a)"), PASS, fires=0)
+    rewrite(graph.replace("[2,4,6,6] y)", "[2,4,6,6] y, float[2,4,6,6] a)"), CONVOLUTIONS, fires=0)
+
+
+def test_the_largest_of_numbers_with_a_negative_scale_is_no_largest_integer() -> None:
+    rewrite(
+        """agraph (uint8[2,3,8,8] x) => (uint8[2,3,4,4] y) <float s = {-0.02}, uint8 z = {11}> {
+            a = DequantizeLinear(x, s, z)
+            b = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)
+            y = QuantizeLinear(b, s, z)
+        }""",
+        PASS,
+        fires=0,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])

@@ -234,6 +234,16 @@ def test_pt2e(name: str, dynamic: bool) -> None:
         assert counted("pass onnx.quantized_products") >= 1
 
 
+@torch.no_grad()
+def test_convolutions_by_integers_on_request() -> None:
+    """The bias is rounded: few results of a convolution are another step."""
+    model, x = exported("convolutions", dynamic=False, sizes=False)
+    call = compiled(model, options={"passes": {"enable": ["onnx.quantized_convolutions"]}})
+    found, eager = call(x), model(x)
+    assert counted("pass onnx.quantized_convolutions") >= 2
+    assert float((found - eager).abs().max()) <= 0.05 * float(eager.abs().max())
+
+
 @pytest.mark.parametrize("config", ["int8 dynamic", "int4 weights"])
 @torch.no_grad()
 def test_bfloat16(config: str) -> None:

@@ -4,6 +4,8 @@ They become ONNX's ``QuantizeLinear`` and ``DequantizeLinear``, which every prov
 rounded ``1 / scale`` where ``QuantizeLinear`` divides: results differ by one step at numbers that are on a tie up to
 rounding.
 
+A zero point in a tensor must be a number of the dtype, as all are that PyTorch's observers choose.
+
 The operators exist once ``torch.ao.quantization`` is imported, so they are named by text here.
 """
 
@@ -23,6 +25,9 @@ _RANGES = {dtype: (np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max) for
 """By dtype that ``QuantizeLinear`` returns (16 bits since opset 21), its smallest and largest number."""
 
 
+_INTEGERS = (*_QUANTIZED, ir.DataType.INT32, ir.DataType.INT64)
+
+
 def _check(dtype: ir.DataType, zero_point: ir.Value | int = 0) -> None:
     if dtype not in _RANGES:
         raise NotTranslatable(f"its translation quantizes to 8 or 16 bits only, not to {dtype}")
@@ -34,6 +39,8 @@ def _check(dtype: ir.DataType, zero_point: ir.Value | int = 0) -> None:
 def _parameter(value: ir.Value | float, dtype: ir.DataType, *, scalar: bool) -> ir.Value:
     """A scale or zero point of a dtype, as a scalar or as it is."""
     if not isinstance(value, ir.Value):
+        if dtype == _FLOAT and value == 0:
+            raise NotTranslatable("its scale is 0, which is an error in eager")
         return constant(value, dtype)
     return cast(op.Reshape(value, op.Constant(value_ints=[])) if scalar else value, dtype)
 
@@ -103,6 +110,8 @@ def dequantize_per_channel(
 ) -> ir.Value:
     """The same with one scale and zero point for each index of ``axis``."""
     _check(dtype)
+    if zero_points is not None and zero_points.dtype not in _INTEGERS:
+        raise NotTranslatable("its zero points are no integers")
     zeros = [] if zero_points is None else [cast(zero_points, dtype)]
     return cast(op.DequantizeLinear(x, cast(scales, _FLOAT), *zeros, axis=axis), out_dtype or _FLOAT)
 

@@ -202,11 +202,12 @@ class Builder:
         return node.outputs[0]
 
     def choose(
-        self, of: ir.Value, condition: ir.Value, then: Callable[[], object], otherwise: Callable[[], object]
+        self, of: ir.Value, condition: ir.Value, then: Callable[[], object], otherwise: Callable[[], object], why: str
     ) -> ir.Value:
         """The result of one of two functions, which ``add`` nodes; the last node has it.
 
-        If the condition depends on weights alone, ONNX Runtime keeps one of them when it makes the session.
+        If the condition depends on weights alone, ONNX Runtime keeps one of them when it makes the session. ``why``
+        says why the second is taken (the metadata ``otherwise``).
         """
         before, branches = self._added, []
         for name, function in (("then_branch", then), ("else_branch", otherwise)):
@@ -215,7 +216,9 @@ class Builder:
             graph = ir.Graph([], self._added[-1].outputs, nodes=self._added, name=f"{of.name}__{name}")
             branches.append(ir.AttrGraph(name, graph))
         self._added = before
-        return self.add(of, "If", [condition], *branches)
+        result = self.add(of, "If", [condition], *branches)
+        self._added[-1].metadata_props["otherwise"] = why
+        return result
 
     def substitute(self, old: Sequence[ir.Value]) -> bool:
         """Replaces values by the results of the added nodes; see ``substitute``."""
@@ -381,7 +384,7 @@ def _reason_against_using(result: ir.Value, value: ir.Value) -> str | None:
 
 def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> None:
     for node in _with_branches(nodes):
-        if not node.metadata_props:
+        if not node.metadata_props.keys() - {"otherwise"}:
             node.metadata_props.update(root.metadata_props)
         if not node.name and node.outputs[0].name:
             node.name = f"node_{node.outputs[0].name}"

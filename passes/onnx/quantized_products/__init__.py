@@ -9,11 +9,11 @@ Rule:
    by the quantization that computes it, and its zero point 128 more;
 2. ``MatMul`` or ``Gemm`` (alpha = beta = 1) of quantized operands, the second with one scale or one for each column,
    becomes ``MatMulIntegerToFloat``, whose int32 sums are exact;
-3. ``Conv`` of quantized operands, whose result (or its ``Relu`` or ``Clip``) is quantized, becomes ``QLinearConv``. The
-   bias is rounded to a multiple of the operands' scales there, so this is done where a multiple is at most a 64th of
-   the result's step, which ONNX Runtime decides when it knows the weights (``If``);
-4. a view or ``MaxPool`` of a dequantized tensor that is quantized again with the same scale and zero point is computed
-   on the integers.
+3. a view or ``MaxPool`` of a dequantized tensor that is quantized again with the same scale and zero point is computed
+   on the integers;
+4. ``MatMul`` or ``Gemm`` with weights ``(q - zero_point) * scale``, where q is int8 and each group of a multiple of 16
+   numbers of a row has a scale, becomes ``MatMulNBits``, if the numbers have 4 bits. ONNX Runtime decides when it knows
+   the weights (``If``).
 
 Before and after 2. (x: uint8 [M, K], w: int8 [N, K], b: float32 [N])::
 
@@ -23,8 +23,7 @@ Before and after 2. (x: uint8 [M, K], w: int8 [N, K], b: float32 [N])::
 
 The product of uint8 with int8 saturates on processors without VNNI, where the second operand becomes uint8 too.
 
-Not for a convolution whose result is not quantized, as before a sum: ``ConvInteger`` and what follows it took as long
-as ``Conv`` (ResNet-50's, AVX2); nor if a sum of the integers may exceed 32 bits.
+Not if a sum of the integers may exceed 32 bits. Convolutions: ``onnx.quantized_convolutions``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from ...engine.context import PassContext
 from ...engine.onnx.editing import Builder, is_weight, nodes_of, rewrite_each
 from ...engine.onnx.inference import infer_types
 from ...engine.registry import Pass
-from .convolutions import quantize_convolution
 from .four_bits import pack_weights
 from .matrices import convert_product, make_unsigned
 from .movement import move_integers
@@ -55,7 +53,6 @@ def quantized_products(model: ir.Model, context: PassContext) -> int:
         (3, move_integers, ("QuantizeLinear",)),
         (2, make_unsigned, ("MatMulInteger",)),
         (3, convert_product, ("MatMul", "Gemm")),
-        (4, quantize_convolution, ("Conv",)),
         (4, pack_weights, ("MatMul", "Gemm")),
     )
     fired = 0

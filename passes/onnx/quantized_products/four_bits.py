@@ -79,7 +79,7 @@ def pack_weights(builder: Builder, context: PassContext, node: ir.Node) -> bool:
         inputs = [node.inputs[0], _computed_again(builder, result, node.inputs[1]), *node.inputs[2:]]
         builder.add(result, node.op_type, inputs, *node.attributes.values())
 
-    builder.choose(result, condition, packed, dequantized)
+    builder.choose(result, condition, packed, dequantized, "its weights have more than 4 bits")
     return builder.substitute([result])
 
 

@@ -6,7 +6,17 @@ import onnx_ir as ir
 
 from ...engine.context import PassContext
 from ...engine.onnx.editing import Builder, require, sizes
-from .operands import INT8, fits, is_plain, operand_of, second_operand, source_and_views, unsigned, with_views
+from .operands import (
+    INT8,
+    fits,
+    is_ordinary,
+    is_plain,
+    operand_of,
+    second_operand,
+    source_and_views,
+    unsigned,
+    with_views,
+)
 
 
 def make_unsigned(builder: Builder, context: PassContext, node: ir.Node) -> bool:
@@ -38,7 +48,10 @@ def convert_product(builder: Builder, context: PassContext, node: ir.Node) -> bo
     require(first.axis is None, "its first operand has several scales", 2)
     require(second.axis is None or (rank == 2 and second.axis == columns), "a scale is not for a column", 2)
     require(inner is not None and fits(inner[-1]), "a sum of its integers may exceed 32 bits", 2)
-    require(bias is None or (bias.shape is not None and len(bias.shape) == 1), "its bias is no vector", 2)
+    shape = sizes(node.inputs[1])
+    is_vector = bias is None or (shape is not None and sizes(bias) == [shape[columns]])
+    require(is_vector, "its bias has no number for each column", 2)
+    require(is_ordinary(first.scale) and is_ordinary(second.scale), "its scales are very large or small", 2)
     left, zero = unsigned(builder, first.integers, first.zero)
     left = with_views(builder, result, left, first.views)
     right, other = second_operand(builder, context, second.integers, second.zero)

@@ -17,6 +17,8 @@ def move_integers(builder: Builder, context: PassContext, node: ir.Node) -> bool
     found = operand_of(source if pool is None else pool.inputs[0])
     if found is None or found.axis is not None or found.integers.dtype != result.dtype:
         return False
+    if pool is not None and not (number(node.inputs[1]) or 0) > 0:
+        return False  # the largest integer is the smallest number
     if not _is_same(found.scale, node.inputs[1]) or not _is_same(found.zero, (*node.inputs, None)[2]):
         return False
     if pool is None and not found.views:

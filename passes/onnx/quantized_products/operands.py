@@ -65,6 +65,12 @@ def operand_of(value: ir.Value | None) -> Operand | None:
     return Operand(integers, scale, zero, axis, views)
 
 
+def is_ordinary(scale: ir.Value) -> bool:
+    """Whether products with a scale neither overflow nor become denormal, unless it is no constant."""
+    known = constant(scale)
+    return known is None or bool(((abs(known) > 1e-12) & (abs(known) < 1e12)).all())
+
+
 def source_and_views(value: ir.Value) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """The tensor of which a value is a view, and the nodes between, in execution order."""
     view = producer(value, *_VIEWS)
@@ -80,9 +86,9 @@ def is_plain(node: ir.Node) -> bool:
     return all(item.value == usual.get(item.name, item.value) for item in node.attributes.values())
 
 
-def fits(terms: object) -> bool:
-    """Whether a sum of so many products of 8 bits fits in int32."""
-    return isinstance(terms, int) and terms <= _MOST_TERMS
+def fits(terms: object, times: int = 1) -> bool:
+    """Whether a sum of so many products of 8 bits, and as much again ``times``, fits in int32."""
+    return isinstance(terms, int) and terms * times <= _MOST_TERMS
 
 
 def with_views(builder: Builder, of: ir.Value, integers: ir.Value, views: Sequence[ir.Node]) -> ir.Value:
@@ -108,10 +114,10 @@ def _unsigned_zero(builder: Builder, of: ir.Value, zero: ir.Value | None) -> ir.
 
 
 def _unsigned_integers(builder: Builder, integers: ir.Value) -> ir.Value:
-    """Of integers that a quantization computes, the same quantization to uint8; else their sum with 128.
+    """Of integers that ``QuantizeLinear`` computes, the same quantization to uint8; else with another sign bit.
 
-    A quantization that is written out stays, but for its last ``Cast``: ``QuantizeLinear`` in its place was not faster
-    (a Llama, 1 and 128 tokens), and would hide the steps from the debugger.
+    So the steps of a quantization that is written out stay; ``QuantizeLinear`` in their place was not faster (a Llama,
+    1 and 128 tokens).
     """
     quantize = producer(integers, "QuantizeLinear")
     if quantize is not None:
@@ -121,10 +127,6 @@ def _unsigned_integers(builder: Builder, integers: ir.Value) -> ir.Value:
     was_unsigned = _before_signed(integers)
     if was_unsigned is not None:
         return was_unsigned
-    cast = producer(integers, "Cast")
-    if cast is not None and cast.inputs[0].dtype == ir.DataType.FLOAT:
-        total = builder.shared(integers, "Add", [cast.inputs[0], builder.constant("shift", float(SHIFT))])
-        return builder.shared(total, "Cast", [total], to(UINT8))
     return _shifted(builder, integers, integers)
 
 

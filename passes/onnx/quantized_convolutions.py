@@ -1,15 +1,48 @@
-"""Convolutions of integers."""
+"""Computes convolutions of quantized operands by ONNX Runtime's integer kernel; off by default.
+
+Rule: a ``Conv`` of quantized operands (see ``onnx.quantized_products``), whose result, or its ``Relu`` or ``Clip``, is
+quantized and has no other users, becomes ``QLinearConv``.
+
+Before and after (x: uint8, w: int8, b: float32)::
+
+    d = DequantizeLinear(x, 0.02, 119)        y = QLinearConv(x, 0.02, 119, w, s, z, 0.1, 0, round(b / (0.02 * s)))
+    v = DequantizeLinear <axis=0> (w, s, z)
+    y = QuantizeLinear(Relu(Conv(d, v, b)), 0.1, 0)
+
+Off by default because the kernel takes the bias as an integer, in multiples of the operands' scales: 0.6 % of the
+results of a convolution were another step than eager's, without it 0.002 %. It is done where a multiple is at most a
+64th of the result's step and the channels have one zero point, which ONNX Runtime decides when it knows the weights
+(``If``). ResNet-50 takes 75 ms instead of 130 (two threads of an
+AMD EPYC with AVX2).
+
+Not for a convolution whose result is not quantized, as before a sum: ``ConvInteger`` and what follows it took as long
+as ``Conv``.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import onnx_ir as ir
 
-from ...engine.context import PassContext
-from ...engine.onnx.editing import Builder, number, only_user, require, sizes
-from .operands import INT8, INT32, SHIFT, fits, operand_of, second_operand, signed, to, unsigned, with_views
+from ..engine.context import PassContext
+from ..engine.onnx.editing import Builder, nodes_of, number, only_user, require, rewrite_each, sizes
+from ..engine.onnx.inference import infer_types
+from ..engine.registry import Pass
+from .quantized_products.operands import (
+    INT8,
+    INT32,
+    SHIFT,
+    fits,
+    operand_of,
+    second_operand,
+    signed,
+    to,
+    unsigned,
+    with_views,
+)
 
 _FINENESS = 64
 """Multiples of the operands' scales, to which the bias is rounded, in a step of the result."""
@@ -17,7 +50,18 @@ _FINENESS = 64
 _LARGEST_BIAS = 2.0**30
 
 
-def quantize_convolution(builder: Builder, context: PassContext, convolution: ir.Node) -> bool:
+def quantized_convolutions(model: ir.Model, context: PassContext) -> int:
+    """Changes convolutions in place; returns how many."""
+    if next(nodes_of(model, "QuantizeLinear"), None) is None:
+        return 0
+    infer_types(model.graph, model.opset_imports.get("", 1))  # of values inside the translation of one operator
+    builder = Builder(model, context)
+    fired = rewrite_each(context, nodes_of(model, "Conv"), 3, functools.partial(_rewrite, builder, context))
+    builder.erase_unused()
+    return fired
+
+
+def _rewrite(builder: Builder, context: PassContext, convolution: ir.Node) -> bool:
     """Makes a ``Conv`` of quantized operands whose result is quantized a ``QLinearConv``."""
     first, second = operand_of(convolution.inputs[0]), operand_of(convolution.inputs[1])
     if second is None:
@@ -29,7 +73,7 @@ def quantize_convolution(builder: Builder, context: PassContext, convolution: ir
     assert first is not None and node is not None
     scale, zero, bounds = number(node.inputs[1]), _number(node, 2), _bounds(activation)
     require(first.axis is None and second.axis in (None, 0), "a scale is not for a channel of the result", 3)
-    require(fits(_terms(sizes(convolution.inputs[1]))), "a sum of its integers may exceed 32 bits", 3)
+    require(fits(_terms(sizes(convolution.inputs[1])), 2), "a sum of its integers may exceed 32 bits", 3)
     require(None not in (scale, zero, *bounds), "the scale of its result, or a bound, is no constant number", 3)
     assert scale is not None and zero is not None
     result = node.outputs[0]
@@ -72,7 +116,7 @@ def quantize_convolution(builder: Builder, context: PassContext, convolution: ir
     condition = known[0]
     for other in known[1:]:
         condition = builder.add(result, "And", [condition, other])
-    chosen = builder.choose(result, condition, on_integers, on_floats)
+    chosen = builder.choose(result, condition, on_integers, on_floats, "the scales of its operands are too large")
     if shift:
         signed(builder, result, chosen)
     return builder.substitute([result])
@@ -121,3 +165,11 @@ def _quantized(bound: float | None, scale: float, zero: int) -> int:
     assert bound is not None
     steps = np.rint(np.float32(bound) / np.float32(scale))
     return int(np.clip(steps + zero, 0, 255))
+
+
+PASS = Pass(
+    "onnx.quantized_convolutions",
+    "Computes convolutions of quantized operands by ONNX Runtime's integer kernel, which rounds their bias.",
+    quantized_convolutions,
+    default=False,
+)
