@@ -54,6 +54,18 @@ def test_a_written_out_quantization_is_made_unsigned_once(rounding: str) -> None
     assert len({producer(producer(node.inputs[0], "Reshape").inputs[0], "BitwiseXor") for node in products}) == 1
 
 
+def test_other_bits_are_no_sign() -> None:
+    rewrite(
+        """agraph (int32[4,64] x, int8[64,8] w) => (int32[4,8] y) <int32 sign = {128}> {
+            b = BitwiseXor(x, sign)
+            q = Cast <to = 3> (b)
+            y = MatMulInteger(q, w)
+        }""",
+        PASS,
+        fires=1,
+    )
+
+
 def quantized_product(product: str, weight: str = "int8[6,64] w", scales: str = "float[6] s", more: str = "") -> str:
     return f"""agraph (uint8[5,64] x, {weight}, {scales}, float[6] b) => (float[5,6] y)
         <float sx = {{0.02}}, uint8 zx = {{119}}{more}> {{

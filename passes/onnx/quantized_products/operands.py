@@ -102,14 +102,14 @@ def unsigned(builder: Builder, integers: ir.Value, zero: ir.Value | None) -> tup
     """The same numbers as uint8, before views, and their zero point."""
     if integers.dtype == UINT8:
         return integers, zero or builder.constant("zero_point", np.array(0, np.uint8))
-    return _unsigned_integers(builder, integers), _unsigned_zero(builder, integers, zero)
+    return _unsigned_integers(builder, integers), _unsigned_zero(builder, zero)
 
 
-def _unsigned_zero(builder: Builder, of: ir.Value, zero: ir.Value | None) -> ir.Value:
+def _unsigned_zero(builder: Builder, zero: ir.Value | None) -> ir.Value:
     known = np.int8(0) if zero is None else constant(zero)
     if known is None:
         assert zero is not None
-        return _shifted(builder, zero if zero.producer() is not None else of, zero)
+        return _shifted(builder, zero)
     return builder.constant("zero_point", (np.asarray(known, np.int32) + SHIFT).astype(np.uint8))
 
 
@@ -122,17 +122,17 @@ def _unsigned_integers(builder: Builder, integers: ir.Value) -> ir.Value:
     quantize = producer(integers, "QuantizeLinear")
     if quantize is not None:
         factor, zero = quantize.inputs[1], (*quantize.inputs, None)[2]
-        inputs = [quantize.inputs[0], factor, _unsigned_zero(builder, integers, zero)]
+        inputs = [quantize.inputs[0], factor, _unsigned_zero(builder, zero)]
         return builder.shared(integers, "QuantizeLinear", inputs, *quantize.attributes.values())
     was_unsigned = _before_signed(integers)
     if was_unsigned is not None:
         return was_unsigned
-    return _shifted(builder, integers, integers)
+    return _shifted(builder, integers)
 
 
-def _shifted(builder: Builder, of: ir.Value, integers: ir.Value) -> ir.Value:
+def _shifted(builder: Builder, integers: ir.Value) -> ir.Value:
     """Numbers of int8 plus 128, as uint8: another sign bit."""
-    bits = builder.shared(of, "Cast", [integers], to(UINT8))
+    bits = builder.shared(integers, "Cast", [integers], to(UINT8))
     return builder.shared(bits, "BitwiseXor", [bits, builder.constant("sign", np.array(SHIFT, np.uint8))])
 
 
@@ -145,7 +145,8 @@ def signed(builder: Builder, of: ir.Value, integers: ir.Value) -> ir.Value:
 def _before_signed(integers: ir.Value) -> ir.Value | None:
     """The numbers of uint8 from which ``signed`` made int8, or ``None``."""
     bits = operand(integers, "Cast")
-    return operand(bits, "BitwiseXor") if number(operand(bits, "BitwiseXor", index=1)) == SHIFT else None
+    source = operand(bits, "BitwiseXor") if number(operand(bits, "BitwiseXor", index=1)) == SHIFT else None
+    return source if source is not None and source.dtype == UINT8 else None
 
 
 def second_operand(
