@@ -548,15 +548,15 @@ def test_what_pt2e_cannot_export_is_said(file: str) -> None:
     assert "data-dependent" in error_line(caught.value)
 
 
-def test_freezing_is_for_inference(file: str, in_process: type[InProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freezing_is_for_inference(file: str, in_process: type[InProcess]) -> None:
     found = bench(Case(f"{file}:linear", "train"), backends="eager,inductor_freezing")
     assert status(found) == {"eager": "right", "inductor_freezing": "not supported"}
     import torch._inductor.config
 
-    monkeypatch.setattr(torch._inductor.config, "freezing", False)
-    worker = RequestHandler()
-    worker.load({"model": f"{file}:linear"}, "inductor_freezing")
-    assert worker._settings()["backend"] == "inductor" and torch._inductor.config.freezing
+    with torch._inductor.config.patch(freezing=False):  # a monkeypatch would delete it
+        worker = RequestHandler()
+        worker.load({"model": f"{file}:linear"}, "inductor_freezing")
+        assert worker._settings()["backend"] == "inductor" and torch._inductor.config.freezing
 
 
 # --------------------------------------------------------------------------------------------------------- the rounds
