@@ -5,12 +5,22 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from ..versions import IR_VERSION
 from .settings import SessionSettings, create_session
 
 _TERMS = 64
+
+PRODUCTS = frozenset({"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "ConvInteger", "QLinearConv"})
+"""Operators that multiply integers of 8 bits."""
+
+
+def multiplies_integers(content: bytes) -> bool:
+    """Whether a serialized model multiplies integers of 8 bits."""
+    model = ir.from_proto(onnx.load_from_string(content))
+    return any(node.op_type in PRODUCTS for node in ir.traversal.RecursiveGraphIterator(model.graph))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import torch
 from ..common.upstream_faults import Fault
 from ..errors import KernelFaultError, Reason, SessionError
 from .constants import TABLE, computed_from
-from .integer_kernels import multiplies_mixed_signs
+from .integer_kernels import PRODUCTS, multiplies_mixed_signs
 from .node_support import ANSWERS, model_of, signature
 from .providers import Provider, only_cpu
 from .settings import SessionSettings, create_session
@@ -57,7 +57,7 @@ FAULTS: tuple[Fault[ir.Node], ...] = (
     ),
     Fault(
         "a product of uint8 with int8 saturates",
-        {"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "ConvInteger", "QLinearConv"},
+        PRODUCTS,
         "ONNX Runtime's product of uint8 with int8 adds in 16 bits and saturates on this processor, without VNNI",
         lambda node: _multiplies_mixed_signs(node) and not multiplies_mixed_signs(),
     ),

@@ -156,6 +156,24 @@ def test_a_file_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, t
         torch.compiler.load_compiled_function(file)
 
 
+def test_products_of_another_processor_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As if it was saved where products of uint8 with int8 are exact, and is loaded where they saturate."""
+    weight = torch.randint(-128, 128, (64, 8), dtype=torch.int8)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(x, weight)
+
+    monkeypatch.setattr(saved_data, "multiplies_mixed_signs", lambda: True)
+    call = compiled(product, fullgraph=True)
+    aot = call.aot_compile(((torch.zeros(32, 64, dtype=torch.int8),), {}))
+    aot.save_compiled_function(str(tmp_path / "product"))
+    with (tmp_path / "product").open("rb") as file:
+        torch.compiler.load_compiled_function(file)
+    monkeypatch.setattr(saved_data, "multiplies_mixed_signs", lambda: False)
+    with (tmp_path / "product").open("rb") as file, pytest.raises(AheadOfTimeError, match="processor"):
+        torch.compiler.load_compiled_function(file)
+
+
 def test_a_damaged_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save("onnxrt", tmp_path / "function")
     content = (tmp_path / "function").read_bytes()
