@@ -184,9 +184,9 @@ class RequestHandler:
             from .exported import Exported
 
             return Exported(self.loaded)
-        settings = self._settings()
         if INDUCTOR_FREEZING in self.backend and case.mode == "train":
             raise WorkerError("not supported", "inference only")
+        settings = self._settings()
         self.steps.compile_optimizer(settings)
         if case.mode != "decode":
             compiled: Callable[..., Any] = torch.compile(model, **settings)

@@ -397,15 +397,24 @@ def _translator() -> InstructionTranslator | None:
 
 def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) -> dict[int, StaticInput]:
     """The ``weights`` of Dynamo's graph by position in an AOTAutograd graph, without those that it changes."""
+    lifted = _number_of_lifted()
+    by_place: dict[object, StaticInput] = {weight.name if i < lifted else i: weight for i, weight in weights.items()}
     written = _written_arguments(module)
     found = {}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         descriptor, path = _outer(node.meta.get("desc"))
-        position = _position(descriptor) if isinstance(descriptor, PlainAOTInput) else -1
-        weight = weights.get(position)
-        if weight is not None and position not in written:
+        place = _place(descriptor)
+        weight = by_place.get(place)
+        if weight is not None and place not in written:
             found[i] = StaticInput(".".join((weight.name, *path)), _part(weight.value, path))
     return found
+
+
+def _place(descriptor: object) -> int | str | None:
+    """The position of an argument of Dynamo's graph, or the name of a lifted attribute."""
+    if isinstance(descriptor, ParamAOTInput | BufferAOTInput):
+        return descriptor.target
+    return _position(descriptor) if isinstance(descriptor, PlainAOTInput) else None
 
 
 def _outer(descriptor: object) -> tuple[object, list[str]]:
@@ -424,11 +433,11 @@ def _part(value: object, path: Sequence[str]) -> object:
     return functools.reduce(lambda outer, name: getattr(outer, name, None), path, value)
 
 
-def _written_arguments(module: fx.GraphModule) -> set[object]:
-    """The positions in Dynamo's graph of the arguments that an AOTAutograd graph changes."""
+def _written_arguments(module: fx.GraphModule) -> set[int | str | None]:
+    """The ``_place`` of each argument of Dynamo's graph that an AOTAutograd graph changes."""
     descriptors = module.graph.output_node().meta.get("desc") or []
     changed = [_outer(item.mutated_input)[0] for item in descriptors if isinstance(item, InputMutationAOTOutput)]
-    return {_position(item) for item in changed if isinstance(item, PlainAOTInput)}
+    return {_place(item) for item in changed} - {None}
 
 
 def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
@@ -471,8 +480,12 @@ def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
 
 def _position(descriptor: PlainAOTInput) -> int:
     """The position of an argument of Dynamo's graph after the lifted attributes, which descriptors do not count."""
+    return descriptor.idx + _number_of_lifted()
+
+
+def _number_of_lifted() -> int:
     context = TracingContext.try_get()
-    return descriptor.idx + (len(context.params_flat or ()) if context is not None else 0)
+    return len(context.params_flat or ()) if context is not None else 0
 
 
 def keys_of_results(module: fx.GraphModule) -> list[object]:

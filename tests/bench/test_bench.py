@@ -195,10 +195,13 @@ class InProcess:
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> type[InProcess]:
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[InProcess]]:
+    import torch._inductor.config
+
     monkeypatch.setattr(measuring, "Process", InProcess)
     monkeypatch.setattr(InProcess, "asked", [])
-    return InProcess
+    with torch._inductor.config.patch(freezing=False):  # which a worker sets for its whole process
+        yield InProcess
 
 
 def bench(*cases: Case, backends: str, **settings: Any) -> dict[str, Any]:
@@ -551,12 +554,9 @@ def test_what_pt2e_cannot_export_is_said(file: str) -> None:
 def test_freezing_is_for_inference(file: str, in_process: type[InProcess]) -> None:
     found = bench(Case(f"{file}:linear", "train"), backends="eager,inductor_freezing")
     assert status(found) == {"eager": "right", "inductor_freezing": "not supported"}
-    import torch._inductor.config
-
-    with torch._inductor.config.patch(freezing=False):  # a monkeypatch would delete it
-        worker = RequestHandler()
-        worker.load({"model": f"{file}:linear"}, "inductor_freezing")
-        assert worker._settings()["backend"] == "inductor" and torch._inductor.config.freezing
+    worker = RequestHandler()
+    worker.load({"model": f"{file}:linear"}, "inductor_freezing")
+    assert worker._settings()["backend"] == "inductor" and torch._inductor.config.freezing
 
 
 # --------------------------------------------------------------------------------------------------------- the rounds

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import torch._inductor.config
 from conftest import counted
 from operators import difference_with_weights, entries, samples
 from test_session import compile_and_keep
@@ -505,6 +506,17 @@ def test_no_gradient_is_taken_for_the_weight_that_an_optimizer_steps(
     torch.testing.assert_close([weight.detach() for weight in weights], expected)
     assert counted("constant_weights") == counted("weights_left_inputs") == 0
     assert "weights are inputs" not in caplog.text
+
+
+@pytest.mark.parametrize("change", ["optimizer step", "load_state_dict assign", ".data =", "a plain attribute"])
+def test_weights_that_inductors_freezing_makes_attributes_of_the_graph_are_constants(change: str) -> None:
+    with torch._inductor.config.patch(freezing=True):  # Dynamo reads it for every backend
+        model = network()
+        compiled = torch.compile(model, backend="onnxrt")
+        assert_fresh(compiled, model)
+        assert counted("constant_weights") > 0
+        CHANGES[change](model)
+        assert_fresh(compiled, model)
 
 
 def test_weights_are_constants_under_aot_autograd_too() -> None:
