@@ -67,11 +67,12 @@ class JointGraphs(StageGraphs):
         *,
         gradients: bool,
         final: Results | None = None,
+        reference: Results | None = None,
     ) -> tuple[Finding, Results | None]:
         """The first pass that made the gradients wrong, or the other results; and the results of the first graph.
 
         ``values`` are the known values of placeholders, ``given`` the arguments of the captured graph, if there is one;
-        ``final`` as in ``culprit``.
+        ``final`` and ``reference`` as in ``culprit``.
         """
         arguments = self._arguments(values, given, gradients=gradients)
         if arguments is None:
@@ -80,7 +81,7 @@ class JointGraphs(StageGraphs):
             return Finding(unchecked=[arguments]), None
         kinds = {i: key for i, key in enumerate(self.results) if key is not None}
         keys = {i: key for i, key in kinds.items() if (isinstance(key, tuple) and key[0] == "gradient") == gradients}
-        culprit, first = self.culprit(arguments, state, keys, final)
+        culprit, first = self.culprit(arguments, state, keys, final, reference)
         return Finding(culprit, unchecked=self.unchecked), first
 
     def _arguments(
@@ -251,6 +252,7 @@ class ComparedCall:
     Attributes:
         arguments: copies of the arguments of AOTAutograd's graph.
         saved: identities of the values that the forward saved for the backward, by node name.
+        reference: the results of the captured graph, or its gradients, once they were computed.
         traced: the results of the first joint graph, if it was run.
         finish: makes the verdict on the compiled graph, with the finding on its results.
         fault: the verdict on the forward, if it is not ``ok``.
@@ -271,6 +273,8 @@ class ComparedCall:
             if torch.amp.is_autocast_available(device)
         }
         self.saved: dict[str, object] | None = None
+        self.reference: Results | None = None
+        self._unchecked: list[str] = []  # of the reference
         self.traced: Results | None = None
         self.finish: Callable[[Finding], None] | None = None
         self.fault = ""
@@ -296,51 +300,65 @@ class ComparedCall:
             if _is_same_copy(ours, theirs):
                 self.arguments[i] = theirs
 
+    def run_forward(self) -> Finding:
+        """Computes the ``reference``, the results of the captured graph; finds nothing."""
+        runs = self._run(self._captured.pre_grad.first, SharedCopies(self.arguments))
+        runs.keep_results_only()
+        self.reference, self._unchecked = runs.outputs, _inexact(runs)
+        return Finding()
+
+    def run_backward(self, tangents: Mapping[object, torch.Tensor], positions: Sequence[int]) -> Finding:
+        """Computes the ``reference``, the gradients of the captured graph's arguments at these positions.
+
+        ``tangents`` are the backward's input gradients, see ``ReferenceRuns.gradients``.
+
+        Raises:
+            NotRepeatableError: see ``ReferenceRuns.gradients``.
+        """
+        runs = self._run(self._captured.pre_grad.first, SharedCopies(self.arguments))
+        self.reference, self._unchecked = _gradients(runs, tangents, positions), _inexact(runs)
+        return Finding()
+
     def judge_joint(self, values: Mapping[str, object], *, gradients: bool, final: Results | None) -> Finding:
         """Compares the passes of ``joint``, see ``JointGraphs.judge``, and keeps the results of its first graph."""
-        joint = self._captured.joint
-        finding, self.traced = joint.judge(values, self.arguments, self.state, gradients=gradients, final=final)
+        joint, reference = self._captured.joint, self.reference
+        finding, self.traced = joint.judge(
+            values, self.arguments, self.state, gradients=gradients, final=final, reference=reference
+        )
         return finding
 
     def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
         """Compares the results of the compiled graph, and the arguments that it changed."""
-        first = self._captured.pre_grad.first
-        copied = SharedCopies(self.arguments)
-        twice = self._run(first, copied)
-        reference = twice.outputs
+        if self.reference is None:
+            self.run_forward()
+        reference, self.reference = self.reference, None
+        assert reference is not None
+        first, copied = self._captured.pre_grad.first, SharedCopies(self.arguments)
         culprit = self._culprit(reference, lambda step: self._run(step.graph, copied).outputs, {})
         returned: dict[object, object] = dict(enumerate(results))
         given = self._captured.all_arguments(arguments)
         written = {key: given[key[1]] for key in reference.eager if isinstance(key, tuple) and key[0] == "input"}
         wrong = _wrong(reference, returned | written, first) or _wrongly_laid_out(reference, returned, first)
-        return Finding(culprit, wrong, unchecked=_inexact(twice) + self._captured.pre_grad.unchecked)
+        return Finding(culprit, wrong, unchecked=self._unchecked + self._captured.pre_grad.unchecked)
 
     def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
-        """Compares the gradients that the compiled backward returned.
+        """Compares the gradients that the compiled backward returned, by the position of the captured graph's argument.
 
-        Args:
-            tangents: the backward's input gradients, see ``ReferenceRuns.gradients``.
-            gradients: by the position of the captured graph's argument.
-
-        Raises:
-            NotRepeatableError: see ``ReferenceRuns.gradients``.
+        ``tangents`` as in ``run_backward``, which is called if it was not.
         """
-        first = self._captured.pre_grad.first
-        unchecked: list[str] = []
-        copied = SharedCopies(self.arguments)
+        if self.reference is None:
+            self.run_backward(tangents, list(gradients))
+        first, copied = self._captured.pre_grad.first, SharedCopies(self.arguments)
+        reference, self.reference = self.reference, None
+        assert reference is not None
 
         def run(step: Step) -> Results:
-            twice = self._run(step.graph, copied)
-            found = twice.gradients(tangents, list(gradients))
-            if step.graph is first:
-                unchecked.extend(_inexact(twice))
-            return found.under({j: ("gradient", j) for j in gradients})
+            return _gradients(self._run(step.graph, copied), tangents, list(gradients))
 
-        reference = run(self._captured.pre_grad.steps[0])
         culprit = self._culprit(reference, run, tangents)
         wrong = _wrong(reference, {("gradient", j): value for j, value in gradients.items()}, first)
         because = self.fault and f"its forward {self.fault}"
-        return Finding(culprit, wrong, because, unchecked + self._captured.pre_grad.unchecked)
+        return Finding(culprit, wrong, because, self._unchecked + self._captured.pre_grad.unchecked)
 
     def _run(self, graph: fx.GraphModule, copied: SharedCopies) -> ReferenceRuns:
         def run(*args: object) -> list[object]:
@@ -397,6 +415,10 @@ class ComparedCall:
                 if ends:
                     torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
         return check.culprit
+
+
+def _gradients(runs: ReferenceRuns, tangents: Mapping[object, torch.Tensor], positions: Sequence[int]) -> Results:
+    return runs.gradients(tangents, positions).under({j: ("gradient", j) for j in positions})
 
 
 def _storage(value: torch.Tensor) -> int:

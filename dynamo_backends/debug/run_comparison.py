@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,13 +87,15 @@ class Judge:
         give_back()  # the stages need memory of their own
         final = self._final(exact)
         findings: list[Finding] = []
-        if call is not None:
+        if call is not None and is_backward:
+            findings += self._backward_findings(call, by_name, arguments, run.results)
+        elif call is not None:
             if self.name.direction == "forward":
                 findings.append(finding_of("the gradients", lambda: self._save(call, run.results)))
-            joint = finding_of("the stage joint", lambda: call.judge_joint(by_name, gradients=is_backward, final=final))
-            if is_backward:
-                findings.append(finding_of("the gradients", lambda: self._gradients(call, arguments, run.results)))
-            findings.append(joint)
+            finding_of("the captured graph", call.run_forward)  # a failure is told by ``judge_forward``
+            findings.append(
+                finding_of("the stage joint", lambda: call.judge_joint(by_name, gradients=False, final=final))
+            )
         elif (graphs := self._joint) is not None:
             findings.append(
                 finding_of(
@@ -131,21 +133,32 @@ class Judge:
         culprit, _ = self.post_grad.culprit(arguments, state, keys)
         return Finding(culprit, unchecked=self.post_grad.unchecked)
 
-    def _gradients(self, call: ComparedCall, arguments: Sequence[object], results: Sequence[object]) -> Finding:
-        """Compares the gradients with those of the captured graph."""
+    def _backward_findings(
+        self,
+        call: ComparedCall,
+        values: Mapping[str, object],
+        arguments: Sequence[object],
+        results: Sequence[object],
+    ) -> list[Finding]:
+        """Compares the gradients with those of the captured graph, and the stage ``joint``."""
         tangents = {
             key[1]: value
             for key, value in zip(self._arguments, arguments, strict=True)
             if isinstance(key, tuple) and key[0] == "tangent" and isinstance(value, torch.Tensor)
         }
-        if None in tangents:
-            return Finding(unchecked=["the gradients: one of the results has no name in the captured graph"])
         gradients = {
             key[1]: value
             for key, value in zip(self._results, results, strict=True)
             if isinstance(key, tuple) and key[0] == "gradient"
         }
-        return call.judge_backward(tangents, gradients)
+        if None in tangents:
+            finding = Finding(unchecked=["the gradients: one of the results has no name in the captured graph"])
+        else:
+            finding = finding_of("the gradients", lambda: call.run_backward(tangents, list(gradients)))
+        joint = finding_of("the stage joint", lambda: call.judge_joint(values, gradients=True, final=None))
+        if call.reference is not None:
+            finding = finding_of("the gradients", lambda: call.judge_backward(tangents, gradients))
+        return [finding, joint]
 
     def _save(self, call: ComparedCall, results: Sequence[object]) -> Finding:
         """Keeps what identifies the values saved for the backward.

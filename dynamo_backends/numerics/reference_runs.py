@@ -214,6 +214,10 @@ class ReferenceRuns:
         """How many operators of the eager run drew random numbers."""
         return self._recording.draws
 
+    def keep_results_only(self) -> None:
+        """Frees what ``gradients`` needs, which cannot be called any more."""
+        self._runs = ()
+
     def gradients(self, tangents: Mapping[object, torch.Tensor], of: Sequence[int]) -> Results:
         """The gradients of some arguments, by autograd. Can be called once.
 

@@ -74,6 +74,14 @@ def test_what_is_more_than_the_rounding_of_float64(old: object, new: object, dif
     assert changed(Results({}, {1: old}), results[0])
 
 
+@pytest.mark.parametrize(("error", "is_changed"), [(1e-17, True), (1e-7, False)])
+def test_numbers_that_cancel_have_the_rounding_of_eager_in_float64(error: float, is_changed: bool) -> None:
+    """Of a gradient that is zero nothing is left but rounding, which differs between two orders of operations."""
+    exact, other = (torch.tensor([value, -value], dtype=torch.float64) for value in (2e-16, 3e-16))
+    eager = torch.tensor([error, -error])
+    assert changed(Results({0: eager}, {0: exact}), Results({0: eager}, {0: other})) == is_changed
+
+
 def test_rounding_may_turn_what_is_discrete() -> None:
     def results(value: object) -> Results:
         return Results({0: value}, {0: value})
