@@ -31,7 +31,6 @@ from .first_changed_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter, flat
 from .rows import Blame
 
-
 _UNITS = 64
 """How many times larger than eager's error float64's may be, both in units in the last place of their dtypes."""
 
