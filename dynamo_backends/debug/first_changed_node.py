@@ -14,19 +14,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..exporter.upstream_faults import is_uninitialized
-from ..graphs.locations import changed_node, operands, where
+from ..graphs.locations import changed_node, operands, place_of
 from ..numerics.exact import KERNEL_ERRORS, attribute
 from ..numerics.graph_execution import FxExecution, PerturbedExecution
+from ..numerics.measure import Beyond
 from ..numerics.randomness import PERTURBATIONS
 from ..numerics.reference_runs import copies
-from ..numerics.tensor_measure import dense, measure_tensor, ordinary
+from ..numerics.tensor_measure import as_array, dense, measure_tensor, ordinary
 from ..numerics.verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
+from ..numerics.wrong_elements import wrong_elements
 from .interpreter import flat
 
 _UNITS = 4.0
@@ -39,8 +42,15 @@ _NOISE = 1e-12
 _TIES = 0.01
 """The share of comparisons and indices that may differ in float64, because values tie."""
 
-WrongNode = tuple[str, str, Verdict]
-"""Name, source line, and the difference."""
+
+class WrongNode(NamedTuple):
+    """A node that differs: its ``Place``, and the difference."""
+
+    name: str
+    source: str
+    difference: Verdict
+    module: str
+
 
 _Difference = Callable[[fx.Node, fx.Node], Verdict]
 
@@ -137,14 +147,16 @@ def _first(
             continue  # a subgraph of a higher-order operator, whose results are compared
         found = run(same, node)
         if found.is_wrong:
-            return *changed_node(same, node, before_by_name), found
+            place = changed_node(same, node, before_by_name)
+            return WrongNode(place.name, place.source, found, place.module)
         old.release(same)
         new.release(node)
         compared(same)
     for theirs, ours in zip(operands(before.graph.output_node()), operands(after.graph.output_node()), strict=False):
         found = run(theirs, ours)
         if found.is_wrong:
-            return ours.name, where(ours) or where(theirs), found
+            place = place_of(ours, theirs)
+            return WrongNode(place.name, place.source, found, place.module)
     return None
 
 
@@ -179,9 +191,13 @@ def _difference_in_float64(before: object, after: object, tolerance: float) -> V
         usual = ordinary(old)
         limit = tolerance * old.abs().clamp(min=usual) + _NOISE * usual
         error = (new - old).abs()
-        at = int((error / limit).nan_to_num(0.0).argmax())
+        shares = (error / limit).nan_to_num(0.0).reshape(-1)
+        at = int(shares.argmax())
         worst, most = float(error.reshape(-1)[at]), float(limit.reshape(-1)[at])
         if worst > most:
             found = dataclasses.replace(found, share=worst / most, position=at, error=worst, limit=most)
-            return Verdict("", found, index=index_of(found, old))
+            positions = (shares > 1.0).nonzero().reshape(-1)
+            beyond = Beyond(positions.numpy(), shares[positions].numpy())
+            elements = wrong_elements(as_array(new), as_array(old), beyond)
+            return Verdict("", found, index=index_of(found, old), elements=elements)
     return RIGHT

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import SessionError
 from ..events import count
 from ..graphs.example_values import synthetic
-from ..graphs.locations import changed_node, where
+from ..graphs.locations import Place, changed_node, place_of
 from ..graphs.operators import is_collective
 from ..numerics.exact import is_floating, widen
 from ..numerics.graph_execution import FxExecution
@@ -166,7 +166,7 @@ class ModelChecker:
             difference = _first_difference(theirs, self._evaluation.exact[node], ours)
             if difference is not None:
                 first = None if is_needed else self.first_value(before, after)
-                return first or _located((node.name, where(node)), difference)
+                return first or _located(place_of(node), difference)
         return None
 
     def first_value(self, before: ir.Model, after: ir.Model) -> str | None:
@@ -201,9 +201,8 @@ def _first_difference(before: object, exact: object, after: object) -> str | Non
     return None
 
 
-def _located(changed: tuple[str, str], difference: str) -> str:
-    name, line = changed
-    return f"{name} ({line or 'no source line'}): {difference}"
+def _located(changed: Place, difference: str) -> str:
+    return f"{changed.name} ({changed.source or 'no source line'}): {difference}"
 
 
 def _results(module: fx.GraphModule) -> list[object]:
