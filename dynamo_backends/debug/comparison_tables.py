@@ -52,10 +52,11 @@ def side_by_side_text(comparison: GraphComparison) -> str:
         for i, row in enumerate(computed)
     ]
     details = _wrong_elements_text(comparison) + _wrong_nodes_text(comparison)
+    details += "\n" if details else ""
     arguments = [(row.name, row.user_name, row.type) for row in comparison.rows if not row.is_computed]
     note = f"note: {comparison.note}\n" if comparison.note else ""
     tables = text_table(table, _HEADERS), text_table(arguments, ["argument", "your name", "type"])
-    return f"verdict of the graph: {comparison.verdict}\n{note}{details}\n{_LEGEND}\n{tables[0]}\n\n{tables[1]}\n"
+    return f"verdict of the graph: {comparison.verdict}\n{note}{details}{_LEGEND}\n{tables[0]}\n\n{tables[1]}\n"
 
 
 def _wrong_elements_text(comparison: GraphComparison) -> str:

@@ -75,6 +75,7 @@ class Manifest:
         self._usage = Usage()
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._faulty: set[GraphName] = set()
+        self._unused: list[str] = []
         self._warned: list[str] = []
         self._is_behind = False
         self._next_write = 0.0
@@ -196,6 +197,7 @@ class Manifest:
             self._graphs[graph.name] = entry
             self._usage.add_graph(graph.split)
             self._usage.add_passes([*graph.passes, *(result for item in graph.regions for result in item.passes)])
+            self._unused = self._usage.unused()
             self._faulty.discard(graph.name)
             self._apply_failure(graph.name, entry)
             self._changed()
@@ -247,13 +249,11 @@ class Manifest:
         with self._lock:
             if self._is_behind:
                 self._write()
-            unused = [item for item in self._unused() if item not in self._warned]
+            unused = [item for item in self._unused if item not in self._warned]
             self._warned += unused
         if unused:
-            logger.warning("registered, and not used by any graph: %s", "; ".join(unused))
-
-    def _unused(self) -> list[str]:
-        return self._usage.unused() if self._graphs else []
+            where = f" of {self._folder.location}" if self._folder.location is not None else ""
+            logger.warning("registered, and not used by any graph%s: %s", where, "; ".join(unused))
 
     def _changed(self, *, at_once: bool = False) -> None:
         self._is_behind = True
@@ -283,7 +283,7 @@ class Manifest:
             [graph for _, graph in sorted(self._dynamo_graphs.items())],
             graphs,
             dict(counters["dynamo_backends"]),
-            self._unused(),
+            self._unused,
         )
         return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()
 
