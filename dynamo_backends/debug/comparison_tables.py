@@ -88,7 +88,7 @@ def _wrong_elements_text(comparison: GraphComparison) -> str:
             item.range,
             item.elements,
             item.wrong,
-            "" if item.largest_error is None else f"{item.largest_error:.2e}",
+            "NaN/Inf" if item.largest_error is None else _shown(item.largest_error),
         ]
         for item in found.histogram
     ]
@@ -162,4 +162,8 @@ def _number(item: Measure | None) -> str:
         return ""
     if item.nonfinite:
         return f"{item.nonfinite} NaN/Inf"
-    return "0" if item.max_abs == 0 else f"{item.max_abs:.2e}"
+    return _shown(item.max_abs)
+
+
+def _shown(error: float) -> str:
+    return "0" if error == 0 else f"{error:.2e}"

@@ -21,7 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..exporter.upstream_faults import is_uninitialized
-from ..graphs.locations import changed_node, operands, place_of
+from ..graphs.locations import changed_nodes, operands, place_of
 from ..numerics.exact import KERNEL_ERRORS, attribute
 from ..numerics.graph_execution import FxExecution, PerturbedExecution
 from ..numerics.measure import Beyond
@@ -60,7 +60,7 @@ def first_wrong_node(
 ) -> WrongNode | None:
     """The first node of ``after`` whose value differs from that of the same name in ``before``, in eager.
 
-    If that node reads one that the pass added, the added node is returned, see ``changed_node``. The graphs have the
+    If that node reads one that the pass added, the added node is returned, see ``changed_nodes``. The graphs have the
     same placeholders, with values ``arguments``; ``state`` is of the CPU's random numbers.
     """
     uncompared = _common_names(before, after)
@@ -93,7 +93,10 @@ def first_wrong_node(
         for item in perturbed or ():
             item.release(theirs)
 
-    return _first(old, new, before, after, difference, compared)
+    def describe(theirs: fx.Node, ours: fx.Node) -> Verdict:
+        return _difference(old.eager.get(theirs), old.exact.get(theirs), new.eager.get(ours))
+
+    return _first(old, new, before, after, difference, describe, compared)
 
 
 def first_wrong_node_in_float64(
@@ -116,7 +119,10 @@ def first_wrong_node_in_float64(
     def difference(theirs: fx.Node, ours: fx.Node) -> Verdict:
         return _difference_in_float64(old.exact[theirs], new.exact[ours], tolerance)
 
-    return _first(old, new, before, after, difference)
+    def describe(theirs: fx.Node, ours: fx.Node) -> Verdict:
+        return _difference_in_float64(old.exact.get(theirs), new.exact.get(ours), tolerance)
+
+    return _first(old, new, before, after, difference, describe)
 
 
 def _common_names(before: fx.GraphModule, after: fx.GraphModule) -> set[str]:
@@ -129,9 +135,14 @@ def _first(
     before: fx.GraphModule,
     after: fx.GraphModule,
     difference: _Difference,
+    describe: _Difference,
     compared: Callable[[fx.Node], None] = lambda node: None,
 ) -> WrongNode | None:
-    """The first wrong node of ``after``; ``compared`` is called with each node of ``before`` that is right."""
+    """The first wrong node of ``after``.
+
+    ``describe`` compares what a pass replaced with what it added; ``compared`` is called with each node of ``before``
+    that is right.
+    """
     before_by_name = {node.name: node for node in before.graph.nodes}
 
     def run(theirs: fx.Node, ours: fx.Node) -> Verdict:
@@ -145,12 +156,18 @@ def _first(
             continue
         if node.op == "get_attr" and isinstance(attribute(after, str(node.target)), torch.nn.Module):
             continue  # a subgraph of a higher-order operator, whose results are compared
+        replaced, new_node = changed_nodes(same, node, before_by_name)
+        old.hold(replaced)
+        new.hold(new_node)
         found = run(same, node)
         if found.is_wrong:
-            place = changed_node(same, node, before_by_name)
+            if new_node is not node:  # its own difference, if it has the shape of what it replaces
+                of_new = describe(replaced, new_node)
+                found = dataclasses.replace(found, elements=None) if of_new.elements is None else of_new
+            place = place_of(new_node, replaced)
             return WrongNode(place.name, place.source, found, place.module)
-        old.release(same)
-        new.release(node)
+        old.release(same, replaced)
+        new.release(node, new_node)
         compared(same)
     for theirs, ours in zip(operands(before.graph.output_node()), operands(after.graph.output_node()), strict=False):
         found = run(theirs, ours)
@@ -175,7 +192,7 @@ def _difference_in_float64(before: object, after: object, tolerance: float) -> V
     Floating-point elements may differ by ``tolerance`` relative to themselves and to ordinary elements; discrete ones
     in the share ``_TIES``.
     """
-    for old, new in zip(flat(before), flat(after), strict=True):
+    for old, new in zip(flat(before), flat(after), strict=False):
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.shape != new.shape:
             continue  # the comparison in eager found these
         old, new = dense(old), dense(new)

@@ -161,6 +161,7 @@ class StageGraphs:
                 if matched is None:
                     return blame(*name_of_result(before, position), found)
                 place = place_of(matched)
+                found = dataclasses.replace(found, elements=None)  # they are those of the result
                 return blame(place.name, place.source, found, place.module)
         try:  # rounding could make the same fault in eager
             with torch.no_grad():

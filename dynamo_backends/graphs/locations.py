@@ -132,19 +132,17 @@ def place_of(node: fx.Node, replaced: fx.Node | None = None) -> Place:
     return Place(node.name, next(sources, ""), next(modules, ""))
 
 
-def changed_node(before: fx.Node, after: fx.Node, names: Container[str]) -> Place:
-    """The place of what a pass changed, if ``after`` has another value than ``before``.
+def changed_nodes(before: fx.Node, after: fx.Node, names: Container[str]) -> tuple[fx.Node, fx.Node]:
+    """What a pass changed, if ``after`` has another value than ``before``: the node replaced, and the new node.
 
-    It is the first node added by the pass that ``after`` reads, with the location of the node that it replaces; else
-    ``after``.
+    It is the first node added by the pass that ``after`` reads; else ``after``.
 
     Args:
         before, after: nodes of the graph before and after the pass, of the same name or the same result.
         names: those of the nodes before the pass.
     """
     pairs = zip(operands(before), operands(after), strict=False)
-    old, new = next(((old, new) for old, new in pairs if new.name not in names), (before, after))
-    return place_of(new, old)
+    return next(((old, new) for old, new in pairs if new.name not in names), (before, after))
 
 
 def location_text(source: str, innermost: str) -> str:

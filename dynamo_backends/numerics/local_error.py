@@ -152,7 +152,7 @@ class NodeCheck:
     @functools.cached_property
     def _elementwise_inputs(self) -> dict[str, torch.Tensor]:
         """By name, the inputs of an elementwise operator; none of another one."""
-        if not self._is_pointwise:
+        if not self._has_tag_pointwise:
             return {}
         read = ((node.name, self._segment.given[node]) for node in self._node.all_input_nodes)
         return {name: dense(item) for name, item in read if isinstance(item, torch.Tensor)}
@@ -160,8 +160,12 @@ class NodeCheck:
     @property
     def _is_pointwise(self) -> bool:
         """Whether an element of the result depends on one of each input: errors of other elements do not count."""
+        return self._is_rounded_once or self._has_tag_pointwise
+
+    @property
+    def _has_tag_pointwise(self) -> bool:
         tags = self._node.target.tags if isinstance(self._node.target, torch._ops.OpOverload) else ()
-        return self._is_rounded_once or (torch.Tag.pointwise in tags and len(self._segment.nodes) == 1)
+        return torch.Tag.pointwise in tags and len(self._segment.nodes) == 1
 
     def _run_eager(self, node: fx.Node, values: Environment) -> object:
         self._by_eager[node] = run_eager(node, values)

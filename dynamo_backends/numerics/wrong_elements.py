@@ -98,10 +98,11 @@ def wrong_elements(
         actual: the value, of any shape and dtype.
         expected: the reference, of the same shape.
         beyond: what ``measure.judge`` returned for them.
-        inputs: by name, the inputs of an elementwise operator, each of a shape that is broadcast to that of the value.
+        inputs: by name, the inputs of an elementwise operator; one that is not broadcast to the value's shape is left
+            out.
     """
     index = np.unravel_index(beyond.positions, actual.shape) if actual.ndim else ()
-    read = inputs or {}
+    read = {name: item for name, item in (inputs or {}).items() if _is_broadcast(item.shape, actual.shape)}
     values = {**dict(list(read.items())[:_INPUTS]), "expected": expected}
     values = {name: item for name, item in values.items() if item.dtype.kind in "fiu"}
     wrong = {name: _at(item, actual.shape, index) for name, item in values.items()}
@@ -129,6 +130,11 @@ def wrong_elements(
         _most_telling(patterns, len(beyond.positions), actual.size),
         rows,
     )
+
+
+def _is_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)
 
 
 def _at(item: np.ndarray, shape: tuple[int, ...], index: tuple[np.ndarray, ...]) -> np.ndarray:
