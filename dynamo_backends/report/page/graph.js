@@ -34,8 +34,8 @@ class GraphPage {
       element("h1", {}, summary.name, " ", badge(summary.state)),
       element("div", {class: `verdict ${summary.state}`},
         element("p", {}, element("strong", {}, summary.verdict || "no run was compared"), summary.note ? ` ${summary.note}` : ""),
-        summary.wrong_pass !== null ? passButton(summary, this.go) : null,
-        button ? element("button", {type: "button", class: "culprit", onclick: () => this.go(button[1].reference, "comparison", "culprit")}, button[0]) : null),
+        element("div", {class: "leads"}, summary.wrong_pass !== null ? passButton(summary, this.go) : null,
+          button ? element("button", {type: "button", class: "culprit", onclick: () => this.go(button[1].reference, "comparison", "culprit")}, button[0]) : null)),
       facts([
         ["in", `${summary.where.function} ${short(summary.where.source)}`.trim()], ["ended by", end], ["operators", count(summary.nodes)],
         ["on ONNX", `${percent(summary.share)} in ${plural(summary.regions, "region")}`], ["compiled in", summary.seconds ? seconds(summary.seconds) : ""],
@@ -255,7 +255,7 @@ class GraphPage {
 
 /* A button to the diff of the wrong pass. */
 function passButton(summary, go) {
-  return element("button", {type: "button", class: "culprit", onclick: () => go(summary.reference, "passes", summary.wrong_pass)}, "Go to the diff of the wrong pass");
+  return element("button", {type: "button", class: "culprit", onclick: () => go(summary.reference, "passes", summary.wrong_pass)}, "Go to the diff of the pass");
 }
 
 /* The worst elements of a wrong value, and its histogram. */

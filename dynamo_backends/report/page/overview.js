@@ -37,9 +37,9 @@ function firstFault(wrong, go) {
   return element("section", {class: "verdict wrong", "aria-label": "First fault"},
     element("p", {}, element("strong", {}, `${graph.name} ${graph.verdict}`)),
     graph.note ? element("p", {}, graph.note) : null,
-    graph.wrong_pass !== null ? passButton(graph, go) : null,
-    element("button", {type: "button", class: "culprit", onclick: () => go(graph.reference, "comparison", "culprit")},
-      graph.culprit === null ? "Show its comparison" : "Go to the culprit"));
+    element("div", {class: "leads"}, graph.wrong_pass !== null ? passButton(graph, go) : null,
+      element("button", {type: "button", class: "culprit", onclick: () => go(graph.reference, "comparison", "culprit")},
+        graph.culprit === null ? "Show its comparison" : "Go to the culprit")));
 }
 
 function graphTable(graphs, go) {
