@@ -37,6 +37,9 @@ _CHANCE = 1e-3
 _FITTED = 1.2
 """A pattern with a number chosen to fit must hold for fewer elements than one without, by this factor."""
 
+_CHUNK = 2**16
+"""Elements whose ranges are found at a time."""
+
 _DECADES = 4
 """The histogram has the powers of ten from ``10**-_DECADES`` to ``10**_DECADES``."""
 
@@ -101,25 +104,25 @@ def wrong_elements(
         inputs: by name, the inputs of an elementwise operator; one that is not broadcast to the value's shape is left
             out.
     """
-    index = np.unravel_index(beyond.positions, actual.shape) if actual.ndim else ()
+    positions = beyond.positions
     read = {name: item for name, item in (inputs or {}).items() if _is_broadcast(item.shape, actual.shape)}
     values = {**dict(list(read.items())[:_INPUTS]), "expected": expected}
-    values = {name: item for name, item in values.items() if item.dtype.kind in "fiu"}
-    wrong = {name: _at(item, actual.shape, index) for name, item in values.items()}
-    patterns, rows = list(_index_patterns(index, actual.shape)), list[ValueRange]()
+    patterns, rows = list(_index_patterns(positions, actual.shape)), list[ValueRange]()
     with np.errstate(all="ignore"):
         wide = np.complex128 if actual.dtype.kind == "c" else np.float64
-        errors = np.abs(np.subtract(actual[index], expected[index], dtype=wide)).reshape(-1)
+        errors = np.abs(np.subtract(actual.reshape(-1)[positions], expected.reshape(-1)[positions], dtype=wide))
         for name, item in values.items():
-            patterns += _value_patterns(name, item, wrong[name])
-            rows += _histogram(name, item, wrong[name], errors, actual.size)
+            if item.dtype.kind in "fiu":
+                wrong = _at(item, actual.shape, positions)
+                patterns += _value_patterns(name, item, wrong)
+                rows += _histogram(name, item, wrong, errors, actual.size)
     worst = np.argsort(-beyond.shares, kind="stable")[:_SHOWN]
     return WrongElements(
-        len(beyond.positions),
+        len(positions),
         actual.size,
         [
             WrongElement(
-                place := tuple(int(axis[i]) for axis in index),
+                place := tuple(int(i) for i in np.unravel_index(positions[i], actual.shape)),
                 _number(actual[place]),
                 _number(expected[place]),
                 float(errors[i] / beyond.shares[i]) if math.isfinite(beyond.shares[i]) else None,
@@ -127,7 +130,7 @@ def wrong_elements(
             )
             for i in worst
         ],
-        _most_telling(patterns, len(beyond.positions), actual.size),
+        _most_telling(patterns, len(positions), actual.size),
         rows,
     )
 
@@ -137,8 +140,11 @@ def _is_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)
 
 
-def _at(item: np.ndarray, shape: tuple[int, ...], index: tuple[np.ndarray, ...]) -> np.ndarray:
-    return np.broadcast_to(item, shape)[index].astype(np.float64).reshape(-1)
+def _at(item: np.ndarray, shape: tuple[int, ...], positions: np.ndarray) -> np.ndarray:
+    """The elements of an array at positions in the shape to which it is broadcast."""
+    if item.shape == shape:
+        return item.reshape(-1)[positions].astype(np.float64)
+    return np.broadcast_to(item, shape)[np.unravel_index(positions, shape)].astype(np.float64)
 
 
 def _number(element: np.generic) -> Number:
@@ -172,21 +178,20 @@ def _value_patterns(name: str, value: np.ndarray, wrong: np.ndarray) -> Iterator
         yield pattern(f"|{name}| <= {sizes.max():.3g}", np.abs(value) <= sizes.max(), is_fitted=True)
 
 
-def _index_patterns(index: tuple[np.ndarray, ...], shape: tuple[int, ...]) -> Iterator[_Pattern]:
+def _index_patterns(positions: np.ndarray, shape: tuple[int, ...]) -> Iterator[_Pattern]:
     """Ranges of indices with all wrong elements."""
-    for axis, (positions, size) in enumerate(zip(index, shape, strict=True)):
-        low, high = int(positions.min()), int(positions.max())
-        names = (
-            ["element"]
-            if len(shape) == 1
-            else [*(f"dimension {i}, index" for i in range(len(shape) - 2)), "row", "column"]
-        )
+    names = [*(f"dimension {i}, index" for i in range(len(shape) - 2)), "row", "column"]
+    below = math.prod(shape)
+    for name, size in zip(names if shape[1:] else ["element"], shape, strict=True) if shape else ():
+        below //= size
+        index = positions // below % size
+        low, high = int(index.min()), int(index.max())
         if low == high:
-            yield _Pattern(f"all in {names[axis]} {low}", 1 / size, is_fitted=True)
+            yield _Pattern(f"all in {name} {low}", 1 / size, is_fitted=True)
         elif low > 0:
-            yield _Pattern(f"all from {names[axis]} {low} on", (size - low) / size, is_fitted=True)
+            yield _Pattern(f"all from {name} {low} on", (size - low) / size, is_fitted=True)
         else:
-            yield _Pattern(f"all up to {names[axis]} {high}", (high + 1) / size, is_fitted=True)
+            yield _Pattern(f"all up to {name} {high}", (high + 1) / size, is_fitted=True)
 
 
 def _most_telling(patterns: Sequence[_Pattern], wrong: int, elements: int) -> str:
@@ -201,7 +206,11 @@ def _histogram(
     name: str, value: np.ndarray, wrong: np.ndarray, errors: np.ndarray, elements: int
 ) -> Iterator[ValueRange]:
     """The numbers of elements and of wrong elements, and the largest error, by sign and power of ten of a value."""
-    counts = np.bincount(_bins(value.reshape(-1)), minlength=_BINS) * (elements // max(value.size, 1))
+    flat = value.reshape(-1)
+    counts = np.zeros(_BINS, np.int64)
+    for start in range(0, len(flat), _CHUNK):
+        counts += np.bincount(_bins(flat[start : start + _CHUNK]), minlength=_BINS)
+    counts *= elements // max(value.size, 1)
     bins = _bins(wrong)
     for i in map(int, np.flatnonzero(counts)):
         inside = errors[bins == i]
