@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from passes.engine.origins import described as pass_described
 from passes.engine.origins import file_of
@@ -45,12 +45,16 @@ class Usage:
         return [*self._unused_converters(), *self._unused_passes()]
 
     def _unused_converters(self) -> Iterable[str]:
-        for target in sorted(registered_targets() - self._on_onnx, key=str):
+        by_function: dict[Callable[..., object], list[object]] = {}  # a function may be for all overloads
+        for target in sorted(registered_targets(), key=str):
             function = registered_converter(target)
             if function is not None and is_user_file(registered_in(target)):
-                reason = self._in_pytorch.get(target)
+                by_function.setdefault(function, []).append(target)
+        for function, targets in by_function.items():
+            if self._on_onnx.isdisjoint(targets):
+                reason = next((self._in_pytorch[target] for target in targets if target in self._in_pytorch), "")
                 why = f"the operator runs in PyTorch: {reason}" if reason else "no graph has the operator"
-                yield f"the converter of {target}, {described(function)}: {why}"
+                yield f"the converter of {targets[0]}, {described(function)}: {why}"
 
     def _unused_passes(self) -> Iterable[str]:
         for item in added_passes():
