@@ -45,11 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
     for graph in graphs:
         if graph.diverges and str(graph.verdict) not in text:  # the table was cut to a narrow terminal
             print(f"\n{graph.short_reference} {graph.verdict}")
+        if graph.diverges and graph.entry.note:
+            print(f"\n{graph.short_reference}: {graph.entry.note}")
     for parent in dict.fromkeys(graph.inherited for graph in graphs if graph.inherited is not None):
         inherited = ", ".join(graph.short_reference for graph in graphs if graph.inherited == parent)
         print(f"\n{inherited}: compiled by the parent process before a fork; files in {short_path(str(parent))}")
     for name, where, reason in _undone(dumped):
         print(f"\nundone in {where}: {name}: {reason}")
+    if dumped.manifest.unused:
+        print("\n" + "\n  ".join(("registered, and not used by any graph:", *dumped.manifest.unused)))
     if any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
         print("\n" + _uncompared_text(graphs))
     if graphs:

@@ -11,7 +11,7 @@ from ..dumps.schema import ComparisonEntry
 from ..graphs.artifacts import CompiledGraph, operator_name
 from ..graphs.locations import user_name, where
 from ..numerics.measure import Measure
-from .rows import GraphComparison
+from .rows import MOST_WRONG_NODES, GraphComparison, Row
 
 _LEGEND = """\
 mark     '=' bitwise equal to eager   '~' within rounding   '!' node is wrong   '?' not deterministic   ' ' not compared
@@ -51,10 +51,76 @@ def side_by_side_text(comparison: GraphComparison) -> str:
         ]
         for i, row in enumerate(computed)
     ]
+    details = _wrong_elements_text(comparison) + _wrong_nodes_text(comparison)
+    details += "\n" if details else ""
     arguments = [(row.name, row.user_name, row.type) for row in comparison.rows if not row.is_computed]
     note = f"note: {comparison.note}\n" if comparison.note else ""
     tables = text_table(table, _HEADERS), text_table(arguments, ["argument", "your name", "type"])
-    return f"verdict of the graph: {comparison.verdict}\n{note}{_LEGEND}\n{tables[0]}\n\n{tables[1]}\n"
+    return f"verdict of the graph: {comparison.verdict}\n{note}{details}{_LEGEND}\n{tables[0]}\n\n{tables[1]}\n"
+
+
+def _wrong_elements_text(comparison: GraphComparison) -> str:
+    """The worst elements of the blamed value, the ranges of its inputs if it is not elementwise, and the histogram."""
+    blame = comparison.blame
+    found = blame.elements if blame is not None else None
+    if blame is None or found is None:
+        return ""
+    names = list(found.worst[0].inputs)
+    rows = [
+        [
+            str(list(item.index)),
+            *(_value(item.inputs[name]) for name in names),
+            _value(item.actual),
+            _value(item.expected),
+            "" if item.limit is None else f"{item.limit:.3g}",
+        ]
+        for item in found.worst
+    ]
+    text = f"\n{blame.value}: {found.text}\n" + text_table(rows, ["worst", *names, "actual", "expected", "tolerance"])
+    row = comparison.row_of(blame.value)
+    if row is not None and not names:
+        text += "".join(
+            f"\nreads {item.name}, {item.type}{_range(item)}" for item in map(comparison.row_of, row.inputs) if item
+        )
+    ranges = [
+        [
+            item.of,
+            item.range,
+            item.elements,
+            item.wrong,
+            "NaN/Inf" if item.largest_error is None else _shown(item.largest_error),
+        ]
+        for item in found.histogram
+    ]
+    return f"{text}\n\n{text_table(ranges, ['by', 'from, to', 'elements', 'wrong', 'largest error'])}\n"
+
+
+def _wrong_nodes_text(comparison: GraphComparison) -> str:
+    """The nodes that are wrong by themselves, if there are several."""
+    wrong = comparison.wrong_nodes
+    if not wrong[1:]:
+        return ""
+    shown = [row.wrong_node for row in wrong[:MOST_WRONG_NODES]]
+    table = [
+        [row.value, row.operator, _number(item.local_onnx), row.module, row.source, row.code, row.elements]
+        for row, item in zip(shown, wrong, strict=False)
+    ]
+    head = f"{len(wrong)} nodes are wrong by themselves, the largest relative errors first:"
+    more = f"\nand {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
+    headers = ["value", "operator", "local", "module", "source", "converter", "elements"]
+    return f"\n{head}\n{text_table(table, headers)}{more}\n"
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _range(row: Row) -> str:
+    found = row.onnx_extent
+    if found is None or found.smallest is None or found.largest is None:
+        return ""
+    nonfinite = f", {found.nan + found.infinite} NaN or infinite" if not found.is_finite else ""
+    return f", {found.smallest:.3g} to {found.largest:.3g}{nonfinite}"
 
 
 _MEASURES = ["onnx", "eager", "session", "local", "ulp", "share"]
@@ -96,4 +162,8 @@ def _number(item: Measure | None) -> str:
         return ""
     if item.nonfinite:
         return f"{item.nonfinite} NaN/Inf"
-    return "0" if item.max_abs == 0 else f"{item.max_abs:.2e}"
+    return _shown(item.max_abs)
+
+
+def _shown(error: float) -> str:
+    return "0" if error == 0 else f"{error:.2e}"

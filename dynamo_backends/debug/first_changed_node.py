@@ -14,19 +14,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..exporter.upstream_faults import is_uninitialized
-from ..graphs.locations import changed_node, operands, where
+from ..graphs.locations import changed_nodes, operands, place_of
 from ..numerics.exact import KERNEL_ERRORS, attribute
 from ..numerics.graph_execution import FxExecution, PerturbedExecution
+from ..numerics.measure import Beyond
 from ..numerics.randomness import PERTURBATIONS
 from ..numerics.reference_runs import copies
-from ..numerics.tensor_measure import dense, measure_tensor, ordinary
+from ..numerics.tensor_measure import as_array, dense, measure_tensor, ordinary
 from ..numerics.verdicts import RIGHT, Verdict, index_of, is_discrete, verdict
+from ..numerics.wrong_elements import wrong_elements
 from .interpreter import flat
 
 _UNITS = 4.0
@@ -39,8 +42,15 @@ _NOISE = 1e-12
 _TIES = 0.01
 """The share of comparisons and indices that may differ in float64, because values tie."""
 
-WrongNode = tuple[str, str, Verdict]
-"""Name, source line, and the difference."""
+
+class WrongNode(NamedTuple):
+    """A node that differs: its ``Place``, and the difference."""
+
+    name: str
+    source: str
+    difference: Verdict
+    module: str
+
 
 _Difference = Callable[[fx.Node, fx.Node], Verdict]
 
@@ -50,7 +60,7 @@ def first_wrong_node(
 ) -> WrongNode | None:
     """The first node of ``after`` whose value differs from that of the same name in ``before``, in eager.
 
-    If that node reads one that the pass added, the added node is returned, see ``changed_node``. The graphs have the
+    If that node reads one that the pass added, the added node is returned, see ``changed_nodes``. The graphs have the
     same placeholders, with values ``arguments``; ``state`` is of the CPU's random numbers.
     """
     uncompared = _common_names(before, after)
@@ -83,7 +93,10 @@ def first_wrong_node(
         for item in perturbed or ():
             item.release(theirs)
 
-    return _first(old, new, before, after, difference, compared)
+    def describe(theirs: fx.Node, ours: fx.Node) -> Verdict:
+        return _difference(old.eager.get(theirs), old.exact.get(theirs), new.eager.get(ours))
+
+    return _first(old, new, before, after, difference, describe, compared)
 
 
 def first_wrong_node_in_float64(
@@ -106,7 +119,10 @@ def first_wrong_node_in_float64(
     def difference(theirs: fx.Node, ours: fx.Node) -> Verdict:
         return _difference_in_float64(old.exact[theirs], new.exact[ours], tolerance)
 
-    return _first(old, new, before, after, difference)
+    def describe(theirs: fx.Node, ours: fx.Node) -> Verdict:
+        return _difference_in_float64(old.exact.get(theirs), new.exact.get(ours), tolerance)
+
+    return _first(old, new, before, after, difference, describe)
 
 
 def _common_names(before: fx.GraphModule, after: fx.GraphModule) -> set[str]:
@@ -119,9 +135,14 @@ def _first(
     before: fx.GraphModule,
     after: fx.GraphModule,
     difference: _Difference,
+    describe: _Difference,
     compared: Callable[[fx.Node], None] = lambda node: None,
 ) -> WrongNode | None:
-    """The first wrong node of ``after``; ``compared`` is called with each node of ``before`` that is right."""
+    """The first wrong node of ``after``.
+
+    ``describe`` compares what a pass replaced with what it added; ``compared`` is called with each node of ``before``
+    that is right.
+    """
     before_by_name = {node.name: node for node in before.graph.nodes}
 
     def run(theirs: fx.Node, ours: fx.Node) -> Verdict:
@@ -135,16 +156,24 @@ def _first(
             continue
         if node.op == "get_attr" and isinstance(attribute(after, str(node.target)), torch.nn.Module):
             continue  # a subgraph of a higher-order operator, whose results are compared
+        replaced, new_node = changed_nodes(same, node, before_by_name)
+        old.hold(replaced)
+        new.hold(new_node)
         found = run(same, node)
         if found.is_wrong:
-            return *changed_node(same, node, before_by_name), found
-        old.release(same)
-        new.release(node)
+            if new_node is not node:  # its own difference, if it has the shape of what it replaces
+                of_new = describe(replaced, new_node)
+                found = dataclasses.replace(found, elements=None) if of_new.elements is None else of_new
+            place = place_of(new_node, replaced)
+            return WrongNode(place.name, place.source, found, place.module)
+        old.release(same, replaced)
+        new.release(node, new_node)
         compared(same)
     for theirs, ours in zip(operands(before.graph.output_node()), operands(after.graph.output_node()), strict=False):
         found = run(theirs, ours)
         if found.is_wrong:
-            return ours.name, where(ours) or where(theirs), found
+            place = place_of(ours, theirs)
+            return WrongNode(place.name, place.source, found, place.module)
     return None
 
 
@@ -163,7 +192,7 @@ def _difference_in_float64(before: object, after: object, tolerance: float) -> V
     Floating-point elements may differ by ``tolerance`` relative to themselves and to ordinary elements; discrete ones
     in the share ``_TIES``.
     """
-    for old, new in zip(flat(before), flat(after), strict=True):
+    for old, new in zip(flat(before), flat(after), strict=False):
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.shape != new.shape:
             continue  # the comparison in eager found these
         old, new = dense(old), dense(new)
@@ -179,9 +208,13 @@ def _difference_in_float64(before: object, after: object, tolerance: float) -> V
         usual = ordinary(old)
         limit = tolerance * old.abs().clamp(min=usual) + _NOISE * usual
         error = (new - old).abs()
-        at = int((error / limit).nan_to_num(0.0).argmax())
+        shares = (error / limit).nan_to_num(0.0).reshape(-1)
+        at = int(shares.argmax())
         worst, most = float(error.reshape(-1)[at]), float(limit.reshape(-1)[at])
         if worst > most:
             found = dataclasses.replace(found, share=worst / most, position=at, error=worst, limit=most)
-            return Verdict("", found, index=index_of(found, old))
+            positions = (shares > 1.0).nonzero().reshape(-1)
+            beyond = Beyond(positions.numpy(), shares[positions].numpy())
+            elements = wrong_elements(as_array(new), as_array(old), beyond)
+            return Verdict("", found, index=index_of(found, old), elements=elements)
     return RIGHT

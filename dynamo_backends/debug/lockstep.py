@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ..dumps.schema import ElementEntry
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..exporter.registration import registered_converter, written_at
-from ..exporter.translate import value_names
+from ..exporter.translate import find_translation, value_names
 from ..exporter.upstream_faults import is_uninitialized
 from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, Region, is_operator, operator_name
@@ -32,12 +32,13 @@ from ..numerics.local_error import NodeCheck, Segment, name_without_overload
 from ..numerics.measure import Measure, group_size_of
 from ..numerics.tensor_measure import dense, measure_tensor
 from ..numerics.value_range import extent, nonfinite_elements
+from ..numerics.verdicts import verdict
 from ..partition.regions import is_ordered
 from .interpreter import flat
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun
 from .repeated_runs import instability_of
-from .rows import Row
+from .rows import MOST_WRONG_NODES, Row
 
 _REARRANGING = frozenset(
     {"view", "_unsafe_view", "reshape", "t", "transpose", "permute", "squeeze", "unsqueeze", "clone", "alias", "detach"}
@@ -71,6 +72,10 @@ class _Value:
     def error_of(self, actual: torch.Tensor) -> Measure:
         """The error of another computation of the value, with upstream errors."""
         return measure_tensor(actual, self.exact, self.eager, group_size=group_size_of(self.eager.shape))
+
+    def describe(self, actual: torch.Tensor) -> None:
+        """Describes the wrong elements of another computation of the value."""
+        self.row.wrong_elements = verdict(actual, self.eager, self.exact).elements
 
     @property
     def eager_error(self) -> Measure:
@@ -107,6 +112,7 @@ class Lockstep:
         self._missing: dict[fx.Node, Segment] = {}  # nodes whose values the model does not have
         self._exposed: dict[int, bool] = {}  # whether a region's model runs with every value as an output
         self._measured: dict[fx.Node, Row] = {}
+        self._described = 0
         self._unchecked: list[str] = []
         self._without_session: dict[str, str] = {}
         self._returned_nodes = set(graph.module.graph.output_node().all_input_nodes)
@@ -229,8 +235,13 @@ class Lockstep:
             has_infinite_argument=_has_infinite_argument(node),
             is_uninitialized=is_uninitialized(node),
             eager_extent=extent(eager),
-            converter=_converter(node),
+            converter=self._converter(node),
+            is_registered=registered_converter(node.target) is not None,
         )
+
+    def _converter(self, node: fx.Node) -> str:
+        function = find_translation(node.target, self._sessions.opset) if node in self._region_of else None
+        return written_at(function) if callable(function) else ""
 
     def _measure(self, value: _Value) -> None:
         """Measures eager, the model (or PyTorch in the run) and the session, each with upstream errors."""
@@ -264,6 +275,13 @@ class Lockstep:
             row.onnx = source.onnx
         else:
             row.onnx = value.error_of(in_model)
+            if not row.onnx.is_rounding and self._reads_right_values(value.node):
+                value.describe(in_model)
+
+    def _reads_right_values(self, node: fx.Node) -> bool:
+        """Whether no input of a node is wrong: the fault is in the node, or in a rewrite of it."""
+        rows = (self._measured.get(arg) for arg in node.all_input_nodes)
+        return all(row is None or (row.explained and row.propagated_explained) for row in rows)
 
     def _measure_in_session(self, value: _Value, in_model: object) -> None:
         row, inside = value.row, self._in_session.pop(value.row.name, None)
@@ -280,6 +298,8 @@ class Lockstep:
         row.session_extent = extent(in_session)
         if not complaint:
             row.session = value.error_of(in_session)
+            if not row.session.is_rounding and self._reads_right_values(value.node):
+                value.describe(in_session)
 
     def _rearranges(self, value: _Value, in_model: torch.Tensor) -> bool:
         """Whether a value of the model has the elements of the value that its node rearranges."""
@@ -319,6 +339,9 @@ class Lockstep:
             row.complaint = row.complaint or found[i].complaint
             row.local_onnx, row.local_eager = found[i].ours or Measure(), found[i].eager or check.eager_error(i)
             row.index = found[i].index if found[i].is_wrong else ()
+            if found[i].is_wrong and self._described < MOST_WRONG_NODES:
+                self._described += 1
+                row.wrong_elements = found[i].elements
 
     def _alone_on_eager(self, node: fx.Node) -> object | None:
         """A node's results on eager's inputs, from a session of its own.
@@ -423,11 +446,6 @@ def _only_rearranges(node: fx.Node) -> bool:
         return False
     fakes = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
     return all(isinstance(fake, torch.Tensor) for fake in fakes) and fakes[0].dtype == fakes[1].dtype
-
-
-def _converter(node: fx.Node) -> str:
-    function = registered_converter(node.target)
-    return written_at(function) if function is not None else ""
 
 
 def item_of(results: Any, index: int | None) -> Any:

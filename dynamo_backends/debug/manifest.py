@@ -11,6 +11,7 @@ import atexit
 import dataclasses
 import datetime
 import functools
+import logging
 import platform
 import threading
 import time
@@ -33,11 +34,14 @@ from ..graphs.aot import call_being_compiled, frame_being_compiled
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, operator_name
 from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
 from ..options import Options
+from ..pipeline.usage import Usage
 from .chosen_runs import MOST_SIZES
 from .dump_folder import DumpFolder, graph_folder
 from .read_me import README, TEXT
 from .repeated_runs import RepeatedRegion
-from .rows import GraphComparison
+from .rows import MOST_WRONG_NODES, GraphComparison
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -68,8 +72,11 @@ class Manifest:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
+        self._usage = Usage()
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._faulty: set[GraphName] = set()
+        self._unused: list[str] = []
+        self._warned: list[str] = []
         self._is_behind = False
         self._next_write = 0.0
 
@@ -145,6 +152,7 @@ class Manifest:
             self._is_behind = True
             entry = self._dynamo_graph(graph.index)
             entry.passes = [*entry.passes, *_rounded(results)]
+            self._usage.add_passes(results)
 
     def add_graph(self, graph: CompiledGraph, options: Options, *, reference: str) -> None:
         """Adds a compiled graph; ``reference`` is what its runs are compared with."""
@@ -187,6 +195,9 @@ class Manifest:
         with self._lock:
             self._options = {name: _in_utf8(value) for name, value in dataclasses.asdict(options).items()}
             self._graphs[graph.name] = entry
+            self._usage.add_graph(graph.split)
+            self._usage.add_passes([*graph.passes, *(result for item in graph.regions for result in item.passes)])
+            self._unused = self._usage.unused()
             self._faulty.discard(graph.name)
             self._apply_failure(graph.name, entry)
             self._changed()
@@ -216,6 +227,7 @@ class Manifest:
             if name not in self._faulty:
                 entry.verdict, entry.note = comparison.verdict, comparison.note
                 entry.blame = comparison.blame.entry if comparison.blame is not None else None
+                entry.wrong_nodes = [row.wrong_node for row in comparison.wrong_nodes[:MOST_WRONG_NODES]]
                 entry.worst = msgspec.convert(comparison.worst, schema.ErrorEntry | None, from_attributes=True)
                 entry.unchecked, entry.rescued = comparison.unchecked, comparison.rescued
                 entry.sizes, entry.cost = comparison.sizes, cost
@@ -233,10 +245,15 @@ class Manifest:
             return name in self._faulty
 
     def flush(self) -> None:
-        """Writes the changes that wait."""
+        """Writes the changes that wait; warns once of each registered converter and pass that no graph used."""
         with self._lock:
             if self._is_behind:
                 self._write()
+            unused = [item for item in self._unused if item not in self._warned]
+            self._warned += unused
+        if unused:
+            where = f" of {self._folder.location}" if self._folder.location is not None else ""
+            logger.warning("registered, and not used by any graph%s: %s", where, "; ".join(unused))
 
     def _changed(self, *, at_once: bool = False) -> None:
         self._is_behind = True
@@ -266,6 +283,7 @@ class Manifest:
             [graph for _, graph in sorted(self._dynamo_graphs.items())],
             graphs,
             dict(counters["dynamo_backends"]),
+            self._unused,
         )
         return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()
 

@@ -7,6 +7,7 @@ checked by runs with random rounding, see ``rounding_runs``: what these do not e
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +29,9 @@ from .wrong_rewrite import ModelStep, find_rewrite, wrong_needed_pass
 
 Models = Mapping[int, Sequence[ModelStep]]
 """By region, its model after each pass of the stage ``onnx`` that fired."""
+
+_MOST_OPERATORS = 4
+"""Operators of wrong nodes that the note names."""
 
 
 def compare_run(
@@ -77,10 +81,13 @@ class _RowVerdict:
         wrong = [row for row in self.rows if not row.locally_explained]
         wrong = [row for row in wrong if not self._is_undefined(row)] or wrong
         if wrong:
-            nodes = list(dict.fromkeys(row.name.split("__")[0] for row in wrong))
-            following = f"the next node that is wrong by itself is {nodes[1]}" if nodes[1:] else ""
-            note = "; ".join(filter(None, [wrong[0].local_fault, self._nearer(), following]))
-            return self._diverges(wrong[0], self._cause(wrong[0]), note, more=len(nodes) - 1)
+            nodes: dict[str, Row] = {}
+            for row in sorted(wrong, key=lambda row: row.size_of_fault, reverse=True):
+                nodes.setdefault(row.name.split("__")[0], row)
+            wrong_nodes = list(nodes.values())
+            note = "; ".join(filter(None, [wrong[0].local_fault, self._nearer(), _by_operator(wrong_nodes)]))
+            found = self._diverges(wrong[0], self._cause(wrong[0]), note, more=len(nodes) - 1)
+            return dataclasses.replace(found, wrong_nodes=wrong_nodes)
         all_in_pytorch = "" if self.graph.regions else "nothing of it runs on ONNX Runtime"
         return (
             self._wrong_rewrite()
@@ -238,3 +245,11 @@ class _RowVerdict:
             for name, side in (("runtime", "onnx"), ("eager", "eager"))
             if name in sides
         )
+
+
+def _by_operator(wrong: Sequence[Row]) -> str:
+    """``wrong by themselves: 12 of aten.gelu.default, 1 of aten.silu.default``; ``""`` for a single node."""
+    counted = collections.Counter(row.operator for row in wrong).most_common()
+    texts = [f"{number} of {operator}" for operator, number in counted[:_MOST_OPERATORS]]
+    texts += [f"{len(counted) - _MOST_OPERATORS} more operators"] if len(counted) > _MOST_OPERATORS else []
+    return f"wrong by themselves: {', '.join(texts)}" if wrong[1:] else ""

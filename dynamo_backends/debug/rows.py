@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
 
 from ..dumps.blame import Cause, CauseKind
-from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, RowEntry, ValueFacts
+from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, MeasureEntry, RowEntry, ValueFacts, WrongNodeEntry
 from ..errors import first_line
 from ..graphs.locations import Frame, location_text
 from ..numerics.measure import Measure
@@ -19,6 +20,9 @@ from .chosen_runs import SizesByName, sizes_text
 from .repeated_runs import Instability
 
 OK = "ok"
+
+MOST_WRONG_NODES = 20
+"""Nodes of one graph that are wrong by themselves, with their wrong elements, that are listed."""
 
 _MOST_GRADIENTS = 2
 """Gradients that a verdict names; the manifest has all."""
@@ -138,6 +142,17 @@ class Row(ValueFacts):
     def entry(self) -> RowEntry:
         return msgspec.convert(self, RowEntry, from_attributes=True)
 
+    @property
+    def wrong_node(self) -> WrongNodeEntry:
+        error = msgspec.convert(self.local_onnx, MeasureEntry | None, from_attributes=True)
+        elements = self.wrong_elements.text if self.wrong_elements is not None else self.complaint
+        return WrongNodeEntry(self.name, self.operator, self.where, self.module, self.converter, error, elements)
+
+    @property
+    def size_of_fault(self) -> float:
+        """The error of the node alone, relative to its scale; infinite for another dtype or shape."""
+        return self.local_onnx.relative if self.local_onnx is not None and not self.complaint else math.inf
+
 
 _DIFFERENCE_IN_NOTE = (CauseKind.PASS, CauseKind.DECOMPOSITION, CauseKind.TRACE, CauseKind.STAGE)
 
@@ -148,12 +163,14 @@ class Blame(BlamedValue):
 
     cause: Cause
     difference: Verdict = dataclasses.field(default=RIGHT, kw_only=True)
+    has_own_converter: bool = dataclasses.field(default=False, kw_only=True)  # whether ``code`` is a user's
 
     def __str__(self) -> str:
         name = self.user_name if self.cause.kind == CauseKind.RESULT and self.user_name else self.value
         in_module = f" in {self.module}" if self.module else ""
         cause = str(self.cause) or ("converter" if self.code else "")
         cause += f" ({self.code})" if self.code else ""
+        cause += " or kernel" if self.cause.kind == CauseKind.NODE and self.code and not self.has_own_converter else ""
         parts = [f"{name} ({self.source or 'no source line'}){in_module}", cause]
         parts += [] if self.cause.kind in _DIFFERENCE_IN_NOTE else [str(self.difference)]
         hidden = len(self.gradients) - _MOST_GRADIENTS
@@ -199,6 +216,7 @@ class GraphComparison:
     rows: list[Row] = dataclasses.field(default_factory=list)  # every value, in execution order
     unchecked: list[str] = dataclasses.field(default_factory=list)
     sizes: SizesByName = dataclasses.field(default_factory=dict)  # those of the run that may differ between runs
+    wrong_nodes: Sequence[Row] = ()  # those that are wrong by themselves, the largest errors first
     faults: Sequence[Error] = ()  # of wrong stages, passes and results, in addition to those of the rows
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
 

@@ -21,7 +21,7 @@ from passes.engine.results import PassResult
 
 from ..dumps.blame import Cause, CauseKind
 from ..errors import first_line
-from ..graphs.locations import user_name, where
+from ..graphs.locations import place_of, user_name, where
 from ..graphs.operators import is_collective
 from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS
 from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies
@@ -157,8 +157,8 @@ class StageGraphs:
         graphs = (before, step.graph)
         first, second = graphs if keys is None else (_restricted(graph, keys) for graph in graphs)
 
-        def blame(name: str, source: str, found: Verdict) -> Blame:
-            return Blame(name, step.cause, source=source, difference=found)
+        def blame(name: str, source: str, found: Verdict, module: str = "") -> Blame:
+            return Blame(name, step.cause, source=source, module=module, difference=found)
 
         with torch.no_grad():
             node = first_wrong_node(first, second, arguments, torch.get_rng_state())
@@ -168,9 +168,12 @@ class StageGraphs:
             found = difference(old, new, key)
             if found.is_wrong:
                 position = next((i for i, item in (keys or {}).items() if item == key), key)
-                matched = [(node.name, where(node)) for node in before.graph.nodes if node.name in step.matches]
-                name, source = matched[0] if matched else name_of_result(before, position)
-                return blame(name, source, found)
+                matched = next((node for node in before.graph.nodes if node.name in step.matches), None)
+                if matched is None:
+                    return blame(*name_of_result(before, position), found)
+                place = place_of(matched)
+                found = dataclasses.replace(found, elements=None)  # they are those of the result
+                return blame(place.name, place.source, found, place.module)
         try:  # rounding could make the same fault in eager
             with torch.no_grad():
                 node = first_wrong_node_in_float64(first, second, arguments, torch.get_rng_state())

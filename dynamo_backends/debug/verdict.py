@@ -48,9 +48,18 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         blame = dataclasses.replace(_with_row(wrong[0], comparison.rows), because=because)
     if blame is not None:
         row = comparison.row_of(blame.value)
-        gradients = _gradients(blame, comparison.rows)
-        module, code = row.module if row is not None else "", blame.code or _code(blame, row)
-        blame = dataclasses.replace(blame, module=module, code=code, gradients=gradients)
+        elements = blame.difference.elements
+        if elements is None and row is not None and not culprits:
+            elements = row.wrong_elements
+        blame = dataclasses.replace(
+            blame,
+            module=blame.module or (row.module if row is not None else ""),
+            code=blame.code or _code(blame, row),
+            has_own_converter=row is not None and row.is_registered,
+            gradients=_gradients(blame, comparison.rows),
+            elements=elements,
+        )
+        notes += [elements.text] if elements is not None else []
         notes += [f"{row.name} is {row.user_name}"] if row is not None and row.user_name else []
     elif unchecked and not not_comparable:
         more = f" and {len(unchecked) - _MOST_UNCHECKED} more" if len(unchecked) > _MOST_UNCHECKED else ""
@@ -82,7 +91,7 @@ def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -
 
 
 def _code(blame: Blame, row: Row | None) -> str:
-    """The line of the pass or the registered converter that is to blame; ``""`` if it is not known."""
+    """The line of the pass or the converter that is to blame; ``""`` if it is not known."""
     if blame.cause.kind == CauseKind.PASS:
         return next((written_at(item.written) for item in all_passes() if item.name == blame.cause.name), "")
     return row.converter if row is not None and blame.cause.kind == CauseKind.NODE else ""

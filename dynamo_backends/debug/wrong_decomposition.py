@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from passes.engine.origins import written_at
 
 from ..dumps.blame import Cause, CauseKind
-from ..graphs.locations import where
+from ..graphs.locations import Place, place_of
 from ..numerics.call_execution import as_float64
 from ..numerics.exact import KERNEL_ERRORS
 from ..numerics.randomness import PERTURBATIONS, is_random, perturbed
@@ -72,10 +72,12 @@ class DecompositionCheck(TorchDispatchMode):
             actual, eager, exactly = leaves[i]
             found = verdict(actual, eager, exactly, [item[i] for item in others])
             if found.is_wrong:
-                name, source = self._tracker.current()
+                name, source, module = self._tracker.current()
                 cause = Cause(CauseKind.DECOMPOSITION, str(operator))
                 code = written_at(self._table[operator])
-                self.culprit = Blame(name or str(operator), cause, source=source, code=code, difference=found)
+                self.culprit = Blame(
+                    name or str(operator), cause, source=source, module=module, code=code, difference=found
+                )
                 return
 
 
@@ -110,10 +112,10 @@ class NodeTracker(Interpreter):
         self._node = None
         return value
 
-    def current(self) -> tuple[str, str]:
-        """Name and ``file:line`` of the node that is being computed, or whose gradient is."""
+    def current(self) -> Place:
+        """The place of the node that is being computed, or whose gradient is."""
         node = self._node or self._by_grad_fn.get(torch._C._current_autograd_node())
-        return (node.name, where(node)) if node is not None else ("", "")
+        return place_of(node) if node is not None else Place("", "", "")
 
     def _remember(self, grad_fn: Any, node: fx.Node) -> None:
         waiting = [grad_fn]

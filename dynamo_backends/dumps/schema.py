@@ -18,6 +18,7 @@ import msgspec
 
 from passes.engine.results import PassResult
 
+from ..numerics.wrong_elements import WrongElements
 from .blame import CauseKind
 
 Direction = Literal["inference", "forward", "backward"]
@@ -150,9 +151,23 @@ class BlamedValue:
     region: int | None = None  # ``None`` in PyTorch, or if the fault is in a stage before the regions
     source: str = ""  # the user's line, see ``graphs.locations.location_text``
     module: str = ""  # the path of the ``nn.Module``
-    code: str = ""  # the file and line of the pass or registered converter at fault
+    code: str = ""  # the file and line of the pass, converter or decomposition at fault
     more: int = 0  # how many more nodes are wrong by themselves
     because: str = ""  # another cause, such as a wrong forward
+    elements: WrongElements | None = None  # those that exceed the tolerance
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongNodeEntry:
+    """A node that is wrong by itself."""
+
+    value: str  # as in ``BlamedValue``, with the next four
+    operator: str
+    source: str
+    module: str
+    code: str
+    error: MeasureEntry | None  # its local error; ``None`` for a discrete value, or another dtype or shape
+    elements: str  # how many are wrong, and what they have in common, see ``WrongElements.text``; or the complaint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,6 +225,7 @@ class GraphEntry:
     verdict: str | None = None  # ``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared
     note: str = ""  # additional information
     blame: BlameEntry | None = None  # the value that the verdict names
+    wrong_nodes: Sequence[WrongNodeEntry] = ()  # the largest errors first; ``blame.more`` counts all but one
     worst: ErrorEntry | None = None  # see ``debug.rows.GraphComparison.worst``
     unchecked: Sequence[str] = ()  # what was not compared, or not with float64, each with the reason
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)  # ONNX Runtime's errors, by region
@@ -289,6 +305,7 @@ class RunEntry:
     dynamo_graphs: Sequence[object] = ()  # each a ``DynamoGraphEntry``
     graphs: Sequence[object] = ()  # each a ``GraphEntry``
     counters: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    unused: Sequence[str] = ()  # converters and passes that a user registered and no graph used, and why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,7 +366,9 @@ class ValueFacts:
     has_infinite_argument: bool = False  # whether a number among its arguments is infinite or NaN, as in a mask
     is_uninitialized: bool = False  # whether it is uninitialized memory
     complaint: str = ""  # a dtype or shape that is not eager's
-    converter: str = ""  # the file and line of the registered converter of the operator
+    converter: str = ""  # the file and line of the converter of a node on ONNX Runtime
+    is_registered: bool = False  # whether that is a user's, see ``register_converter``
+    wrong_elements: WrongElements | None = None  # those that exceed the tolerance, of a wrong value
 
     @property
     def is_computed(self) -> bool:

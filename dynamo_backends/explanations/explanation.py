@@ -91,6 +91,7 @@ class Explanation:
     graphs: Sequence[DynamoGraph]
     guards: Sequence[Guard]  # in the order in which they are checked
     unused: Mapping[str, int]  # Dynamo's messages on code outside of graphs that runs in Python, with their number
+    unused_extensions: Sequence[str] = ()  # your converters and passes that no graph uses, each with the reason
 
     def as_json(self) -> dict[str, Any]:
         """All fields as data for JSON, and ``share_on_onnx`` of each of AOTAutograd's graphs."""
@@ -147,6 +148,8 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     for message, times in explanation.unused.items():
         yield f"\nruns in Python ({_count(times, 'time')}), because Dynamo cannot trace it:"
         yield textwrap.indent(_for_users(message), "    ")
+    if explanation.unused_extensions:
+        yield "\n" + "\n  ".join(("registered, and not used by any graph:", *explanation.unused_extensions))
     own = [guard for guard in explanation.guards if guard.name.startswith("L[")]
     yield f"\n{_count(len(explanation.guards), 'guard')}, {len(own)} of them on arguments and local variables"
     if own:

@@ -21,6 +21,7 @@ from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 from passes.engine.manager import PassManager
+from passes.engine.results import PassResult
 
 from ..errors import Reason, TranslationError
 from ..exporter.translate import fold_constants, translate
@@ -29,10 +30,11 @@ from ..graphs.artifacts import GraphName, Region, Split, operator_name
 from ..graphs.locations import is_user_file, short_file, where
 from ..options import Options, parse_options
 from ..partition.regions import Support, split_graph
-from ..pipeline.lowering import Lowering, mark_weights
+from ..pipeline.lowering import Lowering, PostGradGraph, mark_weights
 from ..pipeline.observer import Observer
 from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
+from ..pipeline.usage import Usage
 from ..runtime.custom_operators import load_libraries
 from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..weights.frozen_session import Weight
@@ -73,8 +75,8 @@ def explain(
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         torch._dynamo.reset()
-        listener = _GraphRecorder()
         lowering = _SplitLowering(checked, Support(checked.opset, checked.providers))
+        listener = _GraphRecorder(lowering.usage)
         pipeline = Pipeline(checked, listener, lowering)
         try:
             run = aot.compiled_with_guards(function, pipeline.compile_dynamo_graph, dynamic, listener.guards.extend)
@@ -89,7 +91,8 @@ def explain(
             dataclasses.replace(graph, graphs=lowering.graphs.get(index, []))
             for index, graph in listener.graphs.items()
         ]
-        return Explanation(graphs, [_guard(item) for item in listener.guards], unused)
+        guards = [_guard(item) for item in listener.guards]
+        return Explanation(graphs, guards, unused, lowering.usage.unused())
 
     return explained
 
@@ -112,7 +115,8 @@ def coverage(
 class _GraphRecorder(Observer):
     """Records Dynamo's graphs and messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
         self.graphs: dict[int, DynamoGraph] = {}
         self.guards: list[Any] = []
         self.messages: collections.Counter[str] = collections.Counter()
@@ -153,6 +157,9 @@ class _GraphRecorder(Observer):
     def gave_up(self, graph: GraphName, why: str) -> None:
         self.graphs.pop(graph.index, None)
 
+    def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
+        self._usage.add_passes(results)
+
 
 def _dynamo_messages() -> collections.Counter[str]:
     """Dynamo's messages in this process on code that it does not trace, with their number."""
@@ -166,11 +173,14 @@ class _SplitLowering(Lowering):
         self._options, self._support = options, support
         self._passes = PassManager(options.passes, pass_target(options, support), explain=True)
         self.graphs: dict[int, list[AtenGraph]] = {}
+        self.usage = Usage()
 
-    def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
-        split = split_graph(module, self._support, {})
-        products = [item for region in split.regions for item in self._products(region, weights)]
-        self.graphs.setdefault(name.index, []).append(_aten_graph(name, split, _grouped(products)))
+    def record(self, graph: PostGradGraph) -> None:
+        split = split_graph(graph.module, self._support, {})
+        self.usage.add_graph(split)
+        self.usage.add_passes(graph.passes)
+        products = [item for region in split.regions for item in self._products(region, graph.weights)]
+        self.graphs.setdefault(graph.name.index, []).append(_aten_graph(graph.name, split, _grouped(products)))
 
     def _products(self, region: Region, weights: Mapping[fx.Node, Weight]) -> list[tuple[ProductKernel, str]]:
         """The products of a region with quantized operands, each with a pass's reason against integers."""

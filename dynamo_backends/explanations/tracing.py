@@ -19,12 +19,12 @@ from torch.utils import _pytree as pytree
 
 from ..errors import TranslationError
 from ..exporter.translate import fold_constants, translate
-from ..graphs.artifacts import GraphName, Region
+from ..graphs.artifacts import Region
 from ..graphs.fx_table import graph_table
 from ..graphs.locations import user_name
 from ..options import Options
 from ..partition.regions import Support, split_graph
-from ..pipeline.lowering import Lowering
+from ..pipeline.lowering import Lowering, PostGradGraph
 from ..pipeline.observer import Observer
 from ..pipeline.pipeline import Pipeline
 from ..weights.frozen_session import Weight
@@ -157,8 +157,8 @@ class _ModelLowering(Lowering):
         self.models: list[ir.Model] = []
         self.missing: list[str] = []
 
-    def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
-        split = split_graph(module, self._support, {})
+    def record(self, graph: PostGradGraph) -> None:
+        split = split_graph(graph.module, self._support, {})
         if split.coverage.in_pytorch or len(split.regions) != 1:
             texts = [
                 f"{item.operator} at {next(iter(item.lines), 'an unknown line')}: {item.reason}"
@@ -166,7 +166,7 @@ class _ModelLowering(Lowering):
             ]
             self.missing.append("; ".join(texts or ["it has no operators"]))
         else:
-            self.models.append(self._model(split.regions[0], weights))
+            self.models.append(self._model(split.regions[0], graph.weights))
 
     def _model(self, region: Region, weights: Mapping[fx.Node, Weight]) -> ir.Model:
         """The ONNX model of a region, with weights as initializers, and the user's names for other inputs."""

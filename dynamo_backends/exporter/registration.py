@@ -157,6 +157,12 @@ def registered_targets() -> frozenset[object]:
     return frozenset(_converters)
 
 
+def registered_in(target: object) -> str:
+    """The file that an operator's registered converter was written in; ``""`` if there is none."""
+    function = registered_converter(target)
+    return origins.file_of(_python_function(function)) if function is not None else ""
+
+
 def described(function: Callable[..., object]) -> str:
     """A converter's name and source location: ``swish (converters.py:12)``."""
     return origins.described(_python_function(function))

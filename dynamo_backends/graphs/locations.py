@@ -13,6 +13,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Callable, Container, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -116,19 +117,32 @@ def operands(node: fx.Node) -> list[fx.Node]:
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
 
 
-def changed_node(before: fx.Node, after: fx.Node, names: Container[str]) -> tuple[str, str]:
-    """The name and location of what a pass changed, if ``after`` has another value than ``before``.
+class Place(NamedTuple):
+    """Where a node is: its name, its ``where``, and its ``module_path``."""
 
-    It is the first node added by the pass that ``after`` reads, with the location of the node that it replaces; else
-    ``after``.
+    name: str
+    source: str
+    module: str
+
+
+def place_of(node: fx.Node, replaced: fx.Node | None = None) -> Place:
+    """The place of a node; if it has no source line or no module, those of the node that it replaces."""
+    nodes = (node,) if replaced is None else (node, replaced)
+    sources, modules = filter(None, map(where, nodes)), filter(None, map(module_path, nodes))
+    return Place(node.name, next(sources, ""), next(modules, ""))
+
+
+def changed_nodes(before: fx.Node, after: fx.Node, names: Container[str]) -> tuple[fx.Node, fx.Node]:
+    """What a pass changed, if ``after`` has another value than ``before``: the node replaced, and the new node.
+
+    It is the first node added by the pass that ``after`` reads; else ``after``.
 
     Args:
         before, after: nodes of the graph before and after the pass, of the same name or the same result.
         names: those of the nodes before the pass.
     """
     pairs = zip(operands(before), operands(after), strict=False)
-    old, new = next(((old, new) for old, new in pairs if new.name not in names), (before, after))
-    return new.name, where(new) or where(old)
+    return next(((old, new) for old, new in pairs if new.name not in names), (before, after))
 
 
 def location_text(source: str, innermost: str) -> str:

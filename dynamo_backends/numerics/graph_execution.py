@@ -119,6 +119,10 @@ class FxExecution:
             self.exact[node] = widened_copies(self.eager[node])
         return self.exact[node]
 
+    def hold(self, node: fx.Node) -> None:
+        """Keeps the value of a node until it is released once more."""
+        self._users[node] += 1
+
     def release(self, *nodes: fx.Node) -> list[fx.Node]:
         """Counts a use of each node. Returns the nodes that are not used any more, whose values are dropped."""
         self._users.subtract(nodes)

@@ -14,6 +14,7 @@ inputs, rounding cannot change their results.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -123,14 +124,14 @@ class NodeCheck:
 
     def _verdict(self, i: int, value: torch.Tensor, eager: torch.Tensor) -> Verdict:
         if value.dtype != eager.dtype or value.shape != eager.shape or is_discrete(value):
-            found = verdict(value, eager, eager)
+            found = verdict(value, eager, eager, inputs=self._elementwise_inputs)
             if found.is_wrong and found.is_of_size and is_discrete(value) and not self._is_rounded_once:
                 others = self._perturbed_results(i)
                 if not is_quantization(self._node):
-                    return verdict(value, eager, eager, others)
+                    return verdict(value, eager, eager, others, inputs=self._elementwise_inputs)
                 for other in others:  # only these elements may differ, and only so
                     value = torch.where(value == other, eager, value)
-                return verdict(value, eager, eager)
+                return verdict(value, eager, eager, inputs=self._elementwise_inputs)
             return found
         if torch.equal(value, eager):
             return Verdict(ours=Measure(), eager=Measure())
@@ -141,18 +142,30 @@ class NodeCheck:
         if near.is_rounding:
             return Verdict(ours=near, eager=Measure(scale=near.scale), index=index_of(near, value))
         row = 1 if self._is_pointwise or not value.dim() else value.shape[-1]
-        found = verdict(value, eager, self._exact_results()[i], group_size=row, inner_size=inner_size)
-        if not found.is_wrong or self._is_rounded_once:
-            return found
-        return verdict(
-            value, eager, self._exact_results()[i], self._perturbed_results(i), group_size=row, inner_size=inner_size
-        )
+        judge = functools.partial(
+            verdict, value, eager, self._exact_results()[i], group_size=row, inner_size=inner_size,
+            inputs=self._elementwise_inputs,
+        )  # fmt: skip
+        found = judge()
+        return found if not found.is_wrong or self._is_rounded_once else judge(self._perturbed_results(i))
+
+    @functools.cached_property
+    def _elementwise_inputs(self) -> dict[str, torch.Tensor]:
+        """By name, the inputs of an elementwise operator; none of another one."""
+        if not self._has_tag_pointwise:
+            return {}
+        read = ((node.name, self._segment.given[node]) for node in self._node.all_input_nodes)
+        return {name: dense(item) for name, item in read if isinstance(item, torch.Tensor)}
 
     @property
     def _is_pointwise(self) -> bool:
         """Whether an element of the result depends on one of each input: errors of other elements do not count."""
+        return self._is_rounded_once or self._has_tag_pointwise
+
+    @property
+    def _has_tag_pointwise(self) -> bool:
         tags = self._node.target.tags if isinstance(self._node.target, torch._ops.OpOverload) else ()
-        return self._is_rounded_once or (torch.Tag.pointwise in tags and len(self._segment.nodes) == 1)
+        return torch.Tag.pointwise in tags and len(self._segment.nodes) == 1
 
     def _run_eager(self, node: fx.Node, values: Environment) -> object:
         self._by_eager[node] = run_eager(node, values)

@@ -5,6 +5,8 @@
     found = measure(value, exact, "float32", others=[eager])
     found.max_abs, found.share          # the largest error; the largest ratio of an error to its tolerance
     found.is_rounding                   # share <= 1
+    found, beyond = judge(value, exact, "float32")
+    beyond.positions                    # the elements with a share above 1
 
 The tolerance of element i is
 
@@ -153,6 +155,20 @@ class Measure:
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Beyond:
+    """The elements beyond their tolerance.
+
+    Attributes:
+        positions: in row-major order.
+        shares: the ratio of each one's error to its tolerance; infinite if only one side is NaN or infinite, or if
+            elements must be equal.
+    """
+
+    positions: np.ndarray
+    shares: np.ndarray
+
+
 def measure(
     value: Array,
     exact: Array,
@@ -162,7 +178,20 @@ def measure(
     inner_size: Array | None = None,
     group_size: int = 1,
 ) -> Measure:
-    """Measures a value.
+    """Measures a value; the arguments are those of ``judge``."""
+    return judge(value, exact, dtype, others, inner_size=inner_size, group_size=group_size)[0]
+
+
+def judge(
+    value: Array,
+    exact: Array,
+    dtype: str,
+    others: Sequence[Array] = (),
+    *,
+    inner_size: Array | None = None,
+    group_size: int = 1,
+) -> tuple[Measure, Beyond]:
+    """Measures a value, and finds the elements beyond their tolerance.
 
     Args:
         value: any dtype of numpy, or a tensor on the CPU with a floating-point or complex dtype.
@@ -178,19 +207,25 @@ def measure(
     if "complex" in str(value.dtype) + str(exact.dtype):
         value, exact, *others = (_parts(item) for item in (value, exact, *others))
         inner_size, group_size = None if inner_size is None else _pairs(inner_size, inner_size), 2 * group_size
+        parts = dtype.replace("complex64", "float32").replace("complex128", "float64")
+        found, beyond = judge(value, exact, parts, others, inner_size=inner_size, group_size=group_size)
+        positions, starts = np.unique(beyond.positions // 2, return_index=True)
+        return found, Beyond(positions, np.maximum.reduceat(beyond.shares, starts) if len(starts) else beyond.shares)
     arrays = [item.reshape(-1) for item in (value, exact, *others)]
     if not len(arrays[0]):
-        return Measure()
+        return Measure(), _NONE
     if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
         return _discrete(*arrays)
-    name = dtype.replace("complex64", "float32").replace("complex128", "float64")
-    rule = FORMATS.get(name, FORMATS["float64"])
+    rule = FORMATS.get(dtype, FORMATS["float64"])
     inner_size = None if inner_size is None else inner_size.reshape(-1)
     with np.errstate(all="ignore"):
         found, beyond, reached = _measured(arrays, rule, inner_size, group_size)
-        if len(beyond) and not found.nonfinite and group_size > 1 and others:
-            return _with_errors_of_group(found, beyond, arrays, rule, inner_size, reached[beyond // group_size])
-    return found
+        if len(beyond.positions) and group_size > 1 and others:
+            return _with_errors_of_group(found, beyond, arrays, rule, inner_size, reached, group_size)
+    return found, beyond
+
+
+_NONE = Beyond(np.zeros(0, np.int64), np.zeros(0))
 
 
 def _library(array: Array) -> Any:
@@ -205,10 +240,10 @@ def _float64(array: Array) -> Array:
 
 def _measured(
     arrays: Sequence[Array], rule: Format, inner_size: Array | None, group_size: int
-) -> tuple[Measure, Array, Array]:
-    """The measure, chunk by chunk; the positions beyond their tolerance; the largest error of others in each group."""
+) -> tuple[Measure, Beyond, Array]:
+    """The measure, chunk by chunk; the elements beyond their tolerance; the largest error of others in each group."""
     library, size = _library(arrays[0]), len(arrays[0])
-    found, squares, finite, beyond = [], 0.0, 0, [library.zeros(0, dtype=library.int64)]
+    found, squares, finite, beyond = [], 0.0, 0, [_NONE]
     reached = library.zeros(size // group_size + 1, dtype=library.float64)
     for part in _chunks(size, group_size):
         value, exact, *others = (_float64(item[part]) for item in arrays)
@@ -224,7 +259,8 @@ def _measured(
         squares, finite = squares + float(library.dot(error, error)), finite + len(error)
         found.append(one)
         if one.share > 1.0:
-            beyond.append(part.start + library.where(shares > 1.0)[0])
+            positions = library.where(shares > 1.0)[0]
+            beyond.append(Beyond(np.asarray(part.start + positions), np.asarray(shares[positions])))
     together = dataclasses.replace(
         max(found, key=lambda one: one.share),
         max_abs=max(one.max_abs for one in found),
@@ -234,7 +270,8 @@ def _measured(
         scale=max(one.scale for one in found),
         rmse=math.sqrt(squares / max(finite, 1)),
     )
-    return together, library.concatenate(beyond), reached
+    positions, of_positions = ([getattr(item, name) for item in beyond] for name in ("positions", "shares"))
+    return together, Beyond(np.concatenate(positions), np.concatenate(of_positions)), reached
 
 
 def _chunks(size: int, group_size: int) -> Iterator[slice]:
@@ -249,30 +286,32 @@ def _chunks(size: int, group_size: int) -> Iterator[slice]:
 
 def _with_errors_of_group(
     found: Measure,
-    beyond: Array,
+    beyond: Beyond,
     arrays: Sequence[Array],
     rule: Format,
     inner_size: Array | None,
     reached: Array,
-) -> Measure:
-    """The measure if the elements ``beyond`` their tolerance may have the errors that others have at their magnitude.
+    group_size: int,
+) -> tuple[Measure, Beyond]:
+    """The same if the elements ``beyond`` their tolerance may have the errors that others have at their magnitude.
 
-    ``reached`` is the largest error in the group of each of these elements.
+    ``reached`` is the largest error of each group.
     """
-    value, exact, *others = (np.asarray(_float64(item[beyond])) for item in arrays)
+    at = beyond.positions
+    value, exact, *others = (np.asarray(_float64(item[at])) for item in arrays)
     error, size = np.abs(value - exact), np.abs(exact)
-    usual = np.minimum(_usual_errors(arrays, rule, size), np.asarray(reached))
+    usual = np.minimum(_usual_errors(arrays, rule, size), np.asarray(reached[at // group_size]))
     known = np.maximum(usual, _known(others, exact, size, rule))
-    tolerance = _tolerance(size, rule, None if inner_size is None else np.asarray(inner_size[beyond]), known)
-    shares = error / tolerance
+    tolerance = _tolerance(size, rule, None if inner_size is None else np.asarray(inner_size[at]), known)
+    shares = np.where(np.isfinite(error), error / tolerance, math.inf)
+    beyond = Beyond(at[shares > 1.0], shares[shares > 1.0])
+    if found.nonfinite:
+        return found, beyond
     worst = int(shares.argmax())
+    share, position = float(shares[worst]), int(at[worst])
     return dataclasses.replace(
-        found,
-        share=float(shares[worst]),
-        position=int(beyond[worst]),
-        error=float(error[worst]),
-        limit=float(tolerance[worst]),
-    )
+        found, share=share, position=position, error=float(error[worst]), limit=float(tolerance[worst])
+    ), beyond
 
 
 def _tolerance(size: Array, rule: Format, inner_size: Array | None, known: Array | None) -> Array:
@@ -325,25 +364,27 @@ def _pairs(first: Array, second: Array) -> Array:
     return _library(first).stack([first, second], -1).reshape(-1)
 
 
-def _discrete(value: np.ndarray, exact: np.ndarray, *others: np.ndarray) -> Measure:
+def _discrete(value: np.ndarray, exact: np.ndarray, *others: np.ndarray) -> tuple[Measure, Beyond]:
     unequal = value != exact
     differing = int(np.count_nonzero(unequal))
     if not differing:
-        return Measure()
+        return Measure(), _NONE
     turned = np.logical_or.reduce([other != exact for other in others]) if others else np.zeros(value.shape, bool)
     apart = np.abs(value[unequal].astype(np.float64) - exact[unequal].astype(np.float64))
     far = max((float(np.abs(other.astype(np.float64) - exact).max()) for other in others), default=0.0)
     outside = int(np.count_nonzero(unequal & ~turned))
     limit = float(np.count_nonzero(turned)) if apart.max() <= 2 * far else 0.0
-    return Measure(
+    positions = np.flatnonzero(unequal & ~turned if outside else unequal)
+    found = Measure(
         max_abs=float(apart.max()),
         max_ulp=float(differing),
         scale=float(np.abs(exact.astype(np.float64)).max()),
         share=outside / limit if limit else math.inf,
-        position=int((unequal & ~turned if outside else unequal).argmax()),
+        position=int(positions[0]),
         error=float(outside),
         limit=limit,
     )
+    return found, _NONE if found.is_rounding else Beyond(positions, np.full(len(positions), math.inf))
 
 
 def _chunk(
@@ -359,7 +400,7 @@ def _chunk(
     library = _library(value)
     error = library.abs(value - exact)
     largest = float(error.max())
-    nonfinite, where = 0, 0
+    nonfinite, where, positions = 0, 0, slice(0)
     if not math.isfinite(largest):
         finite = library.isfinite(value) & library.isfinite(exact)
         wrong = _one_sided(value, exact, rule)
@@ -371,11 +412,12 @@ def _chunk(
         error, size = library.where(finite, error, 0.0), library.where(library.isfinite(exact), size, 0.0)
         largest = float(error.max())
     scale = float(size.max())
-    if largest == 0.0:
-        share = math.inf if nonfinite else 0.0
-        return Measure(nonfinite=nonfinite, scale=scale, share=share, position=start + where), error, error
     shares = error / tolerance
     position = int(shares.argmax())
+    if largest == 0.0:
+        shares[positions] = math.inf
+        share = math.inf if nonfinite else 0.0
+        return Measure(nonfinite=nonfinite, scale=scale, share=share, position=start + where), error, shares
     share, worst = float(shares[position]), float(error[position])
     nonzero = library.where(size > 0, size, math.inf)
     max_rel = float((error / nonzero).max())
@@ -393,6 +435,7 @@ def _chunk(
         error=worst,
         limit=worst / share if share else 0.0,
     )
+    shares[positions] = math.inf
     return found, error, shares
 
 

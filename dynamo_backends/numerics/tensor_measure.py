@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from .measure import Measure, measure
+from .measure import Beyond, Measure, judge
 from .measure import ordinary as ordinary_of_array
 
 FLOAT64_ROUNDING = 1e-14
@@ -46,7 +46,20 @@ def measure_tensor(
     group_size: int = 1,
     dtype: torch.dtype | None = None,
 ) -> Measure:
-    """The error of ``value`` against ``exact``, of the same shape; see ``measure``.
+    """The error of ``value`` against ``exact``, see ``judge_tensor``."""
+    return judge_tensor(value, exact, *others, inner_size=inner_size, group_size=group_size, dtype=dtype)[0]
+
+
+def judge_tensor(
+    value: torch.Tensor,
+    exact: torch.Tensor,
+    *others: torch.Tensor,
+    inner_size: torch.Tensor | None = None,
+    group_size: int = 1,
+    dtype: torch.dtype | None = None,
+) -> tuple[Measure, Beyond]:
+    """The error of ``value`` against ``exact``, of the same shape, and the elements beyond their tolerance; see
+    ``measure.judge``.
 
     ``exact`` is float64 or complex128 if the value is floating-point. The rounding of ``dtype`` is allowed, by default
     of the value's.
@@ -58,7 +71,7 @@ def measure_tensor(
         ours, right, *more = (as_array(item.to(value.dtype)) for item in (value, exact, *others))
     inside = None if inner_size is None else _plain(inner_size)
     with _one_thread():
-        return measure(ours, right, name, more, inner_size=inside, group_size=group_size)
+        return judge(ours, right, name, more, inner_size=inside, group_size=group_size)
 
 
 @contextlib.contextmanager

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from .exact import floats, is_floating
-from .measure import Measure, group_size_of
-from .tensor_measure import dense, measure_tensor, ordinary
+from .measure import Beyond, Measure, group_size_of
+from .tensor_measure import as_array, dense, judge_tensor, measure_tensor, ordinary
+from .wrong_elements import WrongElements, wrong_elements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Verdict:
     eager: Measure | None = None  # eager's error against float64, if the value is wrong
     index: tuple[int, ...] = ()  # of the element whose error is the largest multiple of its tolerance
     is_of_size: bool = False  # whether elements were compared: dtype, shape and kind are as expected
+    elements: WrongElements | None = None  # those that exceed the tolerance
 
     @property
     def is_wrong(self) -> bool:
@@ -48,6 +50,7 @@ def verdict(
     group_size: int | None = None,
     inner_size: torch.Tensor | None = None,
     rounded_to: torch.dtype | None = None,
+    inputs: Mapping[str, torch.Tensor] | None = None,
 ) -> Verdict:
     """Compares a value with eager's and with float64.
 
@@ -61,6 +64,7 @@ def verdict(
         others: more right computations of it, such as float64 with random rounding.
         group_size, inner_size: see ``measure``; the default of ``group_size`` is ``group_size_of``.
         rounded_to: the dtype whose rounding is allowed; by default the coarser of ``actual`` and ``eager``.
+        inputs: by name, those of an elementwise operator; the wrong elements are described with them.
     """
     if not (isinstance(actual, torch.Tensor) and isinstance(eager, torch.Tensor) and isinstance(exact, torch.Tensor)):
         return RIGHT if same_number(eager, actual) else Verdict(f"{_in_words(actual)} instead of {_in_words(eager)}")
@@ -73,11 +77,12 @@ def verdict(
         return RIGHT
     tensors = [dense(item) for item in others if isinstance(item, torch.Tensor) and item.shape == theirs.shape]
     if is_discrete(ours):
-        found = measure_tensor(ours, theirs, *tensors)
+        found, beyond = judge_tensor(ours, theirs, *tensors)
         complaint = "" if found.is_rounding else f"{found.max_ulp:.0f} of {ours.numel()} elements differ"
-        return Verdict(complaint, index=index_of(found, ours), is_of_size=True)
+        elements = _elements(found, ours, theirs, beyond, inputs)
+        return Verdict(complaint, index=index_of(found, ours), is_of_size=True, elements=elements)
     coarser = rounded_to or max((ours.dtype, theirs.dtype), key=epsilon)
-    found = measure_tensor(
+    found, beyond = judge_tensor(
         ours,
         wide,
         theirs,
@@ -87,7 +92,21 @@ def verdict(
         dtype=coarser,
     )
     of_eager = None if found.is_rounding else measure_tensor(theirs, wide)
-    return Verdict("", found, of_eager, index_of(found, ours), is_of_size=True)
+    elements = _elements(found, ours, wide, beyond, inputs)
+    return Verdict("", found, of_eager, index_of(found, ours), is_of_size=True, elements=elements)
+
+
+def _elements(
+    found: Measure,
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    beyond: Beyond,
+    inputs: Mapping[str, torch.Tensor] | None,
+) -> WrongElements | None:
+    if found.is_rounding:
+        return None
+    arrays = {name: as_array(item) for name, item in (inputs or {}).items()}
+    return wrong_elements(as_array(actual), as_array(expected), beyond, arrays)
 
 
 _CHANGED_ELEMENTS = 0.01

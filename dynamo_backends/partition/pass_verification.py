@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import SessionError
 from ..events import count
 from ..graphs.example_values import synthetic
-from ..graphs.locations import changed_node, where
+from ..graphs.locations import changed_nodes, place_of
 from ..graphs.operators import is_collective
 from ..numerics.exact import is_floating, widen
 from ..numerics.graph_execution import FxExecution
@@ -107,7 +107,7 @@ class GraphChecker:
             difference = _first_difference(old.eager[result_before], old.exact[result_before], new.eager[result_after])
             if difference is not None:
                 names = {node.name for node in old.eager}
-                changed = changed_node(result_before, result_after, names)
+                changed = changed_nodes(result_before, result_after, names)
                 return self._first_node(old, new) or _located(changed, difference)
         return None
 
@@ -121,7 +121,7 @@ class GraphChecker:
                 continue
             difference = _first_difference(old.eager[same], old.exact[same], value)
             if difference is not None:
-                return _located(changed_node(same, node, nodes), difference)
+                return _located(changed_nodes(same, node, nodes), difference)
         return None
 
 
@@ -166,7 +166,7 @@ class ModelChecker:
             difference = _first_difference(theirs, self._evaluation.exact[node], ours)
             if difference is not None:
                 first = None if is_needed else self.first_value(before, after)
-                return first or _located((node.name, where(node)), difference)
+                return first or _located((node, node), difference)
         return None
 
     def first_value(self, before: ir.Model, after: ir.Model) -> str | None:
@@ -201,9 +201,9 @@ def _first_difference(before: object, exact: object, after: object) -> str | Non
     return None
 
 
-def _located(changed: tuple[str, str], difference: str) -> str:
-    name, line = changed
-    return f"{name} ({line or 'no source line'}): {difference}"
+def _located(changed: tuple[fx.Node, fx.Node], difference: str) -> str:
+    replaced, new = changed
+    return f"{new.name} ({place_of(new, replaced).source or 'no source line'}): {difference}"
 
 
 def _results(module: fx.GraphModule) -> list[object]:

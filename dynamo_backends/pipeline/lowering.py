@@ -94,12 +94,12 @@ class Lowering:
 
     def compile(self, graph: PostGradGraph) -> CompiledGraph:
         """Runs the stages from ``regions`` to ``session``."""
-        self.record(graph.name, graph.module, graph.weights)
+        self.record(graph)
         split = Split([], {})
         program = Program(assemble(graph.module, []), attributes_of(graph.module), (), CoverageCounts.of(split))
         return CompiledGraph(graph.name, graph.module, split, [], program, graph.passes)
 
-    def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
+    def record(self, graph: PostGradGraph) -> None:
         """Called with each graph, for subclasses."""
 
 

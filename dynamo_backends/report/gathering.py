@@ -11,13 +11,14 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..dumps.blame import CauseKind
 from ..dumps.operator_times import GroupTime, by_module, by_operator, operator_times
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError
-from ..dumps.schema import DIRECTIONS, DynamoGraphEntry, GraphEntry, MeasureEntry, RowEntry
+from ..dumps.schema import DIRECTIONS, DynamoGraphEntry, GraphEntry, MeasureEntry, RowEntry, WrongElements
 from ..dumps.stage_diff import StageDiff, diff_graphs
 from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 
@@ -31,8 +32,20 @@ ERRORS = ("onnx", "eager", "session", "local_onnx", "local_eager")
 
 _TEXTS = ("name", "user_name", "operator", "module", "source", "dtype")
 
-FIELDS = (*_TEXTS, "shape", "region", "is_output", "mark", "complaint", *ERRORS, "stack", "inputs")
-"""The values of a row, in the order of the page. ``stack`` has indices of ``frames``, ``inputs`` indices of rows."""
+_ADDED = ("repeats", "elements", "onnx_nodes")
+
+FIELDS = (*_TEXTS, "shape", "region", "is_output", "mark", "complaint", *ERRORS, "stack", "inputs", *_ADDED)
+"""The values of a row, in the order of the page. ``stack`` has indices of ``frames``, ``inputs`` indices of rows,
+``repeats`` whether it is a view with the errors of its input, ``elements`` the wrong ones, ``onnx_nodes`` those of a
+wrong value."""
+
+_VIEWS = frozenset(
+    {
+        "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "squeeze", "unsqueeze", "expand", "clone",
+        "alias", "detach",
+    }
+)  # fmt: skip
+"""Operators whose result has the elements of their input, in another shape or layout."""
 
 _RUNS = 10
 """How often the models run to measure times."""
@@ -86,7 +99,8 @@ def gather(run: DumpedRun, *, times: bool = True) -> ReportData:
         unknown = DynamoGraphEntry(graph.index, None, None, ())
         dynamo = next((item for item in dynamo_graphs if item.index == graph.index), unknown)
         culprit = made["comparison"].get("culprit")
-        summaries.append({**_summary(graph, dynamo), "culprit": culprit, "notices": missing})
+        changed = _wrong_pass(graph.entry, made["passes"].get("passes", ()))
+        summaries.append({**_summary(graph, dynamo), "culprit": culprit, "wrong_pass": changed, "notices": missing})
     return ReportData(
         {
             "run": run.folder.resolve().name,
@@ -95,6 +109,7 @@ def gather(run: DumpedRun, *, times: bool = True) -> ReportData:
             "forked_from": run.manifest.forked_from or "",
             **{name: _pairs(getattr(run.manifest, name)) for name in ("versions", "options", "counters")},
             "given_up": _given_up(dynamo_graphs),
+            "unused": run.manifest.unused,
             "graphs": summaries,
             "notices": notices,
             "fields": FIELDS,
@@ -154,8 +169,11 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphEntry) -> dict[str, Json]:
         "verdict": graph.verdict or "",
         "state": _state(graph.verdict),
         "note": entry.note,
+        "blamed": entry.blame.value if entry.blame else "",
         "of_forward": entry.blame is not None and bool(entry.blame.because),
         "unchecked": entry.unchecked,
+        "wrong_nodes": [[node.value, node.module] for node in entry.wrong_nodes],
+        "more_wrong_nodes": entry.blame.more + 1 - len(entry.wrong_nodes) if entry.blame and entry.wrong_nodes else 0,
         "reference_kind": entry.reference,
     }
 
@@ -177,14 +195,63 @@ def _comparison(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     rows = graph.rows() if is_compared else []
     frames: dict[tuple[Json, ...], int] = {}
     index = {row.name: i for i, row in enumerate(rows)}
+    culprit = _culprit(graph.entry, list(index))
+    made = [[*_row(row, index, frames), _repeats(row, rows, index), _elements(row.wrong_elements)] for row in rows]
+    if culprit is not None and graph.entry.blame is not None and graph.entry.blame.elements is not None:
+        made[culprit][-1] = _elements(graph.entry.blame.elements)
+    wrong = {row.name for i, row in enumerate(rows) if i == culprit or row.mark in "!?"}
+    onnx_nodes, _ = _guarded({}, _onnx_nodes, run, graph, wrong)  # the part "stages" has the notice
     return {
-        "rows": [_row(row, index, frames) for row in rows],
+        "rows": [[*values, onnx_nodes.get(_node_of(row.name), [])] for row, values in zip(rows, made, strict=True)],
         "frames": [list(frame) for frame in frames],
-        "culprit": _culprit(graph.entry, list(index)),
+        "culprit": culprit,
     }
 
 
-def _row(row: RowEntry, index: Mapping[str, int], frames: dict[tuple[Json, ...], int]) -> Json:
+def _node_of(value: str) -> str:
+    """The FX node of a value: ``max_1`` of ``max_1__0``."""
+    return value.split("__")[0]
+
+
+def _onnx_nodes(run: DumpedRun, graph: DumpedGraph, values: Collection[str]) -> dict[str, list[str]]:
+    """By FX node, the nodes of ``model.onnx`` that values were translated to."""
+    found: dict[str, list[str]] = {_node_of(value): [] for value in values}
+    for region in stage_graphs(run, graph, "onnx") if values and graph.regions else ():
+        for node in region.nodes:
+            if node.origin in found:
+                found[node.origin].append(node.text)
+    return found
+
+
+def _repeats(row: RowEntry, rows: Sequence[RowEntry], index: Mapping[str, int]) -> bool:
+    """Whether a row is a view with the errors of its only input."""
+    if row.operator.removeprefix("aten.").partition(".")[0] not in _VIEWS or row.mark in "!?" or row.is_output:
+        return False
+    sources = [rows[index[name]] for name in row.inputs if name in index]
+    return len(sources) == 1 and all(
+        _largest(getattr(row, key)) == _largest(getattr(sources[0], key)) for key in ("onnx", "eager")
+    )
+
+
+def _largest(error: MeasureEntry | None) -> float | None:
+    return error.max_abs if error is not None else 0.0  # arguments have none
+
+
+def _elements(found: WrongElements | None) -> Json:
+    return None if found is None else {**dataclasses.asdict(found), "text": found.text}
+
+
+def _wrong_pass(entry: GraphEntry, passes: Sequence[Json]) -> str | None:
+    """The pass at fault as the page's address names it, if the dump has its diff: ``region_0 onnx.name``."""
+    blame = entry.blame
+    if blame is None or blame.kind != CauseKind.PASS:
+        return None
+    where = f"region_{blame.region}" if blame.stage == "onnx" else ""
+    with_diff = {(item["where"], item["name"]) for item in passes if item["difference"]}
+    return f"{where} {blame.name}".strip() if (where, blame.name) in with_diff else None
+
+
+def _row(row: RowEntry, index: Mapping[str, int], frames: dict[tuple[Json, ...], int]) -> list[Json]:
     return [
         *(getattr(row, key) for key in _TEXTS),
         "x".join(map(str, row.shape)),

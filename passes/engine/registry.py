@@ -227,8 +227,20 @@ def all_passes() -> tuple[Pass, ...]:
 def are_only_built_in() -> bool:
     """Whether exactly the built-in passes are registered, unchanged. Does not import them."""
     _load_entry_points()
+    return list(_registered.values()) == _built_in()
+
+
+def added_passes() -> list[Pass]:
+    """The registered passes that are not built in."""
+    _load_entry_points()
+    ours = _built_in()
+    return [item for item in _registered.values() if item not in ours]
+
+
+def _built_in() -> list[Pass]:
+    """The built-in passes, if they were imported."""
     imported = [importlib.import_module(module) for module in _announced if module in sys.modules]
-    return list(_registered.values()) == [item for module in imported for item in module.OURS]
+    return [item for module in imported for item in module.OURS]
 
 
 @dataclasses.dataclass(frozen=True)

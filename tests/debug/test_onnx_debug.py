@@ -140,7 +140,11 @@ def test_a_wrong_operator_is_named_with_its_line(
     with caplog.at_level(logging.INFO, "dynamo_backends"):
         debug(Classifier(), dump)(torch.randn(3, 8))
     (forward,) = graphs(dump)
-    assert forward["verdict"] == f"diverges at sigmoid ({line_of('torch.sigmoid(self')})"
+    converter = Path(line_of("def wrong_sigmoid")).name
+    assert (
+        forward["verdict"]
+        == f"diverges at sigmoid ({line_of('torch.sigmoid(self')}): converter ({converter}) or kernel"
+    )
     assert forward["verdict"] in caplog.text
 
 

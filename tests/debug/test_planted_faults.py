@@ -331,7 +331,7 @@ def test_a_wrong_operator_that_the_model_damps(monkeypatch: pytest.MonkeyPatch, 
     """Its translation is right but for one of twelve calls."""
     calls = 0
 
-    def wrong_once(x: ir.Value) -> object:
+    def wrong_once(x: ir.Value) -> object:  # once of twelve
         nonlocal calls
         calls += 1
         result = op.Mul(x, op.Sigmoid(x))
@@ -339,7 +339,8 @@ def test_a_wrong_operator_that_the_model_damps(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong_once)
     found = verdicts(Damped(), (4, 8), "inference", tmp_path)
-    assert found["inference"] == f"diverges at silu_6 ({silu_lines()})"
+    converter = Path(line_of("# once of twelve")).name
+    assert found["inference"] == f"diverges at silu_6 ({silu_lines()}): converter ({converter}) or kernel"
 
 
 def test_a_kernel_that_is_wrong_only_in_the_session_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -142,10 +142,18 @@ def test_the_overview_says_what_is_wrong_and_leads_there_with_one_click(
     assert f"diverges at mul_tensor ({LINE})" in browser.text(".verdict.wrong")
     assert browser.run("return document.querySelectorAll('#graphs a').length") == 1 + len(run.graphs)
     browser.click(".culprit")
+    assert browser.run("return location.hash") == f"#{faulty}/passes/post_grad.wrong"
+    added = browser.run("return [...document.querySelectorAll('#panel .line.added')].map((line) => line.textContent)")
+    assert any("mul_tensor" in line and "1.01" in line for line in added), "the diff has scrolled to the value"
+    browser.click(".head .culprit:last-of-type")
     assert browser.run("return location.hash") == f"#{faulty}/comparison/mul_tensor"
     assert selected(browser) == "mul_tensor"
     details = browser.text(".details")
     assert "culprit" in details and LINE in details and "x = F.hardswish(x)" in details
+    assert "= Mul(" in browser.text(".details .onnx-node:last-of-type")
+    graph = next(graph for graph in run.graphs if graph.reference == faulty)
+    assert graph.entry.blame is not None and graph.entry.blame.elements is not None
+    assert graph.entry.blame.elements.text in browser.text(".details .elements")
     assert browser.run("return document.querySelectorAll('.stack li.user').length") >= 1
     # Nothing of the table of measures is cut off: the details scroll as a whole.
     tall, shown = browser.run(
@@ -303,6 +311,13 @@ def test_by_keyboard_alone(browser: Browser, page: Path, faulty: str) -> None:
 def test_the_plot_leads_to_the_row(browser: Browser, page: Path, faulty: str) -> None:
     browser.open(page, f"{faulty}/comparison")
     area = browser.driver.find_element("css selector", ".plot .area")
+    browser.run("document.querySelector('.plot .area').focus()")
+    browser.press(Keys.HOME)
+    shown = set()
+    for _ in range(int(area.get_attribute("aria-valuemax"))):
+        shown.add(browser.run("return document.activeElement.ariaValueText").split(":")[0])
+        browser.press(Keys.ARROW_RIGHT)
+    assert {"hardswish", "mul_tensor"} < shown and not any(re.fullmatch(r"(t|view)(_\d+)?", name) for name in shown)
     area.click()  # in its middle
     tip = browser.text(".tip strong")
     assert selected(browser) == tip

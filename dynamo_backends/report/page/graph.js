@@ -28,16 +28,19 @@ class GraphPage {
     const end = summary.end ? `${summary.end.reason}${summary.end.source ? ` (${short(summary.end.source)})` : ""}` : "";
     const forward = summary.of_forward && this.graphs.find((graph) => graph.index === summary.index && graph.culprit !== null && graph !== summary);
     const button = summary.culprit !== null ? ["Go to the culprit", summary] : forward ? ["Go to the culprit in its forward", forward] : null;
+    const wrong = summary.wrong_nodes.map(([name, module]) => element("button", {type: "button", class: "link", title: module, onclick: () => this.goToNode(name)}, name));
     return element(
       "div", {class: "head"},
       element("h1", {}, summary.name, " ", badge(summary.state)),
       element("div", {class: `verdict ${summary.state}`},
         element("p", {}, element("strong", {}, summary.verdict || "no run was compared"), summary.note ? ` ${summary.note}` : ""),
-        button ? element("button", {type: "button", class: "culprit", onclick: () => this.go(button[1].reference, "comparison", "culprit")}, button[0]) : null),
+        element("div", {class: "leads"}, summary.wrong_pass !== null ? passButton(summary, this.go) : null,
+          button ? element("button", {type: "button", class: "culprit", onclick: () => this.go(button[1].reference, "comparison", "culprit")}, button[0]) : null)),
       facts([
         ["in", `${summary.where.function} ${short(summary.where.source)}`.trim()], ["ended by", end], ["operators", count(summary.nodes)],
         ["on ONNX", `${percent(summary.share)} in ${plural(summary.regions, "region")}`], ["compiled in", summary.seconds ? seconds(summary.seconds) : ""],
         ["runs", count(summary.runs)], ["compared with", summary.reference_kind], ["not checked", summary.unchecked.join("; ")],
+        ["wrong by themselves", wrong.length > 1 ? element("span", {class: "links"}, wrong, summary.more_wrong_nodes ? ` and ${count(summary.more_wrong_nodes)} more` : null) : ""],
       ]),
     );
   }
@@ -70,7 +73,7 @@ class GraphPage {
     const data = this.part(key === "picture" ? "comparison" : key);
     if (data.notice) return {elements: [notice(`The dump cannot be read: ${data.notice}`)]};
     return {
-      comparison: () => this.comparison(), picture: () => this.picture(), stages: () => stagesPanel(data), passes: () => passesPanel(data),
+      comparison: () => this.comparison(), picture: () => this.picture(), stages: () => stagesPanel(data), passes: () => passesPanel(data, this.summary.blamed),
       placement: () => placementPanel(data, (name) => this.goToNode(name)), time: () => timePanel(data, (name) => this.goToNode(name)),
     }[key]();
   }
@@ -108,7 +111,7 @@ class GraphPage {
       onselect: (row) => this.chosen(row), onopen: (row) => this.open(row),
     });
     this.grid = grid;
-    const compared = rows.filter((row) => KINDS.some(([key]) => row[key]));
+    const compared = rows.filter((row) => !row.repeats && KINDS.some(([key]) => row[key]));
     this.plot = new Plot({
       rows: compared, distance: (row, key) => row[key], name: (row) => row.user_name || row.name, culprit: compared.indexOf(this.culprit),
       onpick: (row) => { this.reach(row); this.open(row); grid.element.focus({preventScroll: true}); },
@@ -188,7 +191,9 @@ class GraphPage {
           ["reads", links(row.inputs)], ["read by", links(row.readers)],
         ])),
       figures.length ? element("div", {class: "measures"}, element("h3", {}, "Error against float64"),
-        plainTable(["", "absolute", "relative", "RMSE", "ulp", "NaN/Inf", "scale"], figures)) : element("div", {}),
+        plainTable(["", "absolute", "relative", "RMSE", "ulp", "NaN/Inf", "scale", "share"], figures),
+        row.onnx_nodes.length ? element("section", {}, element("h3", {}, "ONNX nodes"), row.onnx_nodes.map((text) => element("code", {class: "onnx-node"}, text))) : null,
+        row.elements ? wrongElements(row.elements) : null) : element("div", {}),
       element("div", {class: "stack"}, element("h3", {}, "Call stack"), row.stack.length ? stackOf(row.stack.map((i) => frames[i])) : element("p", {}, row.source || "unknown source line")),
       this.pictureAround(row, 12));
   }
@@ -248,6 +253,29 @@ class GraphPage {
   }
 }
 
+/* A button to the diff of the wrong pass. */
+function passButton(summary, go) {
+  return element("button", {type: "button", class: "culprit", onclick: () => go(summary.reference, "passes", summary.wrong_pass)}, "Go to the diff of the pass");
+}
+
+/* The worst elements of a wrong value, and its histogram. */
+function wrongElements(found) {
+  const value = (item) => (typeof item === "number" ? String(Number(item.toPrecision(6))) : item);
+  const names = Object.keys(found.worst[0].inputs);
+  const most = Math.max(...found.histogram.map((range) => range.elements));
+  const bar = (range) => {
+    const track = element("span", {class: "track", title: `${count(range.wrong)} of ${plural(range.elements, "element")}`}, element("i", {}), element("b", {}));
+    track.firstChild.style.width = `${range.wrong / most * 100}%`;
+    track.lastChild.style.width = `${(range.elements - range.wrong) / most * 100}%`;
+    return track;
+  };
+  return element("section", {class: "elements"}, element("h3", {}, "Wrong elements"), element("p", {}, found.text),
+    plainTable(["element", ...names, "actual", "expected", "tolerance"], found.worst.map((item) => (
+      [`[${item.index.join(", ")}]`, ...names.map((name) => value(item.inputs[name])), value(item.actual), value(item.expected), number(item.limit)]))),
+    found.histogram.length ? plainTable(["by", "from, to", "elements", "wrong", "", "largest error"], found.histogram.map((range) => (
+      [range.of, range.range, count(range.elements), count(range.wrong), bar(range), range.largest_error === null ? "NaN/Inf" : number(range.largest_error)]))) : null);
+}
+
 function comparisonColumns() {
   const text = (key, head, width, value, help) => ({key, title: head, width, help, value, cell: (row) => spanned(value(row))});
   const error = (key, head, help) => ({
@@ -305,7 +333,8 @@ function stagesPanel(data) {
   return {elements: [chooser, holder], show: draw};
 }
 
-function passesPanel(data) {
+/* blamed: the value that the verdict names, to which the diff of a pass scrolls. */
+function passesPanel(data, blamed) {
   const below = element("div", {class: "holder"});
   const figures = (key, head, width) => ({key, title: head, width, align: "right", value: (row) => row[key], cell: (row) => count(row[key])});
   const grid = new Grid({
@@ -319,11 +348,18 @@ function passesPanel(data) {
       figures("near_misses", "near misses", "110px"),
       {key: "said", title: "note", width: "minmax(120px, 2fr)", value: (row) => row.said, cell: (row) => spanned(row.said)},
     ],
-    onselect: (row) => below.replaceChildren(row.difference.length ? new Lines(`What ${row.name} changed`, row.difference, true).element
-      : notice(row.fired ? `The dump has no diff of ${row.name}.` : `${row.name} changed nothing.`)),
+    onselect: (row) => {
+      if (!row.difference.length) return below.replaceChildren(notice(row.fired ? `The dump has no diff of ${row.name}.` : `${row.name} changed nothing.`));
+      const lines = new Lines(`What ${row.name} changed`, row.difference, true);
+      below.replaceChildren(lines.element);
+      if (blamed) lines.find(blamed);
+    },
   });
   const fired = data.passes.find((row) => row.fired);
-  return {elements: [data.passes.length ? grid.element : notice("No pass ran."), below], show: () => { if (!grid.selected() && fired) grid.select(fired); }};
+  return {elements: [data.passes.length ? grid.element : notice("No pass ran."), below], show: (item) => {
+    const row = data.passes.find((other) => `${other.where} ${other.name}`.trim() === item) || (grid.selected() ? null : fired);
+    if (row) grid.select(row);
+  }};
 }
 
 function placementPanel(data, goToNode) {

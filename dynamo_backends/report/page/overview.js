@@ -9,6 +9,7 @@ function overviewPage(data, go) {
   if (data.given_up.length) page.append(section("Given up by Dynamo", list(data.given_up)));
   const unchecked = graphs.flatMap((graph) => graph.unchecked.map((item) => `${graph.name}: ${item}`));
   if (unchecked.length) page.append(section("Not checked", list(unchecked)));
+  if (data.unused.length) page.append(section("Registered, and not used by any graph", list(data.unused)));
   const fallbacks = data.counters.filter(([name]) => name.startsWith("fallback "));
   if (fallbacks.length) {
     page.append(section("Operators in PyTorch", plainTable(["operator", "count"], fallbacks.map(([name, times]) => [name.slice("fallback ".length), times]))));
@@ -36,8 +37,9 @@ function firstFault(wrong, go) {
   return element("section", {class: "verdict wrong", "aria-label": "First fault"},
     element("p", {}, element("strong", {}, `${graph.name} ${graph.verdict}`)),
     graph.note ? element("p", {}, graph.note) : null,
-    element("button", {type: "button", class: "culprit", onclick: () => go(graph.reference, "comparison", "culprit")},
-      graph.culprit === null ? "Show its comparison" : "Go to the culprit"));
+    element("div", {class: "leads"}, graph.wrong_pass !== null ? passButton(graph, go) : null,
+      element("button", {type: "button", class: "culprit", onclick: () => go(graph.reference, "comparison", "culprit")},
+        graph.culprit === null ? "Show its comparison" : "Go to the culprit")));
 }
 
 function graphTable(graphs, go) {

@@ -26,7 +26,7 @@ class Plot {
     const scale = element("select", {"aria-label": "Scale of the errors", onchange: (event) => { this.relative = event.target.value === "relative"; this.draw(); }},
       element("option", {value: "relative"}, "relative to the largest magnitude"), element("option", {value: "absolute"}, "absolute"));
     this.element = element("figure", {class: "plot"},
-      element("figcaption", {}, element("span", {}, "Largest error,"), scale, boxes), this.area);
+      element("figcaption", {}, element("span", {title: "without views that repeat the error of their input"}, "Largest error,"), scale, boxes), this.area);
     this.area.addEventListener("mousemove", (event) => this.hover(event));
     this.area.addEventListener("mouseleave", () => { this.tip.hidden = true; });
     this.area.addEventListener("click", (event) => { this.hover(event); this.pick(); });

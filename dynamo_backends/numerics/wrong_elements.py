@@ -1,0 +1,241 @@
+"""Which elements of a wrong value exceed their tolerance: the worst ones, what all have in common, a histogram.
+
+::
+
+    found = wrong_elements(actual, expected, beyond, {"x": x})
+    found.text       # "1033 of 2048 elements exceed the tolerance, all where x < 0 (1040 elements)"
+
+``measure.judge`` decides which elements these are. Arrays are numpy's. Booleans and complex numbers have no pattern of
+values and no histogram.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .measure import Beyond
+
+Number = float | str
+"""``nan``, ``inf``, ``-inf`` and complex numbers are texts, for JSON."""
+
+_SHOWN = 5
+"""Elements that are listed."""
+
+_INPUTS = 2
+"""Inputs whose values are grouped."""
+
+_MOST = 0.9
+"""A pattern that a larger share of all elements has says nothing."""
+
+_CHANCE = 1e-3
+"""A pattern is shown if as many elements, taken at random, have it with a smaller probability."""
+
+_FITTED = 1.2
+"""A pattern with a number chosen to fit must hold for fewer elements than one without, by this factor."""
+
+_CHUNK = 2**16
+"""Elements whose ranges are found at a time."""
+
+_DECADES = 4
+"""The histogram has the powers of ten from ``10**-_DECADES`` to ``10**_DECADES``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongElement:
+    """An element that exceeds its tolerance."""
+
+    index: Sequence[int]
+    actual: Number
+    expected: Number
+    limit: float | None  # the tolerance; ``None`` if elements must be equal
+    inputs: Mapping[str, Number]  # by name, the elements that an elementwise operator computes it from
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueRange:
+    """The elements with a value in a range."""
+
+    of: str  # ``expected``, or the name of an input
+    range: str  # ``-1 to -0.1``
+    elements: int
+    wrong: int
+    largest_error: float | None  # ``None`` if only one side is NaN or infinite
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongElements:
+    """The elements of a value that exceed their tolerance."""
+
+    wrong: int  # how many
+    elements: int  # of the value
+    worst: Sequence[WrongElement]  # those with the largest multiple of their tolerance
+    pattern: str  # what all have in common, or ``""``
+    histogram: Sequence[ValueRange]
+
+    @property
+    def text(self) -> str:
+        """How many, and what all have in common."""
+        counted = f"{self.wrong} of {self.elements} elements exceed the tolerance"
+        return f"{counted}, {self.pattern}" if self.pattern else counted
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pattern:
+    """What all wrong elements have in common."""
+
+    text: str
+    share: float  # of all elements, that have it
+    is_fitted: bool = False  # whether it has a number that was chosen to fit
+
+
+def wrong_elements(
+    actual: np.ndarray, expected: np.ndarray, beyond: Beyond, inputs: Mapping[str, np.ndarray] | None = None
+) -> WrongElements:
+    """Describes the elements ``beyond`` their tolerance.
+
+    Args:
+        actual: the value, of any shape and dtype.
+        expected: the reference, of the same shape.
+        beyond: what ``measure.judge`` returned for them.
+        inputs: by name, the inputs of an elementwise operator; one that is not broadcast to the value's shape is left
+            out.
+    """
+    positions = beyond.positions
+    read = {name: item for name, item in (inputs or {}).items() if _is_broadcast(item.shape, actual.shape)}
+    values = {**dict(list(read.items())[:_INPUTS]), "expected": expected}
+    patterns, rows = list(_index_patterns(positions, actual.shape)), list[ValueRange]()
+    with np.errstate(all="ignore"):
+        wide = np.complex128 if actual.dtype.kind == "c" else np.float64
+        errors = np.abs(np.subtract(actual.reshape(-1)[positions], expected.reshape(-1)[positions], dtype=wide))
+        for name, item in values.items():
+            if item.dtype.kind in "fiu":
+                wrong = _at(item, actual.shape, positions)
+                patterns += _value_patterns(name, item, wrong)
+                rows += _histogram(name, item, wrong, errors, actual.size)
+    worst = np.argsort(-beyond.shares, kind="stable")[:_SHOWN]
+    return WrongElements(
+        len(positions),
+        actual.size,
+        [
+            WrongElement(
+                place := tuple(int(i) for i in np.unravel_index(positions[i], actual.shape)),
+                _number(actual[place]),
+                _number(expected[place]),
+                float(errors[i] / beyond.shares[i]) if math.isfinite(beyond.shares[i]) else None,
+                {name: _number(np.broadcast_to(item, actual.shape)[place]) for name, item in read.items()},
+            )
+            for i in worst
+        ],
+        _most_telling(patterns, len(positions), actual.size),
+        rows,
+    )
+
+
+def _is_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _at(item: np.ndarray, shape: tuple[int, ...], positions: np.ndarray) -> np.ndarray:
+    """The elements of an array at positions in the shape to which it is broadcast."""
+    if item.shape == shape:
+        return item.reshape(-1)[positions].astype(np.float64)
+    return np.broadcast_to(item, shape)[np.unravel_index(positions, shape)].astype(np.float64)
+
+
+def _number(element: np.generic) -> Number:
+    number = element.item()
+    is_finite = not isinstance(number, complex) and math.isfinite(number)
+    return float(number) if is_finite else str(number)
+
+
+def _value_patterns(name: str, value: np.ndarray, wrong: np.ndarray) -> Iterator[_Pattern]:
+    """Properties of a value at all wrong elements. Broadcasting repeats each element of it equally often."""
+    size = max(value.size, 1)
+
+    def pattern(text: str, has: np.ndarray, *, is_fitted: bool = False) -> _Pattern:
+        return _Pattern(f"all where {text}", float(np.count_nonzero(has)) / size, is_fitted)
+
+    if np.isnan(wrong).all():
+        yield pattern(f"{name} is NaN", np.isnan(value))
+    elif np.isinf(wrong).all():
+        yield pattern(f"{name} is infinite", np.isinf(value))
+    elif not wrong.any():
+        yield pattern(f"{name} is zero", value == 0)
+    elif np.isfinite(wrong).all():
+        if (wrong < 0).all():
+            yield pattern(f"{name} is negative", value < 0)
+            yield pattern(f"{name} <= {wrong.max():.3g}", value <= wrong.max(), is_fitted=True)
+        elif (wrong > 0).all():
+            yield pattern(f"{name} is positive", value > 0)
+            yield pattern(f"{name} >= {wrong.min():.3g}", value >= wrong.min(), is_fitted=True)
+        sizes = np.abs(wrong)
+        yield pattern(f"|{name}| >= {sizes.min():.3g}", np.abs(value) >= sizes.min(), is_fitted=True)
+        yield pattern(f"|{name}| <= {sizes.max():.3g}", np.abs(value) <= sizes.max(), is_fitted=True)
+
+
+def _index_patterns(positions: np.ndarray, shape: tuple[int, ...]) -> Iterator[_Pattern]:
+    """Ranges of indices with all wrong elements."""
+    names = [*(f"dimension {i}, index" for i in range(len(shape) - 2)), "row", "column"]
+    below = math.prod(shape)
+    for name, size in zip(names if shape[1:] else ["element"], shape, strict=True) if shape else ():
+        below //= size
+        index = positions // below % size
+        low, high = int(index.min()), int(index.max())
+        if low == high:
+            yield _Pattern(f"all in {name} {low}", 1 / size, is_fitted=True)
+        elif low > 0:
+            yield _Pattern(f"all from {name} {low} on", (size - low) / size, is_fitted=True)
+        else:
+            yield _Pattern(f"all up to {name} {high}", (high + 1) / size, is_fitted=True)
+
+
+def _most_telling(patterns: Sequence[_Pattern], wrong: int, elements: int) -> str:
+    """The pattern that fits the fewest other elements, if it is no chance."""
+    free = {True: wrong - 1, False: wrong}  # a fitted number is that of one of the wrong elements
+    found = [item for item in patterns if item.share <= _MOST and item.share ** free[item.is_fitted] < _CHANCE]
+    best = min(found, key=lambda item: item.share * (_FITTED if item.is_fitted else 1), default=None)
+    return f"{best.text} ({round(best.share * elements)} elements)" if best is not None else ""
+
+
+def _histogram(
+    name: str, value: np.ndarray, wrong: np.ndarray, errors: np.ndarray, elements: int
+) -> Iterator[ValueRange]:
+    """The numbers of elements and of wrong elements, and the largest error, by sign and power of ten of a value."""
+    flat = value.reshape(-1)
+    counts = np.zeros(_BINS, np.int64)
+    for start in range(0, len(flat), _CHUNK):
+        counts += np.bincount(_bins(flat[start : start + _CHUNK]), minlength=_BINS)
+    counts *= elements // max(value.size, 1)
+    bins = _bins(wrong)
+    for i in map(int, np.flatnonzero(counts)):
+        inside = errors[bins == i]
+        error = float(inside.max()) if inside.size else 0.0
+        yield ValueRange(name, _LABELS[i], int(counts[i]), inside.size, error if math.isfinite(error) else None)
+
+
+def _labels() -> list[str]:
+    edges = [f"1e{power}" if abs(power) > 2 else f"{10.0**power:g}" for power in range(-_DECADES, _DECADES + 1)]
+    positive = [f"0 to {edges[0]}", *(f"{low} to {high}" for low, high in zip(edges, edges[1:], strict=False))]
+    positive.append(f"{edges[-1]} and more")
+    negative = [f"-{edges[0]} to 0", *(f"-{high} to -{low}" for low, high in zip(edges, edges[1:], strict=False))]
+    negative.append(f"-{edges[-1]} and less")
+    return [*reversed(negative), "0", *positive, "NaN or infinite"]
+
+
+_LABELS = _labels()
+_BINS = len(_LABELS)
+_ZERO = _LABELS.index("0")
+
+
+def _bins(value: np.ndarray) -> np.ndarray:
+    """The index in ``_LABELS`` of each element."""
+    wide = value.astype(np.float64)
+    decades = np.floor(np.log10(np.abs(wide)))
+    steps = np.clip(np.nan_to_num(decades, nan=0.0, posinf=_DECADES, neginf=-_DECADES), -_DECADES - 1, _DECADES)
+    bins = (_ZERO + np.sign(np.nan_to_num(wide)) * (steps + _DECADES + 2)).astype(np.int64)
+    return np.where(np.isfinite(wide), bins, _BINS - 1)

@@ -1,0 +1,64 @@
+"""Finds the converters and passes that a user registered and no graph used: often a mistake that nothing else shows.
+
+The debugger names them in the manifest and once at the end of a dump, ``explain`` at its end. Those of installed
+packages are not named: they are for other models, too.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from passes.engine.origins import described as pass_described
+from passes.engine.origins import file_of
+from passes.engine.registry import added_passes
+from passes.engine.results import PassResult
+
+from ..exporter.registration import described, registered_converter, registered_in, registered_targets
+from ..graphs.artifacts import Split
+from ..graphs.locations import is_user_file
+
+
+@dataclasses.dataclass
+class Usage:
+    """What some graphs used, and how often."""
+
+    _on_onnx: set[object] = dataclasses.field(default_factory=set)  # operators
+    _in_pytorch: dict[object, str] = dataclasses.field(default_factory=dict)  # operators, and why
+    _fired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # by pass that ran
+    _near_misses: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    def add_graph(self, split: Split) -> None:
+        self._on_onnx.update(node.target for region in split.regions for node in region.operators)
+        for node, reason in split.coverage.in_pytorch.items():
+            self._in_pytorch.setdefault(node.target, str(reason))
+
+    def add_passes(self, results: Iterable[PassResult]) -> None:
+        for result in results:
+            self._fired[result.name] += result.fired or bool(result.undone)
+            self._near_misses[result.name] += len(result.near_misses)
+
+    def unused(self) -> list[str]:
+        """The user's converters of operators that no graph has on ONNX Runtime, and the user's passes that ran and
+        never fired, each with the reason."""
+        return [*self._unused_converters(), *self._unused_passes()]
+
+    def _unused_converters(self) -> Iterable[str]:
+        by_function: dict[Callable[..., object], list[object]] = {}  # a function may be for all overloads
+        for target in sorted(registered_targets(), key=str):
+            function = registered_converter(target)
+            if function is not None and is_user_file(registered_in(target)):
+                by_function.setdefault(function, []).append(target)
+        for function, targets in by_function.items():
+            if self._on_onnx.isdisjoint(targets):
+                reason = next((self._in_pytorch[target] for target in targets if target in self._in_pytorch), "")
+                why = f"the operator runs in PyTorch: {reason}" if reason else "no graph has the operator"
+                yield f"the converter of {targets[0]}, {described(function)}: {why}"
+
+    def _unused_passes(self) -> Iterable[str]:
+        for item in added_passes():
+            if item.name in self._fired and not self._fired[item.name] and is_user_file(file_of(item.written)):
+                misses = self._near_misses[item.name]
+                why = f"it never fired, with {misses} near misses" if misses else "it never fired"
+                yield f"the pass {item.name}, {pass_described(item.written)}: {why}"
