@@ -60,14 +60,16 @@ class Captured:
     program: ExportedProgram
 
     def renamed(self, inputs: Sequence[str], outputs: Sequence[str]) -> Captured:
-        """With other names of the first inputs and results."""
+        """With other names of the first inputs and results. A result must not have the name of an input."""
         if len(inputs) > len(self.inputs) or len(outputs) > len(self.outputs):
             raise ValueError(
                 f"the model has {len(self.inputs)} inputs and {len(self.outputs)} results, and there are {len(inputs)} "
                 f"and {len(outputs)} names"
             )
         names = [*inputs, *list(self.inputs.values())[len(inputs) :]]
-        others = [*outputs, *self.outputs[len(outputs) :]]
+        others = [*outputs, *(f"output_{name}" if name in names else name for name in self.outputs[len(outputs) :])]
+        if len({*names, *others}) < len(names) + len(others):
+            raise ValueError(f"two inputs or results have the same name: {', '.join([*names, *others])}")
         return dataclasses.replace(self, inputs=dict(zip(self.inputs, names, strict=True)), outputs=others)
 
     def with_other_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -176,7 +178,7 @@ def _check_effects(program: ExportedProgram) -> None:
             line = where(node) or "an unknown line"
             raise ExportError(
                 f"the model changes its {' '.join(what[:-1]).lower()} {spec.target!r} at {line}, and an ONNX model has "
-                "no state. Return the new value instead; model.eval() for statistics of batch norm"
+                "no state: return the new value instead"
             )
 
 
@@ -254,28 +256,26 @@ def _arguments_by_name(module: torch.nn.Module, args: Sequence[Any], kwargs: Map
 
 def _named_sizes(dims: Any, value: Any) -> Iterator[tuple[torch.Tensor, int, str]]:
     """The tensors, dimensions and names of the dimensions that ``dynamic_shapes`` names."""
-    if dims is None:
+    if not isinstance(dims, (Mapping, list, tuple)):
         return
     if isinstance(value, torch.Tensor):
         for i, dim in dims.items() if isinstance(dims, Mapping) else enumerate(dims):
             name = dim if isinstance(dim, str) else getattr(dim, "__name__", "")
             if name.isidentifier():
                 yield value, i, name
-        return
-    values: Any = value
-    if isinstance(dims, Mapping):
-        pairs = [(dims[key], values[key]) for key in dims if key in values]
+    elif isinstance(dims, Mapping):
+        for key in dims:
+            yield from _named_sizes(dims[key], value[key])
     else:
-        values = values.values() if isinstance(values, Mapping) else pytree.tree_leaves(values)
-        pairs = list(zip(dims, values, strict=False))
-    for part, item in pairs:
-        yield from _named_sizes(part, item)
+        values = value.values() if isinstance(value, Mapping) else pytree.tree_leaves(value)
+        for part, item in zip(dims, values, strict=False):
+            yield from _named_sizes(part, item)
 
 
 def _sizes(
     inputs: Mapping[fx.Node, str], values: Sequence[object], named: Sequence[tuple[torch.Tensor, int, str]]
 ) -> dict[str, str]:
-    """The names of the symbols that are sizes of inputs: the user's, else ``input_ids_dim_0``."""
+    """The names of the symbols in the sizes of inputs: the user's, else ``input_ids_dim_0``."""
     found: dict[str, str] = {}
     symbols = [
         (node, i, str(size), value)
@@ -288,5 +288,6 @@ def _sizes(
             if tensor is value and i == position:
                 found.setdefault(symbol, name)
     for node, i, symbol, _ in symbols:
-        found.setdefault(symbol, f"{inputs[node]}_dim_{i}")
+        is_tensor = isinstance(node.meta["val"], torch.Tensor)
+        found.setdefault(symbol, f"{inputs[node]}_dim_{i}" if is_tensor else inputs[node])
     return found

@@ -59,18 +59,15 @@ class FileSession:
         ]
 
 
-def difference(
-    module: torch.nn.Module, call: Call, actual: Sequence[object], returned: Sequence[int], names: Sequence[str]
-) -> str:
+def difference(module: torch.nn.Module, call: Call, actual: Mapping[str, torch.Tensor], returned: Sequence[int]) -> str:
     """How results differ from those of the module by more than rounding; empty if they do not.
 
     A module that does not run in float64 is compared with eager alone, of which half of the digits must agree.
 
     Args:
         module, call: what eager runs, on copies of its state and its arguments.
-        actual: the results to judge.
+        actual: the results to judge, by name.
         returned: for each result, its position among the leaves of what the module returns.
-        names: of the results.
     """
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     leaves, structure = pytree.tree_flatten(call)
@@ -86,11 +83,11 @@ def difference(
         try:
             runs = ReferenceRuns(run, SharedCopies(arguments), torch.get_rng_state())
         except Exception:  # whatever the model raises in float64
-            expected = [item.contiguous() if isinstance(item, torch.Tensor) else item for item in run(*copies(arguments))]
-            return difference_of_results(expected, actual)
-    for i, (name, value) in enumerate(zip(names, actual, strict=True)):
+            expected = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, run(*copies(arguments)))
+            return difference_of_results(expected, list(actual.values()))
+    for i, (name, value) in enumerate(actual.items()):
         eager = runs.outputs.eager[i]
-        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and value.dtype != eager.dtype:
+        if isinstance(eager, torch.Tensor) and value.dtype != eager.dtype:
             return f"result {name}: dtype {value.dtype} instead of {eager.dtype}"
         if message := str(runs.outputs.verdict(value, i)):
             return f"result {name}: {message}"

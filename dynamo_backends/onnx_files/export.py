@@ -38,22 +38,33 @@ class ExportedFile:
 
     Attributes:
         path: of the file. Weights of more than 2 GB are beside it, in ``<name>.data``.
-        inputs, outputs: the names of the model's inputs and results, in order.
+        inputs, outputs: the names of the model's inputs and results in order, each with its dtype and sizes as text,
+            ``INT64[batch, sequence]``.
         model: what was exported.
     """
 
     path: Path
-    inputs: Sequence[str]
-    outputs: Sequence[str]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
     model: torch.nn.Module
     _captured: Captured = dataclasses.field(repr=False)
 
-    def difference(self, *args: Any, **kwargs: Any) -> str:
-        """Runs the file in ONNX Runtime, and the model in PyTorch, with some arguments.
+    def run(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """The results of the file in ONNX Runtime, by name.
 
-        Returns:
-            How a result differs from eager's by more than rounding explains; empty if none does. Rounding is judged by
-            the errors against float64, or for a model that does not run in float64, by half of eager's digits.
+        Args:
+            args, kwargs: arguments as in the export; others that are no tensors have no effect.
+
+        Raises:
+            ExportError: ONNX Runtime fails.
+        """
+        return self._run(self._session, (args, kwargs))
+
+    def difference(self, *args: Any, **kwargs: Any) -> str:
+        """How a result differs from eager's by more than rounding; empty if none does.
+
+        Rounding is judged by the errors against float64. If the model does not run in float64, results are right that
+        agree with eager's in half of the digits.
 
         Raises:
             ExportError: ONNX Runtime fails.
@@ -64,10 +75,13 @@ class ExportedFile:
     def _session(self) -> FileSession:
         return FileSession(self.path)
 
-    def _difference(self, session: FileSession, call: Call) -> str:
+    def _run(self, session: FileSession, call: Call) -> dict[str, torch.Tensor]:
         leaves = pytree.tree_leaves(call)
-        inputs = dict(zip(self.inputs, (leaves[i] for i in self._captured.leaves), strict=True))
-        return difference(self.model, call, session.run(inputs), self._captured.returned, self.outputs)
+        inputs = {name: leaves[i] for name, i in zip(self.inputs, self._captured.leaves, strict=True)}
+        return dict(zip(self.outputs, session.run(inputs), strict=True))
+
+    def _difference(self, session: FileSession, call: Call) -> str:
+        return difference(self.model, call, self._run(session, call), self._captured.returned)
 
 
 def export(
@@ -80,7 +94,7 @@ def export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     opset_version: int | None = None,
-    check: bool = False,
+    check: bool | Sequence[Call] = False,
 ) -> ExportedFile:
     """Exports a model to an ONNX file that ONNX Runtime runs without PyTorch, optimized as by ``torch.compile``.
 
@@ -92,12 +106,13 @@ def export(
         args: its positional arguments, a tensor or a tuple.
         f: the file.
         kwargs: its keyword arguments.
-        dynamic_shapes: as in ``torch.export.export``; a name instead of a ``Dim`` is ``Dim.DYNAMIC`` with this name. The
-            names are those of the sizes in the file. Other sizes are fixed.
+        dynamic_shapes: as in ``torch.export.export``, with the names of sizes; a name instead of a ``Dim`` is
+            ``Dim.DYNAMIC``, whose limits PyTorch finds out. Other sizes are fixed.
         input_names, output_names: other names for inputs and results, in order.
         opset_version: the ONNX opset; by default that of the option ``opset``.
-        check: whether the results are compared with eager's before the file is written: with these arguments, and
-            with other sizes if some are dynamic. It takes three times the memory of the model.
+        check: whether the results are compared with eager's before the file is written: for these arguments, and
+            for other sizes if some are dynamic. Instead of ``True``, pairs of other ``args`` and ``kwargs`` to compare
+            too. It takes three times the memory of the model.
 
     Raises:
         ExportError: ``torch.export`` cannot capture the model, a part of it must run in PyTorch, it changes its state,
@@ -111,19 +126,31 @@ def export(
     call: Call = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {}))
     options = parse_options({} if opset_version is None else {"opset": opset_version})
     options = dataclasses.replace(options, providers=("CPUExecutionProvider",), verify_passes=False)
-    with for_any_processor():
-        captured = capture(model, *call, dynamic_shapes, options.opset)
-        captured = captured.renamed(input_names or (), output_names or ())
-        written = onnx_model(captured, options, type(model).__name__)
-    exported = ExportedFile(path, list(captured.inputs.values()), captured.outputs, model, captured)
+    try:
+        with for_any_processor():
+            captured = capture(model, *call, dynamic_shapes, options.opset)
+            captured = captured.renamed(input_names or (), output_names or ())
+            written = onnx_model(captured, options, type(model).__name__)
+    except ExportError as error:
+        hint = ". It is in training mode: model.eval() turns off dropout and updates of batch norm"
+        raise ExportError(f"{error}{hint if model.training else ''}") from error
+    inputs, outputs = (
+        {str(item.name): _type(item) for item in items} for items in (written.graph.inputs, written.graph.outputs)
+    )
+    exported = ExportedFile(path, inputs, outputs, model, captured)
     with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=f".{path.name}.") as folder:
         made = _write(written, Path(folder) / path.name)
         session = FileSession(made)
         if check:
-            _check(exported, session, call)
+            _check(exported, session, call, None if check is True else check)
         for file in sorted(Path(folder).iterdir(), reverse=True):  # the model last
             file.replace(path.parent / file.name)
     return exported
+
+
+def _type(value: ir.Value) -> str:
+    assert value.dtype is not None and value.shape is not None
+    return f"{value.dtype.name}[{', '.join(str(getattr(size, 'value', size)) for size in value.shape)}]"
 
 
 def _write(model: ir.Model, path: Path) -> Path:
@@ -135,8 +162,11 @@ def _write(model: ir.Model, path: Path) -> Path:
     return path
 
 
-def _check(exported: ExportedFile, session: FileSession, call: Call) -> None:
-    other = exported._captured.with_other_sizes(*call)
-    for item, what in ((call, "its results are wrong"), (other, "its results for other sizes are wrong")):
-        if item is not None and (message := exported._difference(session, item)):
-            raise ExportError(f"{what}: {message}")
+def _check(exported: ExportedFile, session: FileSession, call: Call, others: Sequence[Call] | None) -> None:
+    """Compares results with eager's; raises ``ExportError``. If ``others`` are ``None``, other sizes are made up."""
+    if others is None:
+        other = exported._captured.with_other_sizes(*call)
+        others = [] if other is None else [other]
+    for i, item in enumerate((call, *others)):
+        if message := exported._difference(session, item):
+            raise ExportError(f"the file is wrong{' for other sizes' if i else ''}: {message}")

@@ -7,6 +7,7 @@ graph is one region, and an operator that would run in PyTorch is an error.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,7 +17,7 @@ from torch import fx
 
 from ..errors import ExportError, KernelFaultError, Reason, TranslationError
 from ..exporter.translate import fold_constants, translate
-from ..graphs.artifacts import GraphName, Region, operator_name
+from ..graphs.artifacts import GraphName, Region, is_operator, operator_name
 from ..graphs.locations import where
 from ..options import Options
 from ..partition.regions import Support, whole_graph
@@ -29,6 +30,9 @@ from ..weights.frozen_session import Weight
 from .capture import Captured
 
 _MOST_REASONS = 10
+
+_RMS_NORMALIZATION = 23
+"""The opset with ``RMSNormalization``. Before, that is left to ONNX Runtime's optimizer."""
 
 
 def onnx_model(captured: Captured, options: Options, name: str) -> ir.Model:
@@ -72,6 +76,9 @@ class _WholeGraphLowering(Lowering):
     model: ir.Model
 
     def __init__(self, options: Options, observer: Observer, name: str) -> None:
+        if options.opset < _RMS_NORMALIZATION:
+            disabled = (*options.passes.disable, "onnx.layer_norm")
+            options = dataclasses.replace(options, passes=dataclasses.replace(options.passes, disable=disabled))
         self._options, self._name = options, name
         self._support = Support(options.opset, options.providers)
         self._passes = StagePasses(options, observer, self._support)
@@ -82,16 +89,14 @@ class _WholeGraphLowering(Lowering):
             raise ExportError(_refusal(in_pytorch))
         region = self.region
         try:
-            model = translate(
-                region.nodes, region.inputs, region.outputs, opset=self._options.opset, name=self._name
-            )
+            model = translate(region.nodes, region.inputs, region.outputs, opset=self._options.opset, name=self._name)
             fold_constants(model)
         except TranslationError as error:
             raise ExportError(f"it cannot be translated to ONNX: {error}") from error
         mark_weights(region, model, weights)
         self._passes.run("onnx", name, model, 0)
         for node in model.graph.all_nodes():
-            if node.op_type == "SimplifiedLayerNormalization":  # ONNX Runtime's name, which onnx.checker rejects
+            if node.op_type == "SimplifiedLayerNormalization":  # ONNX Runtime's name, unknown to ONNX
                 node.op_type = "RMSNormalization"
         try:
             check(model, self._options.providers)
@@ -105,6 +110,7 @@ def _refusal(in_pytorch: Mapping[fx.Node, Reason]) -> str:
     texts = dict.fromkeys(
         f"{node.name} ({operator_name(node)}) at {where(node) or 'an unknown line'}: {reason}"
         for node, reason in in_pytorch.items()
+        if is_operator(node)
     )
     shown = list(texts)[:_MOST_REASONS]
     more = f"; and {len(texts) - len(shown)} more" if len(texts) > len(shown) else ""

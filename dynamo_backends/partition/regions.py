@@ -198,8 +198,8 @@ def whole_graph(graph: fx.GraphModule, support: Support) -> tuple[Region, dict[f
     """A graph as one region, whose inputs and outputs are those of the graph, row-major; for a file.
 
     Returns:
-        The region, and the nodes that ONNX Runtime cannot run, each with its reason. Shared memory is none: the results
-        of a session share none.
+        The region, and the nodes that ONNX Runtime cannot run, each with its reason. Results that share memory in eager
+        are no reason, as a session's share none; nor is uninitialized memory, which may be 0.
     """
     for node in graph.graph.nodes:
         if IN_PYTORCH in node.meta and node.meta[IN_PYTORCH].kind is Kind.SHARED_MEMORY:
@@ -208,7 +208,8 @@ def whole_graph(graph: fx.GraphModule, support: Support) -> tuple[Region, dict[f
     inputs = [RegionInput(node) for node in graph.graph.find_nodes(op="placeholder")]
     outputs = [RegionOutput(node) for node in graph.graph.output_node().args[0]]
     region = Region(0, calls, inputs, outputs, [ROW_MAJOR] * len(outputs))
-    return region, _in_pytorch(calls, support, {})
+    in_pytorch = _in_pytorch(calls, support, {})
+    return region, {node: reason for node, reason in in_pytorch.items() if reason.kind is not Kind.UNINITIALIZED}
 
 
 def _in_pytorch(calls: Sequence[fx.Node], support: Support, rejected: dict[fx.Node, Reason]) -> dict[fx.Node, Reason]:
