@@ -178,7 +178,7 @@ def _check_effects(program: ExportedProgram) -> None:
             line = where(node) or "an unknown line"
             raise ExportError(
                 f"the model changes its {' '.join(what[:-1]).lower()} {spec.target!r} at {line}, and an ONNX model has "
-                "no state: return the new value instead"
+                "no state: return the new value, or if it changes only in its first call, call the model once before"
             )
 
 
