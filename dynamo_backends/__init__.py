@@ -7,6 +7,7 @@
     with dynamo_backends.dump("folder"):
         compiled(x)
 
+- writing a model to an ONNX file: ``export``;
 - translating operators: ``register_converter``, ``unregister_converter``, ``operator_set``, ``NotTranslatable``;
 - calling AOTAutograd: ``onnx_compiler`` and ``decomposition_table``::
 
@@ -22,7 +23,7 @@
     )
 
 - saving what was compiled: ``keep_value_guards_unsafe``, for ``options={"guard_filter_fn": ...}``;
-- catching errors: ``UnsupportedOperatorError``, ``TranslationError``, ``SessionError``.
+- catching errors: ``UnsupportedOperatorError``, ``TranslationError``, ``SessionError``, ``ExportError``.
 
 Names are imported at first use, so that ``dynamo-backends --help`` starts without PyTorch.
 """
@@ -34,16 +35,18 @@ TYPE_CHECKING = False  # what type checkers take for true
 
 if TYPE_CHECKING:
     from .backends import onnx_compiler
-    from .errors import SessionError, TranslationError, UnsupportedOperatorError
+    from .errors import ExportError, SessionError, TranslationError, UnsupportedOperatorError
     from .explanations.functions import coverage, explain
     from .exporter.converters.registry import NotTranslatable
     from .exporter.decompositions import decomposition_table
     from .exporter.registration import register_converter, unregister_converter
     from .exporter.torch_internals import operator_set
     from .graphs.saved_guards import keep_value_guards_unsafe
+    from .onnx_files.export import export
     from .pipeline.dump_block import dump
 
 __all__ = [
+    "ExportError",
     "NotTranslatable",
     "SessionError",
     "TranslationError",
@@ -52,6 +55,7 @@ __all__ = [
     "decomposition_table",
     "dump",
     "explain",
+    "export",
     "keep_value_guards_unsafe",
     "onnx_compiler",
     "operator_set",
@@ -60,6 +64,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ExportError": ".errors",
     "NotTranslatable": ".exporter.converters.registry",
     "SessionError": ".errors",
     "TranslationError": ".errors",
@@ -68,6 +73,7 @@ _MODULES = {
     "decomposition_table": ".exporter.decompositions",
     "dump": ".pipeline.dump_block",
     "explain": ".explanations.functions",
+    "export": ".onnx_files.export",
     "keep_value_guards_unsafe": ".graphs.saved_guards",
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",

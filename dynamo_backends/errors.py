@@ -111,6 +111,10 @@ class TranslationError(RuntimeError):
         return TranslationError(self.reason, node, operator)
 
 
+class ExportError(RuntimeError):
+    """A model cannot be exported to an ONNX file; the message says why, with the user's line if there is one."""
+
+
 class SessionError(RuntimeError):
     """ONNX Runtime rejected a model, or failed while running it. The message is ONNX Runtime's.
 

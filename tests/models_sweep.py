@@ -6,11 +6,13 @@
     python tests/models_sweep.py --only llama,bert --mode "inference;training"
     python tests/models_sweep.py --sample 1/10 --seed 7         # a random tenth of the cases
     python tests/models_sweep.py --out results.json --write-table   # and docs/models.md
+    python tests/models_sweep.py --export                       # ONNX files instead, and torch.onnx.export's
 
 A case is an architecture of ``architectures.py`` in a mode of ``MODES``. A result must be about as near to float64 as
 eager's. If the compiled model raises, or has graph breaks or more than one graph, PyTorch's backend ``aot_eager`` runs
-the same case: what fails or breaks there too is PyTorch's. Each worker is a process; a case that crashes, or takes
-longer than ``--limit`` seconds, is reported.
+the same case: what fails or breaks there too is PyTorch's. With ``--export`` the models become ONNX files, and
+``torch.onnx.export`` is what they are compared with. Each worker is a process; a case that crashes, or takes longer
+than ``--limit`` seconds, is reported.
 
 Exit code 1: a case is wrong, raises, crashes, hangs, or has more graph breaks or graphs than with ``aot_eager``.
 """
@@ -25,9 +27,10 @@ import functools
 import json
 import random
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import onnxruntime
@@ -39,6 +42,11 @@ from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves, tree_map
 from workers import Ended, judged
 from zoo import scalar
+
+import dynamo_backends
+from dynamo_backends.bench import loading
+from dynamo_backends.bench.exported import Exported, dynamic_shapes
+from dynamo_backends.bench.loading import LoadedCase
 
 RIGHT, WRONG, ERROR, BREAKS, PYTORCHS = "right", "wrong", "error", "breaks", "PyTorch's own"
 FAULTS = (WRONG, ERROR, BREAKS)
@@ -149,6 +157,14 @@ def compiling(backend: str) -> Compile:
     return lambda function, **settings: torch.compile(function, backend=backend, options=options, **settings)
 
 
+def exporting(export: Callable[[nn.Module, Path], Callable[..., object]]) -> Compile:
+    def exported(model: nn.Module, **settings: object) -> Callable[..., object]:
+        with tempfile.TemporaryDirectory() as folder:
+            return export(model, Path(folder) / "model.onnx")
+
+    return exported
+
+
 def in_double(value: object) -> object:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
@@ -243,11 +259,36 @@ MODES: dict[str, Run] = {
 }
 
 
-def cases() -> list[tuple[str, str]]:
+@torch.no_grad()
+def _exported(model: nn.Module, entry: Architecture, feeds: list[Inputs], wrap: Compile) -> Iterator:
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config.use_cache = False
+    return _inference(model, entry, feeds, wrap)
+
+
+EXPORTS: dict[str, Run] = {"export": _exported, "export, dynamic": _exported}
+"""The modes of ``--export``."""
+
+
+def our_export(feeds: Sequence[Inputs], model: nn.Module, path: Path) -> Callable[..., object]:
+    """Our file of a model as a callable; sizes that differ between the feeds are dynamic."""
+    loaded = LoadedCase(model, [loading.Inputs((), inputs) for inputs in feeds])
+    exported = dynamo_backends.export(model, (), path, kwargs=feeds[0], dynamic_shapes=dynamic_shapes(loaded))
+    exported.run(**feeds[0])  # the session, while there is a file
+    return lambda **inputs: list(exported.run(**inputs).values())
+
+
+def their_export(feeds: Sequence[Inputs], model: nn.Module, path: Path) -> Callable[..., object]:
+    """The same by ``torch.onnx.export``."""
+    return Exported(LoadedCase(model, [loading.Inputs((), inputs) for inputs in feeds]))
+
+
+def cases(modes: Iterable[str] = MODES) -> list[tuple[str, str]]:
     """All cases: architecture and mode; first one mode of all, then the next."""
     return [
         (name, mode)
-        for mode in MODES
+        for mode in modes
         for name, entry in ARCHITECTURES.items()
         if entry.generates or not mode.startswith("generation")
     ]
@@ -272,7 +313,7 @@ def run_case(name: str, mode: str) -> Report:
     torch.manual_seed(0)
     model = entry.build()
     feeds = [entry.inputs(BATCH, LENGTH)]
-    if mode == "dynamic":
+    if "dynamic" in mode:
         feeds.append(entry.inputs(OTHER_BATCH, OTHER_LENGTH))
 
     def results(wrap: Compile, double: bool = False) -> Results:
@@ -283,7 +324,7 @@ def run_case(name: str, mode: str) -> Report:
         arguments = copy.deepcopy(feeds)
         if double:
             ours, arguments = ours.double(), tree_map(in_double, arguments)
-        values = dict(MODES[mode](ours, entry, arguments, wrap))
+        values = dict((MODES | EXPORTS)[mode](ours, entry, arguments, wrap))
         breaks = sum(counters["graph_break"].values())
         return Results(values, breaks, counters["stats"]["unique_graphs"])
 
@@ -300,6 +341,10 @@ def run_case(name: str, mode: str) -> Report:
             judge,
         )
 
+    our_way, their_way, theirs_is = compiling("onnxrt"), compiling("aot_eager"), "aot_eager"
+    if mode in EXPORTS:
+        theirs_is = "torch.onnx.export"
+        our_way, their_way = (exporting(functools.partial(way, feeds)) for way in (our_export, their_export))
     counted: tuple = (0, 0, {})
     judge = "float64"
     try:
@@ -313,12 +358,12 @@ def run_case(name: str, mode: str) -> Report:
     if mode.startswith("generation") and not _same_tokens(exact, eager.values):
         exact, judge = eager.values, "eager"  # logits after other tokens are no measure
     try:
-        actual = results(compiling("onnxrt"))
+        actual = results(our_way)
     except Exception as error:
         try:
-            results(compiling("aot_eager"))
+            results(their_way)
         except Exception as other:
-            return report(PYTORCHS, f"aot_eager raises {_line(other)}")
+            return report(PYTORCHS, f"{_line(error)}; {theirs_is} raises {_line(other)}")
         return report(ERROR, _line(error))
     counted = _counted()
     runtime_failures = counters["dynamo_backends"]["runtime_failures"]
@@ -326,16 +371,16 @@ def run_case(name: str, mode: str) -> Report:
     text = differs(actual.values, eager.values, exact)
     if text:
         try:
-            theirs = results(compiling("aot_eager")).values
+            theirs = results(their_way).values
         except Exception as error:
-            return report(WRONG, f"{text}; aot_eager raises {_line(error)}", actual)
+            return report(WRONG, f"{text}; {theirs_is} raises {_line(error)}", actual)
         as_theirs = differs(theirs, eager.values, exact) and not differs(actual.values, theirs, exact)
-        return report(PYTORCHS if as_theirs else WRONG, f"{text}{' as aot_eager' if as_theirs else ''}", actual)
+        return report(PYTORCHS if as_theirs else WRONG, f"{text}{f' as {theirs_is}' if as_theirs else ''}", actual)
     if runtime_failures:
         return report(ERROR, f"ONNX Runtime failed {runtime_failures} times", actual)
     if actual.breaks or actual.graphs > 1:
         try:
-            theirs = results(compiling("aot_eager"))
+            theirs = results(their_way)
         except Exception:  # what is right needs no other measure
             return report(RIGHT, "", actual)
         if actual.breaks > theirs.breaks or actual.graphs > theirs.graphs:
@@ -466,11 +511,11 @@ def fallbacks(reports: Sequence[Report], most: int = 25) -> list[tuple[str, int]
     ]
 
 
-def summary(reports: Sequence[Report]) -> str:
+def summary(reports: Sequence[Report], modes: Iterable[str] = MODES) -> str:
     """Markdown: how many cases of each mode came out how."""
     outcomes = [RIGHT, WRONG, ERROR, BREAKS, PYTORCHS]
     lines = [f"| mode | cases | {' | '.join(outcomes)} |", "|" + " --- |" * (len(outcomes) + 2)]
-    for mode in MODES:
+    for mode in modes:
         count = collections.Counter(report.outcome for report in reports if report.mode == mode)
         lines.append(f"| {mode} | {sum(count.values())} | {' | '.join(str(count[each]) for each in outcomes)} |")
     return "\n".join(lines) + "\n"
@@ -499,6 +544,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="architectures, with commas between")
     parser.add_argument("--mode", help=f"modes, with semicolons between: {'; '.join(MODES)}")
+    parser.add_argument("--export", action="store_true", help=f"the modes {', '.join(EXPORTS)}")
     parser.add_argument("--sample", default="1/1", help="a part of the cases, 1/10")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--processes", type=int, default=2)
@@ -508,14 +554,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-table", action="store_true", help=f"write {TABLE.name}")
     settings = parser.parse_args(arguments)
 
-    chosen = cases()
+    every = cases(EXPORTS if settings.export else MODES)
+    chosen = every
     for option, place in (
         (settings.only and settings.only.split(","), 0),
         (settings.mode and settings.mode.split(";"), 1),
     ):
         if option:
             wanted = {each.strip() for each in option}
-            unknown = wanted - {case[place] for case in cases()}
+            unknown = wanted - {case[place] for case in every}
             if unknown:
                 parser.error(f"no such {'architecture' if place == 0 else 'mode'}: {', '.join(sorted(unknown))}")
             chosen = [case for case in chosen if case[place] in wanted]
@@ -538,9 +585,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{report.outcome}: {report.case}: {report.text}", flush=True)
         if settings.out:
             settings.out.write_text(json.dumps([dataclasses.asdict(each) for each in reports.values()], indent=1))
-    in_order = [reports[case] for case in cases() if case in reports]
-    print(summary(in_order if settings.out else new), f"{len(new)} cases in {time.monotonic() - start:.0f} s", sep="\n")
-    if settings.write_table:
+    in_order = [reports[case] for case in every if case in reports]
+    modes = EXPORTS if settings.export else MODES
+    print(
+        summary(in_order if settings.out else new, modes),
+        f"{len(new)} cases in {time.monotonic() - start:.0f} s",
+        sep="\n",
+    )
+    if settings.write_table and not settings.export:
         TABLE.write_text(page(in_order if settings.out else new))
     return int(any(report.outcome in FAULTS for report in new))
 

@@ -89,8 +89,7 @@ assert [record.comparison.verdict for record in records] == ["ok", "ok"]
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 
-from dynamo_backends.explanations.tracing import export_model  # noqa: E402
-from dynamo_backends.options import Options  # noqa: E402
+import dynamo_backends  # noqa: E402
 
 
 class Block(torch.nn.Module):
@@ -104,9 +103,7 @@ class Block(torch.nn.Module):
 
 block, x = Block().eval(), torch.randn(2, 8, 64)
 torch.onnx.export(block, (x,), folder / "export.onnx", dynamo=True, verbose=False)
-export_model(
-    block, ((x,), {}), folder / "ours.onnx", Options()
-)  # what ``dynamo-backends trace MODEL --onnx FILE`` does
+dynamo_backends.export(block, (x,), folder / "ours.onnx")
 command = [sys.executable, "-m", "dynamo_backends", "compare", "ours.onnx", "export.onnx"]
 done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
 print(done.stdout)

@@ -71,7 +71,7 @@ assert trace("models.py:branch", "--method", "compile") == 0
 # A file
 # ------
 #
-# ``--onnx`` saves the model as our exporter translates it, with its weights.
+# ``--onnx`` also writes an ONNX file, as ``dynamo-backends export`` does.
 
 assert trace("models.py:small", "--method", "export", "--onnx", "small.onnx") == 0
 

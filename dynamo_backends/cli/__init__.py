@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "Run a Llama with onnxrt and onnx_debug, and check each graph against float64.",
     "trace": "Print the graph that torch.jit.trace, torch.jit.script, torch.export or Dynamo captures of a model.",
     "explain": "Show the graphs that torch.compile makes of a model, and which operators would run on ONNX Runtime.",
+    "export": "Write a model to an ONNX file that runs without PyTorch, and check its results.",
     "ls": "List the runs and graphs of a dump, with their verdicts.",
     "show": "Print the graph of a stage, or list the graphs of a saved file.",
     "diff": "Show what changed between two stages of a graph, node by node.",

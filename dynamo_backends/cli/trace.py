@@ -9,8 +9,9 @@ from typing import Any
 from .common import MODEL_HELP, add_json_argument, print_json
 
 DETAILS = (
-    "Also prints the dtypes of the results. If a method fails, prints PyTorch's message and the methods that succeed. "
-    "Exit code 1: the method, or the export to ONNX, fails."
+    "No backend is involved: explain shows what ours make of the model, show the graphs of a dump, and the backend "
+    "fx_debug those of a program that runs. Also prints the dtypes of the results. If a method fails, prints PyTorch's "
+    "message and the methods that succeed. Exit code 1: the method, or the export to ONNX, fails."
 )
 
 METHODS = ("trace", "script", "export", "compile")
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of floating-point weights and inputs (default: %(default)s)",
     )
     parser.add_argument("--device", default="cpu", help="device: cpu, cuda, cuda:1 (default: %(default)s)")
-    parser.add_argument("--onnx", type=Path, metavar="FILE", help="save the model as ONNX")
+    parser.add_argument("--onnx", type=Path, metavar="FILE", help="also save the model, as the command export does")
     add_json_argument(parser)
 
 
@@ -46,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     from torch.utils import _pytree as pytree
 
     from ..bench.loading import load
-    from ..errors import TranslationError
-    from ..explanations.tracing import TracingError, dtypes_of, export_model, summary_of, trace
-    from ..options import parse_options
+    from ..errors import ExportError
+    from ..explanations.tracing import TracingError, dtypes_of, summary_of, trace
+    from ..onnx_files.export import export
 
     loaded = load(Case(arguments.model))
     dtype = getattr(torch, arguments.precision)
@@ -79,9 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
             result |= {"error": str(error), "methods_that_can": succeeding}
     if arguments.onnx is not None:
         try:
-            export_model(model, call, arguments.onnx, parse_options())
+            export(model, args, arguments.onnx, kwargs=kwargs)
             result["onnx"] = str(arguments.onnx)
-        except TranslationError as error:
+        except ExportError as error:
             code = 1
             result["onnx_error"] = str(error)
     if arguments.json:

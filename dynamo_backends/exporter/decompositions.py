@@ -206,3 +206,17 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
     table = whole_table(translated_operators(opset) if translated is None else translated)
     registered = registered_targets()
     return {target: function for target, function in table.items() if target not in registered}
+
+
+def table_for_export(opset: int) -> Decompositions:
+    """``decomposition_table`` and the composite operators, for ``ExportedProgram.run_decompositions``.
+
+    AOTAutograd decomposes composite operators while it traces; an exported program keeps those without an entry.
+    """
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    table = {
+        target: function
+        for target, function in torch.export.default_decompositions().items()
+        if target.has_kernel_for_dispatch_key(composite)
+    }
+    return {**table, **decomposition_table(opset)}

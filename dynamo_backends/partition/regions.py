@@ -29,6 +29,7 @@ from ..graphs.artifacts import Region, RegionInput, RegionOutput, Split, region_
 from ..graphs.layout import ROW_MAJOR, Layout, layout_of
 from ..graphs.operators import is_collective
 from ..numerics.exact import attribute
+from ..runtime.integer_kernels import is_for_any_processor
 from ..runtime.kernel_faults import reason_against_model
 from ..runtime.node_support import ANSWERS
 from ..runtime.providers import Provider, provider_name
@@ -100,9 +101,9 @@ class Support:
 
     def _cached_probe(self, node: fx.Node, *, only_first: bool) -> Reason | None:
         translation = find_translation(node.target, self.opset)
-        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        is_deterministic, any_ = torch.are_deterministic_algorithms_enabled(), is_for_any_processor()
         # The function, not its id, which may be reused after the function is freed.
-        question = (translation, self.opset, repr(self.providers), only_first, is_deterministic, signature(node))
+        question = (translation, self.opset, repr(self.providers), only_first, is_deterministic, any_, signature(node))
         return ANSWERS.get(question, lambda: self.probe(node, only_first=only_first))
 
     def probe(self, node: fx.Node, *, only_first: bool = False) -> Reason | None:
@@ -191,6 +192,24 @@ def split_graph(graph: fx.GraphModule, support: Support, rejected: dict[fx.Node,
         if not symbolic:
             return Split(regions, in_pytorch)
         rejected = rejected | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
+
+
+def whole_graph(graph: fx.GraphModule, support: Support) -> tuple[Region, dict[fx.Node, Reason]]:
+    """A graph as one region, whose inputs and outputs are those of the graph, row-major; for a file.
+
+    Returns:
+        The region, and the nodes that ONNX Runtime cannot run, each with its reason. Results that share memory in eager
+        are no reason, as a session's share none; nor is uninitialized memory, which may be 0.
+    """
+    for node in graph.graph.nodes:
+        if IN_PYTORCH in node.meta and node.meta[IN_PYTORCH].kind is Kind.SHARED_MEMORY:
+            del node.meta[IN_PYTORCH]
+    calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    inputs = [RegionInput(node) for node in graph.graph.find_nodes(op="placeholder")]
+    outputs = [RegionOutput(node) for node in graph.graph.output_node().args[0]]
+    region = Region(0, calls, inputs, outputs, [ROW_MAJOR] * len(outputs))
+    in_pytorch = _in_pytorch(calls, support, {})
+    return region, {node: reason for node, reason in in_pytorch.items() if reason.kind is not Kind.UNINITIALIZED}
 
 
 def _in_pytorch(calls: Sequence[fx.Node], support: Support, rejected: dict[fx.Node, Reason]) -> dict[fx.Node, Reason]:

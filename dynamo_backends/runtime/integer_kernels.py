@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -23,9 +26,32 @@ def multiplies_integers(content: bytes) -> bool:
     return any(node.op_type in PRODUCTS for node in ir.traversal.RecursiveGraphIterator(model.graph))
 
 
-@functools.cache
+_is_for_any: contextvars.ContextVar[bool] = contextvars.ContextVar("is_for_any_processor", default=False)
+
+
+@contextlib.contextmanager
+def for_any_processor() -> Iterator[None]:
+    """A context in which models are made that may run on another processor than this one."""
+    token = _is_for_any.set(True)
+    try:
+        yield
+    finally:
+        _is_for_any.reset(token)
+
+
+def is_for_any_processor() -> bool:
+    """Whether ``for_any_processor`` is active."""
+    return _is_for_any.get()
+
+
 def multiplies_mixed_signs() -> bool:
-    """Whether the product of uint8 with int8 is exact on the CPU provider.
+    """Whether the product of uint8 with int8 is exact on the CPU provider of the processor that will run the model."""
+    return not is_for_any_processor() and _multiplies_mixed_signs_here()
+
+
+@functools.cache
+def _multiplies_mixed_signs_here() -> bool:
+    """Whether it is exact on this processor.
 
     Without VNNI or AMX, x86 kernels add two products in 16 bits, which saturates. A processor says what it has, but not
     which kernel ONNX Runtime takes, so a product is computed: of the largest numbers.

@@ -1,0 +1,163 @@
+"""Lowers a captured module to one ONNX model: weights are initializers, and inputs, results and sizes have the user's
+names.
+
+The stages from ``joint`` to ``onnx_optimized`` are those of ``torch.compile``. Only the last step differs: the whole
+graph is one region, and an operator that would run in PyTorch is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+from onnx_ir import tensor_adapters
+from torch import fx
+
+from ..errors import ExportError, KernelFaultError, Reason, TranslationError
+from ..exporter.translate import fold_constants, translate
+from ..graphs.artifacts import GraphName, Region, is_operator, operator_name
+from ..graphs.locations import where
+from ..options import Options
+from ..partition.regions import Support, whole_graph
+from ..pipeline.compiler import Compiler
+from ..pipeline.lowering import Lowering, mark_weights
+from ..pipeline.observer import Observer
+from ..pipeline.stage_passes import StagePasses
+from ..runtime.kernel_faults import check
+from ..weights.frozen_session import Weight
+from .capture import Captured
+
+_MOST_REASONS = 10
+
+_RMS_NORMALIZATION = 23
+"""The opset with ``RMSNormalization``. Before, that is left to ONNX Runtime's optimizer."""
+
+
+def onnx_model(captured: Captured, options: Options, name: str) -> ir.Model:
+    """The ONNX model of a captured module; the module's graph is changed.
+
+    Args:
+        captured: the module.
+        options: of the backend; only ``opset`` and ``passes`` matter.
+        name: of the ONNX graph.
+
+    Raises:
+        ExportError: an operator cannot be in an ONNX model.
+    """
+    observer = Observer()
+    lowering = _WholeGraphLowering(options, observer, name)
+    compiler = Compiler(options, observer, lowering)
+    compiler.aten(GraphName(0, "inference"), captured.graph, None, captured.weights, is_joint=True)
+    model, region = lowering.model, lowering.region
+    inputs = dict(zip((item.node for item in region.inputs), list(model.graph.inputs), strict=True))
+    _name_values(model, [(inputs[node], text) for node, text in captured.inputs.items()], captured.outputs)
+    _name_sizes(model, captured.sizes)
+    for node, value in inputs.items():
+        if node in captured.weights:
+            model.graph.inputs.remove(value)
+            if value.uses():
+                tensor = captured.weights[node].tensor.contiguous()
+                value.const_value = tensor_adapters.TorchTensor(tensor, name=value.name)
+                model.graph.register_initializer(value)
+    return model
+
+
+class _WholeGraphLowering(Lowering):
+    """Translates a whole graph to one ONNX model, and optimizes it.
+
+    Attributes:
+        region: the graph.
+        model: in which weights are inputs.
+    """
+
+    region: Region
+    model: ir.Model
+
+    def __init__(self, options: Options, observer: Observer, name: str) -> None:
+        if options.opset < _RMS_NORMALIZATION:
+            disabled = (*options.passes.disable, "onnx.layer_norm")
+            options = dataclasses.replace(options, passes=dataclasses.replace(options.passes, disable=disabled))
+        self._options, self._name = options, name
+        self._support = Support(options.opset, options.providers)
+        self._passes = StagePasses(options, observer, self._support)
+
+    def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
+        self.region, in_pytorch = whole_graph(module, self._support)
+        if in_pytorch:
+            raise ExportError(_refusal(in_pytorch))
+        region = self.region
+        try:
+            model = translate(region.nodes, region.inputs, region.outputs, opset=self._options.opset, name=self._name)
+            fold_constants(model)
+        except TranslationError as error:
+            raise ExportError(f"it cannot be translated to ONNX: {error}") from error
+        mark_weights(region, model, weights)
+        self._passes.run("onnx", name, model, 0)
+        for node in model.graph.all_nodes():
+            if node.op_type == "SimplifiedLayerNormalization":  # ONNX Runtime's name, unknown to ONNX
+                node.op_type = "RMSNormalization"
+        try:
+            check(model, self._options.providers)
+        except KernelFaultError as error:
+            raise ExportError(str(error)) from error
+        self.model = model
+
+
+def _refusal(in_pytorch: Mapping[fx.Node, Reason]) -> str:
+    """The operators that ONNX Runtime cannot run, each with its line and reason."""
+    texts = dict.fromkeys(
+        f"{node.name} ({operator_name(node)}) at {where(node) or 'an unknown line'}: {reason}"
+        for node, reason in in_pytorch.items()
+        if is_operator(node)
+    )
+    shown = list(texts)[:_MOST_REASONS]
+    more = f"; and {len(texts) - len(shown)} more" if len(texts) > len(shown) else ""
+    return f"a part must run in PyTorch: {'; '.join(shown)}{more}"
+
+
+def _name_values(model: ir.Model, inputs: Sequence[tuple[ir.Value, str]], outputs: Sequence[str]) -> None:
+    """Names inputs and outputs; other values of these names get another."""
+    named = dict(inputs)
+    for i, name in enumerate(outputs):
+        value = model.graph.outputs[i]
+        if value in named or value.producer() is None:  # an input, a weight, or returned before
+            node = ir.Node("", "Identity", [value], name=f"node_{name}")
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            model.graph.append(node)
+            value = model.graph.outputs[i] = node.outputs[0]
+        named[value] = name
+    taken = set(named.values())
+    values = list(_values(model))
+    names = {str(value.name) for value in values}
+    for value in values:
+        if value not in named and value.name in taken:
+            count = 1
+            while (free := f"{value.name}_{count}") in names or free in taken:
+                count += 1
+            value.name = free
+            names.add(free)
+    for value, name in named.items():
+        value.name = name
+
+
+def _values(model: ir.Model) -> Iterable[ir.Value]:
+    for graph in model.graphs():
+        yield from graph.inputs
+        yield from graph.initializers.values()
+    for node in model.graph.all_nodes():
+        yield from node.outputs
+
+
+def _name_sizes(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Replaces the symbols in all shapes by the user's names."""
+
+    def renamed(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
+        if isinstance(size, int) or size.value is None:
+            return size
+        return ir.SymbolicDim(re.sub(r"\b[su]\d+\b", lambda found: names.get(found[0], found[0]), size.value))
+
+    for value in _values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape(renamed(size) for size in value.shape)

@@ -1,0 +1,243 @@
+"""``export``: the file runs in plain ONNX Runtime under the user's names, and is right; or the model is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnxruntime import InferenceSession
+from torch import nn
+from torch.nn import functional as F
+from zoo import ZOO
+
+import dynamo_backends
+from dynamo_backends import ExportError, export
+from dynamo_backends.cli import main
+from dynamo_backends.onnx_files import export as export_module
+
+CPU = ["CPUExecutionProvider"]
+
+
+def test_a_language_model_has_the_users_names_and_dynamic_sizes(tmp_path: Path) -> None:
+    """Tied weights, a ``ModelOutput``, arguments by keyword, and the user's line at each node."""
+    torch.manual_seed(0)
+    model = ZOO["bert"].build().eval()
+    inputs = {name: value for name, value in ZOO["bert"].inputs().items() if name != "labels"}
+    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=64)
+    shapes = {name: {0: batch, 1: sequence} for name in inputs}
+    path = tmp_path / "bert.onnx"
+    exported = export(model, (), path, kwargs=inputs, dynamic_shapes=shapes, check=True)
+    assert exported.inputs == {"input_ids": "INT64[batch, sequence]", "attention_mask": "INT64[batch, sequence]"}
+    assert exported.outputs == {"logits": "FLOAT[batch, sequence, 99]"}
+    assert list(tmp_path.iterdir()) == [path]
+    feeds = {"input_ids": np.arange(15).reshape(3, 5), "attention_mask": np.ones((3, 5), np.int64)}
+    assert exported.difference(**{name: torch.from_numpy(value) for name, value in feeds.items()}) == ""
+    session = InferenceSession(path, providers=CPU)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(value) for name, value in feeds.items()}).logits
+    torch.testing.assert_close(torch.from_numpy(session.run(["logits"], feeds)[0]), expected)
+    proto = onnx.load(path)
+    names = [item.name for item in proto.graph.initializer]
+    assert "bert.embeddings.word_embeddings.weight" in names and "cls.predictions.decoder.weight" not in names
+    assert all("source" in {item.key for item in node.metadata_props} for node in proto.graph.node)
+    assert {item.domain for item in proto.opset_import} <= {"", "com.microsoft"}
+
+
+class Names(nn.Module):
+    """Names that ONNX nodes, parameters and results would have too; nested arguments and results; constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(
+        self, add: torch.Tensor, weight: tuple[Any, ...], times: int = 1, flag: bool = False, mask: object = None
+    ) -> dict[str, Any]:
+        total = torch.add(add, weight[0]["a"]) * self.weight * times
+        moved = torch.add(total, weight[1])
+        return {
+            "mul": total,
+            "add": moved if flag else total,
+            "parts": [moved, moved, add, self.weight, torch.ones(2)],
+            "numbers": (add.shape[0], 2.5, True, mask),
+        }
+
+
+def test_names_nested_values_and_results_that_no_node_computes(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    kwargs = {"weight": ({"a": x + 1}, x + 2), "times": 2, "flag": True}
+    exported = export(Names(), x, tmp_path / "m.onnx", kwargs=kwargs, check=True)
+    assert list(exported.inputs) == ["add", "weight_0_a", "weight_1"]
+    numbers = {"numbers_0": "INT64[]", "numbers_1": "DOUBLE[]", "numbers_2": "BOOL[]"}
+    assert list(exported.outputs) == ["mul", "output_add", *(f"parts_{i}" for i in range(5)), *numbers]
+    assert exported.outputs.items() >= numbers.items()
+    named = export(Names(), x, tmp_path / "m.onnx", kwargs=kwargs, input_names=["in"], output_names=["weight", "out"])
+    assert list(named.inputs)[0] == "in" and list(named.outputs)[:2] == ["weight", "out"]
+    assert named.difference(x, **kwargs) == ""
+    for wrong in (["a", "a"], list("abcd")):
+        with pytest.raises(ValueError, match="name"):
+            export(Names(), x, tmp_path / "m.onnx", kwargs=kwargs, input_names=wrong)
+
+
+class Function(nn.Module):
+    """Calls a function with itself and an argument."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("state", torch.zeros(4))
+        self.dropout, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.function(self, x)
+
+
+def _adds_to_state(self: Function, x: torch.Tensor) -> torch.Tensor:
+    return x + self.state.add_(1)
+
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda self, x: x, X),
+        (lambda self, x: x.t(), X),  # only a view
+        (lambda self, x: x[0, :2].expand(3, 2), X.t()),
+        (lambda self, x: torch.empty_like(x).copy_(x) + 1, X),
+        (lambda self, x: torch.cat([x, x.new_zeros(0, 4)])[:0], X),
+        (lambda self, x: ~x, X > 0),
+        (lambda self, x: self.norm(self.dropout(x)), X),
+        (lambda self, x: F.gelu(x @ x.t()), X.bfloat16()),
+        (lambda self, x: x.softmax(-1), X.half()),
+        (lambda self, x: x.std(-1), X.double()),
+    ],
+)
+def test_small_functions_are_right(function: Callable[..., object], x: torch.Tensor, tmp_path: Path) -> None:
+    exported = export(Function(function).eval(), x, tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
+    assert exported.inputs["x"].partition("[")[2].startswith("rows")
+
+
+def test_rms_normalization_is_in_onnx_at_each_opset(tmp_path: Path) -> None:
+    model = Function(lambda self, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)).eval()
+    for opset, operator in ((18, "Pow"), (23, "RMSNormalization")):
+        export(model, X, tmp_path / "m.onnx", opset_version=opset, check=True)
+        proto = onnx.load(tmp_path / "m.onnx")
+        assert proto.opset_import[0].version == opset
+        assert operator in {node.op_type for node in proto.graph.node}
+
+
+class Unknown:
+    """A result that PyTorch does not know."""
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "reason"),
+    [
+        (_adds_to_state, X, r"its buffer 'state' at .*test_export.py:\d+"),
+        (lambda self, x: x.mul_(2) + 1, X, r"its user input 'x' at .*test_export.py:\d+"),
+        (lambda self, x: self.dropout(x), X, r"bernoulli.*test_export.py:\d+.*model\.eval\(\)"),
+        (lambda self, x: self.norm(x), X, r"norm\.running_mean.*model\.eval\(\)"),
+        (
+            lambda self, x: torch.linalg.svdvals(x),
+            X,
+            r"_linalg_svd \(aten._linalg_svd.default\) at .*test_export.py:\d+",
+        ),
+        (lambda self, x: x if x.sum() > 0 else -x, X, "torch.export cannot capture the model"),
+        (lambda self, x: x * 2, X.to(torch.complex64), "complex"),
+        (lambda self, x: (x, "text"), X, "'text' as output_1"),
+        (lambda self, x: None, X, "no tensor"),
+        (lambda self, x: Unknown(), X, "Unknown"),
+    ],
+)
+def test_a_model_is_refused_in_one_line(
+    function: Callable[..., object], x: torch.Tensor, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=reason) as raised:
+        export(Function(function), x, tmp_path / "m.onnx")
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+@torch.library.custom_op("test_export::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("factor, said", [(3.0, "the file is wrong: result output"), ("rows", "for other sizes")])
+def test_a_wrong_file_is_not_written(factor: float | str, said: str, tmp_path: Path) -> None:
+    from onnxscript import opset18 as op
+
+    def converter(x: Any) -> Any:
+        if factor != "rows":
+            return op.Mul(x, op.CastLike(factor, x))
+        rows = op.CastLike(op.Gather(op.Shape(x), 0), x)
+        return op.Mul(x, op.Sub(rows, op.CastLike(1.0, x)))  # right for three rows
+
+    dynamo_backends.register_converter(torch.ops.test_export.twice.default)(converter)
+    try:
+        with pytest.raises(ExportError, match=said):
+            model = Function(lambda self, x: twice(x) + 1)
+            export(model, X, tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
+    finally:
+        dynamo_backends.unregister_converter(torch.ops.test_export.twice.default)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_beyond_protobufs_limit_are_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_module, "LARGEST_FILE", 1000)
+    exported = export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx", check=True)
+    assert {file.name for file in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
+    (tmp_path / "elsewhere").mkdir()
+    for file in ("m.onnx", "m.onnx.data"):
+        (tmp_path / file).rename(tmp_path / "elsewhere" / file)
+    InferenceSession(tmp_path / "elsewhere" / "m.onnx", providers=CPU)
+    assert exported.path.name == "m.onnx"
+
+
+def test_integer_products_do_not_depend_on_the_processor(tmp_path: Path) -> None:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    model = nn.Sequential(nn.Linear(64, 32)).eval()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    export(model, torch.randn(5, 64), tmp_path / "m.onnx", check=True)
+    session = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "m.onnx"))
+    types = {item.name: item.type.tensor_type.elem_type for item in session.graph.value_info}
+    [product] = [node for node in session.graph.node if node.op_type == "MatMulInteger"]
+    assert [types[name] for name in product.input[:2]] == [onnx.TensorProto.UINT8] * 2
+
+
+MODEL = """
+import torch
+
+def make():
+    return torch.nn.Linear(4, 2), torch.ones(3, 4), torch.ones(5, 4)
+
+def draws():
+    return torch.nn.Dropout(0.5), torch.ones(3, 4)
+"""
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models.py").write_text(MODEL)
+    model, file = f"{tmp_path}/models.py:make", str(tmp_path / "m.onnx")
+    assert main(["export", model, file, "--dynamic", "--check", "--opset", "20"]) == 0
+    text = capsys.readouterr().out
+    assert "FLOAT[input_dim_0, 4]" in text and "right for 2 calls" in text
+    assert onnx.load(file).opset_import[0].version == 20
+    assert main(["export", model, file, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"] == {"output": "FLOAT[3, 2]"}
+    assert main(["export", model, str(tmp_path / "none" / "m.onnx")]) == 2
+    assert main(["export", "nothing", file]) == 2
