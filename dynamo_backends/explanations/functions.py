@@ -33,6 +33,7 @@ from ..pipeline.lowering import Lowering, mark_weights
 from ..pipeline.observer import Observer
 from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
+from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
 from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..weights.frozen_session import Weight
@@ -186,7 +187,7 @@ class _SplitLowering(Lowering):
         off = _PASSES - {item.name for item in passes}
         names = [str(value.name) for value in model.graph.inputs]
         tensors = {
-            name: weights[item.node].tensor
+            name: InputSpec(name, None, item.permutation).in_memory_order(weights[item.node].tensor)
             for name, item in zip(names, region.inputs, strict=True)
             if item.node in weights
         }

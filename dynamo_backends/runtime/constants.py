@@ -100,9 +100,11 @@ def give(options: onnxruntime.SessionOptions, constants: Mapping[str, torch.Tens
 
 def computed_from(graph: ir.Graph, constants: Iterable[str]) -> set[str]:
     """The names of values that ONNX Runtime computes when it makes the session: constants, initializers, and what
-    depends on these alone. The nodes must be in execution order."""
+    depends on these alone. The nodes must be in execution order; a subgraph may read values that its node does not."""
     names = {*constants, *graph.initializers}
     for node in graph:
+        if any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values()):
+            continue
         are_known = all(value is None or value.name in names for value in node.inputs)
         if node.op_type == "Constant" or (node.inputs and are_known):
             names.update(value.name for value in node.outputs if value.name)

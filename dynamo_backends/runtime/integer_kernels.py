@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from ..versions import IR_VERSION
@@ -13,18 +12,29 @@ from .settings import SessionSettings, create_session
 
 _TERMS = 64
 
-PRODUCTS = frozenset({"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "ConvInteger", "QLinearConv"})
-"""Operators that multiply integers of 8 bits."""
+PRODUCTS = {
+    **dict.fromkeys(("MatMulInteger", "ConvInteger"), (0, 1)),
+    **dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), (0, 3)),
+    **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"), (0, 1)),
+}
+"""Operators that multiply integers of 8 bits, ONNX's and ONNX Runtime's, with the positions of both operands."""
 
 
-def multiplies_integers(content: bytes) -> bool:
-    """Whether a serialized model multiplies integers of 8 bits."""
-    model = ir.from_proto(onnx.load_from_string(content))
-    return any(node.op_type in PRODUCTS for node in ir.traversal.RecursiveGraphIterator(model.graph))
+def has_mixed_signs(node: ir.Node) -> bool:
+    """Whether one of ``PRODUCTS`` multiplies uint8 with int8, or may do so: types inside functions are not known."""
+    first, second = (node.inputs[i] for i in PRODUCTS[node.op_type])
+    is_unsigned = first is None or first.dtype != ir.DataType.INT8  # float32 is quantized to uint8
+    return is_unsigned and (second is None or second.dtype != ir.DataType.UINT8)
+
+
+def needs_exact_mixed_signs(model: ir.Model) -> bool:
+    """Whether a model with types is right only where products of uint8 with int8 are exact, as they are here."""
+    products = (node for graph in model.graphs() for node in graph if node.op_type in PRODUCTS)
+    return any(map(has_mixed_signs, products)) and mixed_signs_are_exact()
 
 
 @functools.cache
-def multiplies_mixed_signs() -> bool:
+def mixed_signs_are_exact() -> bool:
     """Whether the product of uint8 with int8 is exact on the CPU provider.
 
     Without VNNI or AMX, x86 kernels add two products in 16 bits, which saturates. A processor says what it has, but not

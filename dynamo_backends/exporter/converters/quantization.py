@@ -44,7 +44,7 @@ def _parameter(value: ir.Value | float, dtype: ir.DataType, *, scalar: bool) -> 
 
 
 def _check_precision(computed: ir.DataType, dtype: ir.DataType) -> None:
-    """Checks that float32 products of integers with scales, rounded to the dtype in which eager computes, are eager's."""
+    """Checks that products in float32, rounded to the dtype in which eager computes, are eager's."""
     if computed != _FLOAT and not (computed in HALF_PRECISION and dtype in _EIGHT_BITS):
         raise NotTranslatable(f"eager dequantizes {dtype} in {computed}, its translation in float32")
 
