@@ -41,6 +41,7 @@ def rewrite(
     switches = Switches(disable=("*",), enable=("onnx.lift_constants", *names))
     results = PassManager(switches, TARGET).run("onnx", model)
     assert {result.name: result.fired for result in results}[names[-1]] == fires
+    assert not any(result.undone for result in results)
     after = ir.to_proto(model)
     assert [value.name for value in after.graph.output] == [value.name for value in before.graph.output]
     for ours, original in zip(results_of(after, before), results_of(before, before), strict=True):
