@@ -53,6 +53,7 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Stored
         "in_pytorch": [_code_text(region) for region in program.regions],
         "originals": references,
         "constants": [[name, encode((item.dtype, tuple(item.shape)), {})] for name, item in stored.items()],
+        "mixed_signs": program.mixed_signs,
         "coverage": [
             coverage.regions,
             coverage.on_onnx,
@@ -90,7 +91,8 @@ def from_record(record: StoredRecord, module: fx.GraphModule | None, options: Op
     )
     count, on_onnx, fallbacks = header["coverage"]
     reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in fallbacks]
-    program = Program(code, attributes, regions, CoverageCounts(count, on_onnx, reasons))
+    coverage = CoverageCounts(count, on_onnx, reasons)
+    program = Program(code, attributes, regions, coverage, mixed_signs=bool(header["mixed_signs"]))
     expected = program.arguments if module is None else list(module.graph.find_nodes(op="placeholder"))
     if len(expected) != len(program.arguments):
         raise ValueError(f"expected {len(expected)} arguments, got {len(program.arguments)}")

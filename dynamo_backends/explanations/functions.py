@@ -35,6 +35,7 @@ from ..pipeline.observer import Observer
 from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.usage import Usage
+from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
 from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..weights.frozen_session import Weight
@@ -196,7 +197,7 @@ class _SplitLowering(Lowering):
         off = _PASSES - {item.name for item in passes}
         names = [str(value.name) for value in model.graph.inputs]
         tensors = {
-            name: weights[item.node].tensor
+            name: InputSpec(name, None, item.permutation).in_memory_order(weights[item.node].tensor)
             for name, item in zip(names, region.inputs, strict=True)
             if item.node in weights
         }

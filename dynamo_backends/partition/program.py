@@ -90,6 +90,7 @@ class Program:
         regions: the parts that run on ONNX Runtime.
         coverage: how much of the graph runs where.
         varies: why another compile of the graph may give another Program, which is then not cached; else empty.
+        mixed_signs: whether it is right only where products of uint8 with int8 are exact (``runtime/integer_kernels``).
     """
 
     code: fx.Graph
@@ -97,6 +98,7 @@ class Program:
     regions: tuple[RegionProgram, ...]
     coverage: CoverageCounts
     varies: str = ""
+    mixed_signs: bool = False
 
     @functools.cached_property
     def arguments(self) -> dict[object, int]:

@@ -42,6 +42,7 @@ from ..partition.program import Program, ProviderCheck, RegionCode, RegionProgra
 from ..partition.regions import Support, assemble, attributes_of, depth_first, producer_of, region_graph, split_graph
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.executable import Executable
+from ..runtime.integer_kernels import needs_exact_mixed_signs
 from ..runtime.kernel_faults import check, fault_in, optimizers_to_disable, serialized
 from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..runtime.providers import Provider, as_precise_as_pytorch, fallbacks, only_cpu, provider_name
@@ -140,7 +141,8 @@ class OnnxLowering(Lowering):
         varies = "a pass that was undone" if is_undone else ""
         if any(reason.kind is Kind.OUT_OF_MEMORY for reason in split.in_pytorch.values()):
             varies = "memory ran out"
-        program = Program(code, attributes, tuple(item.program for item in compiled), coverage, varies)
+        mixed_signs = any(needs_exact_mixed_signs(item.optimized_model) for item in compiled)
+        program = Program(code, attributes, tuple(item.program for item in compiled), coverage, varies, mixed_signs)
         give_back()
         return CompiledGraph(graph.name, graph.module, split, compiled, program, graph.passes, graph.seconds)
 
@@ -211,7 +213,8 @@ class OnnxLowering(Lowering):
             program, session = self._create_session(graph.name, region, optimized, executable, constants)
         products: Sequence[ProductKernel] = ()
         if self.observer.watches:
-            products = product_kernels(optimized, {inputs[i].name: weight.tensor for i, weight in constants.items()})
+            tensors = {inputs[i].name: inputs[i].in_memory_order(weight.tensor) for i, weight in constants.items()}
+            products = product_kernels(optimized, tensors)
         return CompiledRegion(graph.name, region, model, optimized, passes, program, session, products)
 
     def _create_session(

@@ -15,7 +15,7 @@ from ..errors import KernelFaultError, Reason
 from ..exporter.decompositions import decomposition_table
 from ..options import Options
 from ..partition.regions import Support
-from ..runtime.integer_kernels import is_for_any_processor
+from ..runtime.integer_kernels import is_for_any_processor, mixed_signs_are_exact
 from ..runtime.kernel_faults import check, reason_against_node, result_types
 from ..runtime.providers import Provider, only_cpu, provider_name
 
@@ -32,6 +32,7 @@ def pass_target(options: Options, support: Support) -> Target:
         providers=tuple(provider_name(provider) for provider in options.providers),
         opset=options.opset,
         multiplies_bfloat16=not is_for_any_processor() and only_cpu(options.providers) and has_units_for_bfloat16(),
+        multiplies_mixed_signs=mixed_signs_are_exact,
         threads=options.threads,
         decompositions=functools.partial(decomposition_table, options.opset),
         rejects=functools.partial(_rejects, options.providers, options.opset),

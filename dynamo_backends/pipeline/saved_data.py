@@ -21,14 +21,13 @@ from ..graphs.traced_sources import TracedModule, changed_function
 from ..options import Options
 from ..partition.program import Program, load, run_in_pytorch
 from ..runtime.custom_operators import load_libraries
-from ..runtime.integer_kernels import multiplies_integers, multiplies_mixed_signs
 from ..runtime.providers import check_providers
 from ..weights.changes import can_be_watched
 from ..weights.frozen_session import Weight
 
 logger = logging.getLogger(__name__)
 
-_KEY = "a saved graph"
+_KEY = "a saved graph, format 2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,6 @@ class SavedData:
             "weights": [[i, *weight] for i, weight in weights.items() if i in constants],
             "versions": versions(),
             "sources": sources,
-            "mixed_signs": _needs_mixed_signs(program),
         }
         return cls(name, encoded(_KEY, StoredRecord(header, record.blobs)), options)
 
@@ -145,19 +143,16 @@ def read_content(content: bytes, *, is_to_run: bool = False) -> SavedContent:
     for library, version in header["versions"].items() if is_to_run else ():
         if now[library] != version:
             raise AheadOfTimeError(f"a graph was saved with {library} {version}, and this is {now[library]}")
-    if is_to_run and header["mixed_signs"] and not multiplies_mixed_signs():
-        raise AheadOfTimeError(
-            "a graph was saved with products of uint8 with int8, which saturate on this processor; compile it here"
-        )
+    if is_to_run and header["program"]["mixed_signs"]:
+        from ..runtime.integer_kernels import mixed_signs_are_exact  # imports libraries that create models
+
+        if not mixed_signs_are_exact():
+            raise AheadOfTimeError(
+                "a graph was saved with products of uint8 with int8, which saturate on this processor; compile it here"
+            )
     weights = {i: (name, is_statistic) for i, name, is_statistic in header["weights"]}
     sources = [TracedModule(*item) for item in header["sources"]]
     return SavedContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)
-
-
-def _needs_mixed_signs(program: Program) -> bool:
-    """Whether a Program is right only where products of uint8 with int8 are exact."""
-    models = (region.executable.model for region in program.regions)
-    return any(map(multiplies_integers, models)) and multiplies_mixed_signs()
 
 
 def versions() -> dict[str, str]:

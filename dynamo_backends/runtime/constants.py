@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import onnxruntime
 import torch
 
+from ..events import count
 from .dtypes import ONNX_NUMBERS
 from .ort_internals import CALLS
 from .tensors import to_ort
@@ -100,10 +101,39 @@ def give(options: onnxruntime.SessionOptions, constants: Mapping[str, torch.Tens
 
 def computed_from(graph: ir.Graph, constants: Iterable[str]) -> set[str]:
     """The names of values that ONNX Runtime computes when it makes the session: constants, initializers, and what
-    depends on these alone. The nodes must be in execution order."""
+    depends on these alone. The nodes must be in execution order; a subgraph may read values that its node does not."""
     names = {*constants, *graph.initializers}
     for node in graph:
+        if any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values()):
+            continue
         are_known = all(value is None or value.name in names for value in node.inputs)
         if node.op_type == "Constant" or (node.inputs and are_known):
             names.update(value.name for value in node.outputs if value.name)
     return names
+
+
+def with_choices_made(model: bytes, constants: Sequence[Declaration]) -> bytes:
+    """A serialized model in which an ``If`` of a pass takes its second branch, if ``constants`` do not decide.
+
+    Passes write one where ONNX Runtime is to choose a kernel when it knows the weights (``Builder.choose``). If these
+    are inputs, each call would decide, and convert the weights for the kernel.
+    """
+    if b"If" not in model:
+        return model  # without importing libraries that create models
+    import onnx
+    import onnx_ir as ir
+
+    from passes.engine.manager import OTHERWISE
+
+    proto = onnx.load_from_string(model)
+    complete = ir.from_proto(onnx.load_from_string(model + declared_as_inputs(constants)))
+    known = computed_from(complete.graph, [name for name, _, _ in constants])
+    for node in proto.graph.node:
+        is_choice = any(item.key == OTHERWISE for item in node.metadata_props)
+        if is_choice and node.input[0] not in known:
+            count("choices_without_weights")
+            proto.graph.initializer.append(
+                onnx.helper.make_tensor(f"{node.output[0]}__no", onnx.TensorProto.BOOL, [], [0])
+            )
+            node.input[0] = f"{node.output[0]}__no"
+    return proto.SerializeToString()

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from .binding import BoundSession, InputSpec, OutputSpec
-from .constants import declared, declared_as_inputs
+from .constants import declared, declared_as_inputs, with_choices_made
 from .providers import Provider, only_cpu
 from .session import Session
 from .settings import SessionSettings
@@ -61,7 +61,10 @@ class Executable:
         """
         if not only_cpu(self.settings.providers):
             check_in_subprocess(self.model_without_constants, self.settings, self._input_shapes)
-        model = self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights if i not in constants)
+        left = [i for i in self.weights if i not in constants]
+        model = self.model + declared_as_inputs(self.inputs[i].declaration for i in left)
+        if left:
+            model = with_choices_made(model, [self.inputs[i].declaration for i in constants])
         model += declared(self.inputs[i].declaration for i in constants)
         values = {
             self.inputs[i].name: self.inputs[i].in_memory_order(tensor).detach() for i, tensor in constants.items()

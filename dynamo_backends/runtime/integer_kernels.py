@@ -8,7 +8,6 @@ import functools
 from collections.abc import Iterator
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from ..versions import IR_VERSION
@@ -16,14 +15,25 @@ from .settings import SessionSettings, create_session
 
 _TERMS = 64
 
-PRODUCTS = frozenset({"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "ConvInteger", "QLinearConv"})
-"""Operators that multiply integers of 8 bits."""
+PRODUCTS = {
+    **dict.fromkeys(("MatMulInteger", "ConvInteger"), (0, 1)),
+    **dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), (0, 3)),
+    **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"), (0, 1)),
+}
+"""Operators that multiply integers of 8 bits, ONNX's and ONNX Runtime's, with the positions of both operands."""
 
 
-def multiplies_integers(content: bytes) -> bool:
-    """Whether a serialized model multiplies integers of 8 bits."""
-    model = ir.from_proto(onnx.load_from_string(content))
-    return any(node.op_type in PRODUCTS for node in ir.traversal.RecursiveGraphIterator(model.graph))
+def has_mixed_signs(node: ir.Node) -> bool:
+    """Whether one of ``PRODUCTS`` multiplies uint8 with int8, or may do so: types inside functions are not known."""
+    first, second = (node.inputs[i] for i in PRODUCTS[node.op_type])
+    is_unsigned = first is None or first.dtype != ir.DataType.INT8  # float32 is quantized to uint8
+    return is_unsigned and (second is None or second.dtype != ir.DataType.UINT8)
+
+
+def needs_exact_mixed_signs(model: ir.Model) -> bool:
+    """Whether a model with types is right only where products of uint8 with int8 are exact, as they are here."""
+    products = (node for graph in model.graphs() for node in graph if node.op_type in PRODUCTS)
+    return any(map(has_mixed_signs, products)) and mixed_signs_are_exact()
 
 
 _is_for_any: contextvars.ContextVar[bool] = contextvars.ContextVar("is_for_any_processor", default=False)
@@ -44,13 +54,13 @@ def is_for_any_processor() -> bool:
     return _is_for_any.get()
 
 
-def multiplies_mixed_signs() -> bool:
+def mixed_signs_are_exact() -> bool:
     """Whether the product of uint8 with int8 is exact on the CPU provider of the processor that will run the model."""
-    return not is_for_any_processor() and _multiplies_mixed_signs_here()
+    return not is_for_any_processor() and _are_exact_here()
 
 
 @functools.cache
-def _multiplies_mixed_signs_here() -> bool:
+def _are_exact_here() -> bool:
     """Whether it is exact on this processor.
 
     Without VNNI or AMX, x86 kernels add two products in 16 bits, which saturates. A processor says what it has, but not

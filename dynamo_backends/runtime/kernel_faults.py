@@ -17,7 +17,7 @@ import torch
 from ..common.upstream_faults import Fault
 from ..errors import KernelFaultError, Reason, SessionError
 from .constants import TABLE, computed_from
-from .integer_kernels import PRODUCTS, multiplies_mixed_signs
+from .integer_kernels import PRODUCTS, has_mixed_signs, mixed_signs_are_exact
 from .node_support import ANSWERS, model_of, signature
 from .providers import Provider, only_cpu
 from .settings import SessionSettings, create_session
@@ -28,12 +28,6 @@ def _reduces(node: ir.Node) -> bool:
     """Whether a scatter has a reduction. One that the caller of a function chooses counts."""
     reduction = node.attributes.get("reduction")
     return reduction is not None and (reduction.is_ref() or reduction.as_string() not in ("", "none"))
-
-
-def _multiplies_mixed_signs(node: ir.Node) -> bool:
-    dtypes = [value.dtype for value in node.inputs if value is not None]
-    found = [dtype for dtype in dtypes if dtype in (ir.DataType.INT8, ir.DataType.UINT8)]
-    return found[:2] == [ir.DataType.UINT8, ir.DataType.INT8]
 
 
 FAULTS: tuple[Fault[ir.Node], ...] = (
@@ -57,9 +51,9 @@ FAULTS: tuple[Fault[ir.Node], ...] = (
     ),
     Fault(
         "a product of uint8 with int8 saturates",
-        PRODUCTS,
+        PRODUCTS.keys(),
         "ONNX Runtime's product of uint8 with int8 adds in 16 bits and saturates on this processor, without VNNI",
-        lambda node: _multiplies_mixed_signs(node) and not multiplies_mixed_signs(),
+        lambda node: has_mixed_signs(node) and not mixed_signs_are_exact(),
     ),
 )
 """Wrong kernels. Found in ONNX Runtime 1.31 and 1.32, and assumed in every version until one is known to be fixed."""

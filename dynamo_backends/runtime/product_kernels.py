@@ -7,26 +7,29 @@ A pass may leave the choice to ONNX Runtime, by an ``If`` of which the condition
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
 
 import onnx_ir as ir
 import torch
 
+from passes.engine.manager import OTHERWISE
+
+from ..errors import SessionError, first_line
+from ..events import count
 from ..versions import IR_VERSION
+from .constants import computed_from
+from .integer_kernels import PRODUCTS
 from .providers import CPU
-from .settings import SessionSettings, create_session
+from .session import Session
+from .settings import SessionSettings
 
-_SECOND_OPERAND = {"QLinearConv": 3, "QLinearMatMul": 3}
-_PRODUCTS = frozenset(
-    {
-        *("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", *_SECOND_OPERAND),
-        *("MatMulInteger", "MatMulIntegerToFloat", "ConvInteger", "MatMulNBits"),
-    }
-)
-OTHERWISE = "otherwise"
-"""Metadata of an ``If``: why the second branch is taken."""
+logger = logging.getLogger(__name__)
 
-_INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8)
+_PRODUCTS = {
+    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", "MatMulNBits"), (0, 1)),
+    **PRODUCTS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,75 +61,75 @@ def product_kernels(model: ir.Model, weights: Mapping[str, torch.Tensor]) -> lis
 
     Args:
         model: as ONNX Runtime gets it.
-        weights: values of the inputs that are constants of the session, by name.
+        weights: values of the inputs that are constants of the session, by name, in the order of the memory.
     """
-    return list(_Products(model, weights).of(model.graph))
+    integers = {name for name, tensor in weights.items() if tensor.dtype in (torch.int8, torch.uint8)}
+    return list(_Products(model, weights).of(model.graph, set(weights), integers))
 
 
 class _Products:
     def __init__(self, model: ir.Model, weights: Mapping[str, torch.Tensor]) -> None:
-        self._weights = weights
-        self._choices = self._known_choices(model)
+        self._undecided = "each call decides"
+        self._choices = self._known_choices(model, weights)
 
-    def of(self, graph: ir.Graph, name: str = "", why: str = "") -> Iterator[ProductKernel]:
-        """The products of a graph; those of a branch have the name of its ``If``, and why it is taken."""
+    def of(
+        self, graph: ir.Graph, known: set[str], integers: set[str], name: str = "", why: str = ""
+    ) -> Iterator[ProductKernel]:
+        """The products of a graph; those of a branch have the name of its ``If``, and why it is taken.
+
+        Args:
+            graph: the graph.
+            known: the names of values outside that ONNX Runtime knows when it makes the session.
+            integers: of these, the ones of 8 bits and what is computed from them; and dequantized values.
+            name, why: of the branch.
+        """
+        known, integers = computed_from(graph, known), set(integers)
         for node in graph:
             result = name or str(node.outputs[0].name)
+            is_made = _name(node.outputs[0]) in known and any(_name(value) in integers for value in node.inputs)
+            if is_made or node.op_type == "DequantizeLinear":
+                integers.update(map(_name, node.outputs))
             if node.op_type in _PRODUCTS:
-                yield self._described(node, result, why)
+                first, second = (node.inputs[i] for i in _PRODUCTS[node.op_type])
+                right = f"{node.attributes['bits'].as_int()} bits" if "bits" in node.attributes else None
+                bits = f"{_bits(first, integers)} x {right or _bits(second, integers)}"
+                yield ProductKernel(result, node.op_type, bits, node.metadata_props.get("source", ""), why)
             if node.op_type == "If":
                 condition = self._choices.get(_name(node.inputs[0]))
                 for branch, is_for in (("then_branch", True), ("else_branch", False)):
                     if condition in (None, is_for):
                         reason = "" if is_for else node.metadata_props.get(OTHERWISE, "")
-                        if condition is None:
-                            reason = "each call decides"
-                        yield from self.of(node.attributes[branch].as_graph(), result, reason)
+                        reason = self._undecided if condition is None else reason
+                        yield from self.of(node.attributes[branch].as_graph(), known, integers, result, reason)
 
-    def _described(self, node: ir.Node, name: str, why: str) -> ProductKernel:
-        first, second = node.inputs[0], node.inputs[_SECOND_OPERAND.get(node.op_type, 1)]
-        right = f"{node.attributes['bits'].as_int()} bits" if "bits" in node.attributes else self._bits(second)
-        bits = f"{self._bits(first)} x {right}"
-        return ProductKernel(name, node.op_type, bits, node.metadata_props.get("source", ""), why)
-
-    def _bits(self, value: ir.Value | None) -> str:
-        if value is None or value.dtype is None:
-            return "unknown"
-        if value.dtype in _INTEGERS:
-            return "8 bits"
-        dtype = "float32" if value.dtype == ir.DataType.FLOAT else value.dtype.name.lower()
-        return f"{dtype} (from 8 bits)" if self._is_from_integers(value) else dtype
-
-    def _is_from_integers(self, value: ir.Value) -> bool:
-        """Whether it is dequantized, or computed from weights of 8 bits when the session is made."""
-        if _name(value) in self._weights:
-            return value.dtype in _INTEGERS
-        node = value.producer()
-        if node is not None and node.op_type == "DequantizeLinear":
-            return True
-        if node is None or not self._is_known(value):
-            return False
-        return any(item is not None and self._is_from_integers(item) for item in node.inputs)
-
-    def _is_known(self, value: ir.Value) -> bool:
-        """Whether a value depends on weights and constants alone."""
-        node = value.producer()
-        if node is None:
-            return _name(value) in self._weights or value.const_value is not None
-        return node.op_type != "If" and all(item is None or self._is_known(item) for item in node.inputs)
-
-    def _known_choices(self, model: ir.Model) -> dict[str, bool]:
+    def _known_choices(self, model: ir.Model, weights: Mapping[str, torch.Tensor]) -> dict[str, bool]:
         """The conditions that depend on weights alone, by name."""
-        conditions = [node.inputs[0] for node in model.graph if node.op_type == "If"]
-        known = [_name(value) for value in conditions if value is not None and self._is_known(value)]
+        computed = computed_from(model.graph, weights)
+        known = [_name(node.inputs[0]) for node in model.graph if node.op_type == "If"]
+        known = [name for name in dict.fromkeys(known) if name in computed]
         if not known:
             return {}
-        inputs = [value for value in model.graph.inputs if _name(value) in self._weights]
-        part = ir.Model(ir.convenience.extract(model.graph, inputs, known), ir_version=IR_VERSION)
-        settings = SessionSettings((CPU,), threads=1, arena=False)
-        session = create_session(ir.to_proto(part).SerializeToString(), settings, settings.options(threads=1))
-        feeds = {item.name: self._weights[item.name].detach().numpy() for item in session.get_inputs()}
-        return dict(zip(known, map(bool, session.run(known, feeds)), strict=True))
+        inputs = [value for value in model.graph.inputs if _name(value) in weights]
+        graph = ir.convenience.extract(model.graph, inputs, known)
+        graph.inputs[:] = [value for value in graph.inputs if value.uses()]
+        part = ir.Model(graph, ir_version=IR_VERSION)
+        try:
+            session = Session(part, SessionSettings((CPU,), threads=1, arena=False), weights)
+        except SessionError as error:
+            logger.warning("which kernels compute quantized products is not known: %s", first_line(str(error)))
+            count("choices_not_known")
+            self._undecided = "unknown"
+            return {}
+        return dict(zip(known, map(bool, session(1).run(known, {})), strict=True))
+
+
+def _bits(value: ir.Value | None, integers: Collection[str]) -> str:
+    if value is None or value.dtype is None:
+        return "unknown"
+    if value.dtype in (ir.DataType.INT8, ir.DataType.UINT8):
+        return "8 bits"
+    dtype = "float32" if value.dtype == ir.DataType.FLOAT else value.dtype.name.lower()
+    return f"{dtype} (from 8 bits)" if _name(value) in integers else dtype
 
 
 def _name(value: ir.Value | None) -> str:

@@ -35,6 +35,7 @@ from .quantized_products.operands import (
     INT8,
     INT32,
     SHIFT,
+    UINT8,
     fits,
     operand_of,
     second_operand,
@@ -71,6 +72,7 @@ def _rewrite(builder: Builder, context: PassContext, convolution: ir.Node) -> bo
     require(first is not None, "its first operand is not quantized", 1)
     require(node is not None, "its result is not quantized, or has other users", 3)
     assert first is not None and node is not None
+    require(node.outputs[0].dtype in (INT8, UINT8), "its result is not quantized to 8 bits", 3)
     scale, zero, bounds = number(node.inputs[1]), _number(node, 2), _bounds(activation)
     require(first.axis is None and second.axis in (None, 0), "a scale is not for a channel of the result", 3)
     require(fits(_terms(sizes(convolution.inputs[1])), 2), "a sum of its integers may exceed 32 bits", 3)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
 from conftest import assert_same_as_eager, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
@@ -425,3 +426,35 @@ def test_the_gradient_of_a_small_soft_margin_loss() -> None:
         return torch.nn.functional.soft_margin_loss(x, torch.ones_like(x))
 
     torch.testing.assert_close(gradient(compiled(loss)), gradient(loss), rtol=1e-5, atol=0.0)
+
+
+# Quantization
+
+BY_TENSOR = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+BY_CHANNEL = torch.ops.quantized_decomposed.dequantize_per_channel.default
+BYTES = torch.arange(255, dtype=torch.uint8).view(3, 85)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_a_difference_of_integers_wraps(dtype: torch.dtype) -> None:
+    """``x - zero_points`` in the integers' own dtype."""
+    zeros = torch.tensor([5, 120, 100], dtype=dtype)
+    limits, scales = torch.iinfo(dtype), torch.tensor([0.1, 0.3, 0.7])
+    for zero_points in (zeros, zeros.int()):
+        assert_same_as_eager(
+            lambda x, z: BY_CHANNEL(x, scales, z, 0, limits.min, limits.max, dtype), BYTES.view(dtype), zero_points
+        )
+
+
+@pytest.mark.parametrize("out", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16])
+def test_numbers_are_dequantized_in_eagers_precision(dtype: torch.dtype, out: torch.dtype) -> None:
+    """Of a tensor in that of the result, of a channel in that of the scales."""
+    limits, scales = torch.iinfo(dtype), (torch.rand(3) + 0.1).to(out)
+    x = torch.randint(limits.min, limits.max, (3, 85), dtype=dtype)
+    zeros, exact = torch.tensor([5, -7, 100]), {"rtol": 0.0, "atol": 0.0}
+    for function in (
+        lambda x: BY_TENSOR(x, 0.1, 3, limits.min, limits.max, dtype, out_dtype=out),
+        lambda x: BY_CHANNEL(x, scales, zeros, 0, limits.min, limits.max, dtype, out_dtype=torch.float32),
+    ):
+        assert_same_as_eager(function, x, tolerance=exact)

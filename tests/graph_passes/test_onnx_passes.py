@@ -8,7 +8,7 @@ Forms are written in ONNX's text format; ``rewrite`` runs passes on one and comp
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx
@@ -23,20 +23,25 @@ from torch._dynamo.utils import counters
 from dynamo_backends.options import Options
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.pipeline.pass_target import pass_target
-from passes.engine.manager import PassManager, Switches
+from passes.engine.manager import PassManager, Switches, mark_weight
 
 OPTIONS = Options()
 TARGET = pass_target(OPTIONS, Support(OPTIONS.opset, OPTIONS.providers))
 
 
-def rewrite(graph: str, *names: str, fires: int, opset: int = 20, tolerance: float = 1e-6) -> ir.Model:
+def rewrite(
+    graph: str, *names: str, fires: int, opset: int = 20, tolerance: float = 1e-6, weights: Collection[str] = ()
+) -> ir.Model:
     """Runs the passes, in their order, on a graph; asserts how often the last named one fired and equal results."""
     text = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n{graph}'
     model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
     before = ir.to_proto(model)
+    for value in (value for value in model.graph.inputs if value.name in weights):
+        mark_weight(value)
     switches = Switches(disable=("*",), enable=("onnx.lift_constants", *names))
     results = PassManager(switches, TARGET).run("onnx", model)
     assert {result.name: result.fired for result in results}[names[-1]] == fires
+    assert not any(result.undone for result in results)
     after = ir.to_proto(model)
     assert [value.name for value in after.graph.output] == [value.name for value in before.graph.output]
     for ours, original in zip(results_of(after, before), results_of(before, before), strict=True):

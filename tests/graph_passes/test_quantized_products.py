@@ -194,3 +194,68 @@ def test_another_step_is_quantized_again() -> None:
         PASS,
         fires=0,
     )
+
+
+def test_a_value_in_a_loop_is_made_unsigned_there() -> None:
+    rewrite(
+        """agraph (int8[3,5,64] a, int8[64,7] b) => (int32[3,5,7] y) {
+            y = Scan <num_scan_inputs = 1, body = body (int8[5,64] c) => (int32[5,7] z) { z = MatMulInteger(c, b) }> (a)
+        }""",
+        PASS,
+        fires=1,
+    )
+
+
+def test_both_passes_change_the_users_of_a_value() -> None:
+    """A product and a convolution of one tensor."""
+    rewrite(
+        """agraph (float[2,3,8,8] x, int8[4,3,3,3] w, int8[8,6] v) => (int8[2,4,6,6] y, float[2,3,8,6] u)
+        <float sx = {0.02}, int8 zx = {3}, float s = {0.005}, int8 z = {0}, float sy = {0.1}, int8 zy = {0}> {
+            q = QuantizeLinear(x, sx, zx)
+            d = DequantizeLinear(q, sx, zx)
+            n = DequantizeLinear(w, s, z)
+            m = DequantizeLinear(v, s, z)
+            u = MatMul(d, m)
+            c = Conv(d, n)
+            y = QuantizeLinear(c, sy, zy)
+        }""",
+        PASS,
+        CONVOLUTIONS,
+        fires=1,
+        tolerance=A_STEP,
+    )
+
+
+def test_a_convolution_that_is_quantized_to_16_bits_stays() -> None:
+    graph = CONVOLUTION.replace("DTYPE", "int16").replace("ZEROS", "0, 0, 0, 0").replace("ZERO", "-5")
+    graph = graph.replace("SCALES", "0.01, 0.02, 0.03, 0.005").replace("ACTIVATION", "Relu(c)")
+    rewrite(graph, CONVOLUTIONS, fires=0, opset=21)
+
+
+FOUR_BITS = """agraph (float[5,64] x, int8[8,64] w, SCALES) => (float[5,8] y)
+    <int64[3] grouped = {8, 2, 32}, int64[2] shape = {8, 64}> {
+        q = Reshape(w, grouped)
+        c = Cast <to = 1> (q)
+        STEPS
+        m = Mul(c, s)
+        v = Reshape(m, shape)
+        t = Transpose <perm = [1, 0]> (v)
+        y = MatMul(x, t)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("scales", "steps", "fires"),
+    [
+        ("float[8,2,1] s", "", 1),
+        ("float[8,2,2] p", "o, s = Split <axis = 2, num_outputs = 2> (p)", 1),
+        ("float[8,2,1] s0", " ".join(f"s{i + 1} = Max(s{i}, s{i})" for i in range(40)) + " s = Max(s40, s40)", 1),
+        ("float[8,2,1] call", "s = Abs(call)", 0),
+    ],
+)
+def test_weights_of_four_bits(scales: str, steps: str, fires: int) -> None:
+    """Random numbers have 8 bits, so the second branch runs. A scale of each call would be packed in each call."""
+    graph = FOUR_BITS.replace("SCALES", scales).replace("STEPS", steps)
+    weights = {"w", scales.split()[-1]} - {"call"}
+    found = operators(rewrite(graph, PASS, fires=fires, tolerance=1e-3, weights=weights))
+    assert found.get("MatMulNBits", 0) == fires

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import compiled, counted
+from conftest import assert_same_values, compiled, counted
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.testing._internal.two_tensor import TwoTensor
@@ -294,3 +294,22 @@ def test_dynamic_quantization_of_a_perceptron_is_bit_for_bit() -> None:
     model, x = quantized("perceptron", "int8 dynamic")
     model[1] = nn.ReLU()
     assert torch.equal(compiled(model)(x), model(x))
+
+
+@torch.no_grad()
+def test_weights_that_become_inputs_are_not_packed_in_each_call() -> None:
+    model, x = quantized("perceptron", "int4 weights")
+    call = compiled(model)
+    for number in (*range(-8, -3), 100):
+        model[0].weight.qdata.fill_(number)
+        torch.testing.assert_close(call(x), model(x))
+    assert counted("weights_made_inputs") == 1
+    assert counted("choices_without_weights") == 1  # the other layer's weights are constants
+
+
+@torch.no_grad()
+def test_a_table_that_is_read_at_an_index_of_each_call_is_no_constant() -> None:
+    model, x = quantized("perceptron", "int4 weights by rows")
+    table = nn.Embedding(32, 8)
+    assert_same_values(compiled(lambda x: table(model(x).argmax(-1)))(x), table(model(x).argmax(-1)))
+    assert counted("constant_weights") == 8  # integers, scale, zero point and bias of two layers

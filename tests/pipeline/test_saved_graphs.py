@@ -13,6 +13,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed
 from conftest import assert_same_values, compiled, counted
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -29,7 +31,8 @@ from torch._functorch import config as functorch_config
 from dynamo_backends import keep_value_guards_unsafe, onnx_compiler
 from dynamo_backends.cli import main
 from dynamo_backends.errors import AheadOfTimeError, SessionError
-from dynamo_backends.pipeline import saved_data
+from dynamo_backends.pipeline import pass_target, saved_data
+from dynamo_backends.runtime import integer_kernels, kernel_faults
 
 PROGRAM = Path(__file__).parents[1] / "saved_models.py"
 
@@ -156,21 +159,29 @@ def test_a_file_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, t
         torch.compiler.load_compiled_function(file)
 
 
-def test_products_of_another_processor_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_products_of_another_processor_are_refused(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As if it was saved where products of uint8 with int8 are exact, and is loaded where they saturate."""
-    weight = torch.randint(-128, 128, (64, 8), dtype=torch.int8)
+    weight, low, high = torch.ones(64, 8, dtype=dtype), torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
     def product(x: torch.Tensor) -> torch.Tensor:
-        return torch._int_mm(x, weight)
+        dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+        numbers = dequantize(weight, 0.1, 0, low, high, dtype)
+        return dequantize(x, 0.1, 0, 0, 255, torch.uint8) @ numbers
 
-    monkeypatch.setattr(saved_data, "multiplies_mixed_signs", lambda: True)
-    call = compiled(product, fullgraph=True)
-    aot = call.aot_compile(((torch.zeros(32, 64, dtype=torch.int8),), {}))
+    for module in (integer_kernels, kernel_faults, pass_target):
+        monkeypatch.setattr(module, "mixed_signs_are_exact", lambda: True)
+    with torch.no_grad():
+        aot = compiled(product, fullgraph=True).aot_compile(((torch.zeros(32, 64, dtype=torch.uint8),), {}))
+    assert counted("pass onnx.quantized_products") == 1
     aot.save_compiled_function(str(tmp_path / "product"))
     with (tmp_path / "product").open("rb") as file:
         torch.compiler.load_compiled_function(file)
-    monkeypatch.setattr(saved_data, "multiplies_mixed_signs", lambda: False)
-    with (tmp_path / "product").open("rb") as file, pytest.raises(AheadOfTimeError, match="processor"):
+    monkeypatch.setattr(integer_kernels, "mixed_signs_are_exact", lambda: False)
+    is_refused = pytest.raises(AheadOfTimeError, match="processor") if dtype == torch.int8 else nullcontext()
+    with (tmp_path / "product").open("rb") as file, is_refused:
         torch.compiler.load_compiled_function(file)
 
 
@@ -335,7 +346,8 @@ def test_a_script_saves_what_another_program_loads(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     subprocess.run([sys.executable, "script.py"], check=True, cwd=tmp_path)
     load = "import torch; print(torch.compiler.load_compiled_function(open('function', 'rb'))(torch.ones(3)).sum())"
-    load = f"import torch\nwith torch.no_grad(): {load.removeprefix('import torch; ')}"
+    load = f"import sys, torch\nwith torch.no_grad(): {load.removeprefix('import torch; ')}"
+    load += "\nassert not {'onnx', 'onnx_ir'} & {*sys.modules}, 'it imports libraries that create models'"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and "tensor(5.0" in done.stdout, done.stderr
     (tmp_path / "script.py").write_text(SCRIPT.replace("* 2", "* 3"))

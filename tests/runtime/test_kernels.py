@@ -15,10 +15,16 @@ from onnxscript import opset18 as op
 from dynamo_backends import SessionError
 from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.runtime import kernel_faults
+from dynamo_backends.runtime import product_kernels as kernels
+from dynamo_backends.runtime.integer_kernels import PRODUCTS
 from dynamo_backends.runtime.kernel_faults import fault_in, reason_against_model
+from dynamo_backends.runtime.product_kernels import product_kernels
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, PassContext, register, unregister
+from passes.engine.manager import OTHERWISE
+from passes.engine.onnx.inference import infer_types
 
 aten = torch.ops.aten
 CPU = ("CPUExecutionProvider",)
@@ -26,7 +32,7 @@ LOSES_SUMS = "ScatterND with a reduction"
 
 
 def model_of(text: str) -> ir.Model:
-    return ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18, "local" : 1]>\n{text}')
+    return ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18, "local" : 1, "com.microsoft" : 1]>\n{text}')
 
 
 SIGNATURE = "g (float[4] d, int64[3,1] i, float[3] u) => (float[4] y)"
@@ -186,3 +192,72 @@ def test_repeated_writes_are_in_order_where_pytorch_promises_it() -> None:
     assert counted("fallback aten.index_put.default") == 1
     put(torch.zeros(3, 64), index, rows)
     assert counted("fallback aten.index_put.default") == 1, "the answer of the deterministic mode was kept"
+
+
+PRODUCTS_OF_BYTES = {
+    "MatMulInteger": "int32[2,8] y) { y = MatMulInteger(x, w) }",
+    "ConvInteger": "int32[1,8,1] y) { t = Constant<value_ints=[1, 8, 8]>() c = Reshape(x, t) d = Reshape(w, t)"
+    " y = ConvInteger(c, d) }",
+    "QLinearMatMul": "uint8[2,8] y) { y = QLinearMatMul(x, s, z, w, s, zw, s, z) }",
+    "QLinearConv": "uint8[1,8,1] y) { t = Constant<value_ints=[1, 8, 8]>() c = Reshape(x, t) d = Reshape(w, t)"
+    " y = QLinearConv(c, s, z, d, s, zw, s, z) }",
+    "MatMulIntegerToFloat": "float[2,8] y) { y = com.microsoft.MatMulIntegerToFloat(x, w, s, s) }",
+    "DynamicQuantizeMatMul": "float[2,8] y) { f = Cast<to=1>(x) y = com.microsoft.DynamicQuantizeMatMul(f, w, s) }",
+    "QGemm": "float[2,8] y) { y = com.microsoft.QGemm(x, s, z, w, s, zw) }",
+    "QAttention": "float[2,2] y) { y = com.microsoft.QAttention<num_heads=1>(x, w, b, s, s) }",
+}
+
+
+@pytest.mark.parametrize("operator", PRODUCTS)
+def test_products_of_uint8_with_int8_do_not_run_where_they_saturate(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_faults, "mixed_signs_are_exact", lambda: False)
+    for dtype in ("int8", "uint8"):
+        text = f"g (uint8[8,8] x, {dtype}[8,8] w, float s, uint8 z, {dtype} zw, float[8] b) => ("
+        model = model_of(text + PRODUCTS_OF_BYTES[operator])
+        infer_types(model.graph, 18)
+        found = fault_in(model, CPU)
+        assert (found is not None and found[0].op_type == operator) == (dtype == "int8")
+
+
+def test_the_products_of_a_long_chain_of_weights() -> None:
+    chain = " ".join(f"w{i + 1} = MatMul(w{i}, w{i})" for i in range(2000))
+    model = model_of(
+        f"g (float[2,4] x, int8[4,4] q) => (float[2,4] y) {{ w0 = Cast<to=1>(q) {chain} y = MatMul(x, w2000) }}"
+    )
+    infer_types(model.graph, 18)
+    *_, last = product_kernels(model, {"q": torch.zeros(4, 4, dtype=torch.int8)})
+    assert (last.node, last.bits) == ("y", "float32 x float32 (from 8 bits)")
+
+
+def test_the_products_of_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session decides by weights, also of bfloat16. A description that fails is no error."""
+    model = model_of(
+        """g (float[2,4] x, bfloat16 s, int8[4,4] q) => (float[2,4] y) {
+            f = Cast<to=1>(s) i = Cast<to=7>(f) c = Cast<to=9>(i)
+            y = If(c) <then_branch = t () => (float[2,4] a) { a = com.microsoft.DynamicQuantizeMatMul(x, q, f) },
+                       else_branch = e () => (float[2,4] b) { w = Cast<to=1>(q) b = MatMul(x, w) }>
+        }"""
+    )
+    for graph in model.graphs():
+        infer_types(graph, 18)
+    model.graph[-1].metadata_props[OTHERWISE] = "the scale is small"
+
+    def products(scale: float, *constants: str) -> list[tuple[str, str, str]]:
+        weights = {"s": torch.tensor(scale, dtype=torch.bfloat16), "q": torch.ones(4, 4, dtype=torch.int8)}
+        found = product_kernels(model, {name: weights[name] for name in constants})
+        return [(item.kernel, item.bits, item.why) for item in found]
+
+    integers = ("DynamicQuantizeMatMul", "float32 x 8 bits")
+    floats = ("MatMul", "float32 x float32 (from 8 bits)")
+    assert products(2.0, "s", "q") == [(*integers, "")]
+    assert products(0.5, "s", "q") == [(*floats, "the scale is small")]
+    assert products(0.5, "q") == [(*integers, "each call decides"), (*floats, "each call decides")]
+
+    def fails(*args: object) -> None:
+        raise SessionError("planted")
+
+    monkeypatch.setattr(kernels, "Session", fails)
+    assert products(0.5, "s", "q") == [(*integers, "unknown"), (*floats, "unknown")]
+    assert counted("choices_not_known") == 1

@@ -16,16 +16,14 @@ import onnx_ir as ir
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import cast, constant
+from .shapes import HALF_PRECISION, cast, constant
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
-_QUANTIZED = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
+_EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
+_QUANTIZED = (*_EIGHT_BITS, ir.DataType.INT16, ir.DataType.UINT16)
 _RANGES = {dtype: (np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max) for dtype in _QUANTIZED}
 """By dtype that ``QuantizeLinear`` returns (16 bits since opset 21), its smallest and largest number."""
-
-
-_INTEGERS = (*_QUANTIZED, ir.DataType.INT32, ir.DataType.INT64)
 
 
 def _check(dtype: ir.DataType, zero_point: ir.Value | int = 0) -> None:
@@ -43,6 +41,12 @@ def _parameter(value: ir.Value | float, dtype: ir.DataType, *, scalar: bool) -> 
             raise NotTranslatable("its scale is 0, which is an error in eager")
         return constant(value, dtype)
     return cast(op.Reshape(value, op.Constant(value_ints=[])) if scalar else value, dtype)
+
+
+def _check_precision(computed: ir.DataType, dtype: ir.DataType) -> None:
+    """Checks that products in float32, rounded to the dtype in which eager computes, are eager's."""
+    if computed != _FLOAT and not (computed in HALF_PRECISION and dtype in _EIGHT_BITS):
+        raise NotTranslatable(f"eager dequantizes {dtype} in {computed}, its translation in float32")
 
 
 def _clip(quantized: ir.Value, low: int, high: int, dtype: ir.DataType) -> ir.Value:
@@ -88,7 +92,8 @@ def dequantize_per_tensor(
     dtype: ir.DataType,
     out_dtype: ir.DataType | None = None,
 ) -> ir.Value:
-    """``(x - zero_point) * scale``; scale and zero point have one element."""
+    """``(x - zero_point) * scale`` in ``out_dtype``; scale and zero point have one element."""
+    _check_precision(out_dtype or _FLOAT, dtype)
     factor = _parameter(scale, _FLOAT, scalar=True)
     if dtype == ir.DataType.INT32 and zero_point == 0:  # a bias; ONNX has no other zero point for it
         return cast(op.DequantizeLinear(x, factor), out_dtype or _FLOAT)
@@ -108,12 +113,15 @@ def dequantize_per_channel(
     dtype: ir.DataType,
     out_dtype: ir.DataType | None = None,
 ) -> ir.Value:
-    """The same with one scale and zero point for each index of ``axis``."""
+    """The same in the scales' dtype, with one scale and zero point for each index of ``axis``."""
     _check(dtype)
-    if zero_points is not None and zero_points.dtype not in _INTEGERS:
-        raise NotTranslatable("its zero points are no integers")
+    assert scales.dtype is not None
+    _check_precision(scales.dtype, dtype)
+    if zero_points is not None and zero_points.dtype not in (ir.DataType.INT32, _INT64):
+        raise NotTranslatable("eager subtracts its zero points in another dtype, in which the difference may overflow")
     zeros = [] if zero_points is None else [cast(zero_points, dtype)]
-    return cast(op.DequantizeLinear(x, cast(scales, _FLOAT), *zeros, axis=axis), out_dtype or _FLOAT)
+    product = op.DequantizeLinear(x, cast(scales, _FLOAT), *zeros, axis=axis)
+    return cast(cast(product, scales.dtype), out_dtype or _FLOAT)
 
 
 def _extremes(x: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -34,6 +34,8 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
 
 
 _WEIGHT = "weight"
+OTHERWISE = "otherwise"
+"""Metadata of an ``If`` that ``Builder.choose`` made: why the second branch is taken."""
 
 
 def mark_weight(value: ir.Value) -> None:
@@ -47,6 +49,24 @@ def is_weight(value: ir.Value | None) -> bool:
     Weights may change, so passes do not see their numbers.
     """
     return value is not None and _WEIGHT in value.metadata_props
+
+
+def is_known(*values: ir.Value | None) -> bool:
+    """Whether ONNX Runtime knows values when it makes the session: they depend on weights and constants alone."""
+    seen, pending = set[ir.Value](), list(values)
+    while pending:
+        value = pending.pop()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if node is not None and not any(
+            attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()
+        ):
+            pending.extend(node.inputs)
+        elif node is not None or not (is_weight(value) or value.is_initializer()):
+            return False
+    return True
 
 
 def nodes_of(model: ir.Model, *operators: str, domain: str = "") -> Iterator[ir.Node]:
@@ -177,6 +197,7 @@ class Builder:
         self._model = model
         self._context = context
         self._added: list[ir.Node] = []
+        self._names = {value.name for graph in model.graphs() for node in graph for value in node.outputs}
         self._count = 0
         self._constants: dict[tuple[str, bytes], ir.Value] = {}
         self._shared: dict[tuple[object, ...], ir.Value] = {}
@@ -195,9 +216,7 @@ class Builder:
         self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr, domain: str = ""
     ) -> ir.Value:
         """The result of a new node, which the next ``substitute`` inserts, named after a value."""
-        name = f"{of.name}__{operator.lower()}_{self._count}"
-        self._count += 1
-        node = self._node(operator, inputs, name, *attributes, domain=domain)
+        node = self._node(of, operator, inputs, *attributes, domain=domain)
         self._added.append(node)
         return node.outputs[0]
 
@@ -207,7 +226,7 @@ class Builder:
         """The result of one of two functions, which ``add`` nodes; the last node has it.
 
         If the condition depends on weights alone, ONNX Runtime keeps one of them when it makes the session. ``why``
-        says why the second is taken (the metadata ``otherwise``).
+        says why the second is taken.
         """
         before, branches = self._added, []
         for name, function in (("then_branch", then), ("else_branch", otherwise)):
@@ -217,7 +236,7 @@ class Builder:
             branches.append(ir.AttrGraph(name, graph))
         self._added = before
         result = self.add(of, "If", [condition], *branches)
-        self._added[-1].metadata_props["otherwise"] = why
+        self._added[-1].metadata_props[OTHERWISE] = why
         return result
 
     def substitute(self, old: Sequence[ir.Value]) -> bool:
@@ -226,8 +245,13 @@ class Builder:
         return substitute(self._model, self._context, old, nodes)
 
     def _node(
-        self, operator: str, inputs: Sequence[ir.Value | None], name: str, *attributes: ir.Attr, domain: str = ""
+        self, of: ir.Value, operator: str, inputs: Sequence[ir.Value | None], *attributes: ir.Attr, domain: str = ""
     ) -> ir.Node:
+        name = f"{of.name}__{operator.lower()}"
+        while name in self._names:
+            name = f"{of.name}__{operator.lower()}_{self._count}"
+            self._count += 1
+        self._names.add(name)
         result = ir.Value(name=name)
         node = ir.Node(domain, operator, inputs, attributes, outputs=[result], name=f"node_{name}")
         settle_types(node, self._model.opset_imports.get("", 1), self._context.target)
@@ -237,13 +261,11 @@ class Builder:
         """The result of a node inserted right after the producer of a value, one for all users."""
         key = (of, operator, *inputs, *map(str, attributes))
         if key not in self._shared:
-            name = f"{of.name}__{operator.lower()}"
-            while any(name == other.name for other in self._shared.values()):
-                name += "_"
-            node, source = self._node(operator, inputs, name, *attributes), of.producer()
+            node, source = self._node(of, operator, inputs, *attributes), of.producer()
             self._shared[key] = node.outputs[0]
             if source is None:
-                self._model.graph.insert_before(self._model.graph[0], node)
+                graph = of.graph or self._model.graph
+                graph.insert_before(graph[0], node)
             else:
                 assert source.graph is not None
                 node.metadata_props.update(source.metadata_props)
@@ -384,7 +406,7 @@ def _reason_against_using(result: ir.Value, value: ir.Value) -> str | None:
 
 def _note_origin(model: ir.Model, nodes: Sequence[ir.Node], root: ir.Node) -> None:
     for node in _with_branches(nodes):
-        if not node.metadata_props.keys() - {"otherwise"}:
+        if not node.metadata_props.keys() - {OTHERWISE}:
             node.metadata_props.update(root.metadata_props)
         if not node.name and node.outputs[0].name:
             node.name = f"node_{node.outputs[0].name}"

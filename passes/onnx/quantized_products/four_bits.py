@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...engine.context import PassContext
-from ...engine.onnx.editing import Builder, is_weight, operand, permutation, producer, require, sizes
-from .operands import INT8, INT32, UINT8, is_plain, to
+from ...engine.onnx.editing import Builder, is_known, is_weight, operand, permutation, producer, require, sizes
+from .operands import FLOAT, INT8, INT32, UINT8, is_plain, to
 
 _BLOCKS = (256, 128, 64, 32, 16)
 """Sizes of the groups of weights that ``MatMulNBits`` has kernels for."""
@@ -26,12 +26,14 @@ class _Groups:
         integers: int8, [rows, columns], a weight.
         scale, zero: float32 and int8, of rows * (number of groups in a row) elements; ``zero`` is ``None`` for 0.
         shape: rows, columns, and columns in a group.
+        grouped: the shape in which the integers are scaled.
     """
 
     integers: ir.Value
     scale: ir.Value
     zero: ir.Value | None
     shape: tuple[int, int, int]
+    grouped: list[int]
 
 
 def pack_weights(builder: Builder, context: PassContext, node: ir.Node) -> bool:
@@ -76,8 +78,15 @@ def pack_weights(builder: Builder, context: PassContext, node: ir.Node) -> bool:
             builder.add(result, "Add", [product, bias])
 
     def dequantized() -> None:
-        inputs = [node.inputs[0], _computed_again(builder, result, node.inputs[1]), *node.inputs[2:]]
-        builder.add(result, node.op_type, inputs, *node.attributes.values())
+        rows, columns, _ = groups.shape
+        numbers = builder.add(weights, "Cast", [_reshaped(builder, weights, weights, groups.grouped)], to(FLOAT))
+        if groups.zero is not None:
+            numbers = builder.add(weights, "Sub", [numbers, builder.add(weights, "Cast", [groups.zero], to(FLOAT))])
+        numbers = builder.add(weights, "Mul", [numbers, groups.scale])
+        numbers = _reshaped(builder, weights, numbers, [rows, columns])
+        if not node.attributes.get_int("transB", 0):
+            numbers = builder.add(weights, "Transpose", [numbers], ir.AttrInt64s("perm", [1, 0]))
+        builder.add(result, node.op_type, [node.inputs[0], numbers, *node.inputs[2:]], *node.attributes.values())
 
     builder.choose(result, condition, packed, dequantized, "its weights have more than 4 bits")
     return builder.substitute([result])
@@ -91,7 +100,7 @@ def _groups(node: ir.Node) -> _Groups | None:
         weight = transpose.inputs[0] if transpose is not None and permutation(transpose) == [1, 0] else None
     shape = sizes(weight)
     scaled = producer(operand(weight, "Reshape") or weight, "Mul")
-    if scaled is None or shape is None or len(shape) != 2 or scaled.outputs[0].dtype != ir.DataType.FLOAT:
+    if scaled is None or shape is None or len(shape) != 2 or scaled.outputs[0].dtype != FLOAT:
         return None
     difference = producer(scaled.inputs[0], "Sub")
     integers = operand(scaled.inputs[0] if difference is None else difference.inputs[0], "Cast")
@@ -104,8 +113,10 @@ def _groups(node: ir.Node) -> _Groups | None:
         return None
     if sizes(scale) != [*grouped[:-1], 1] or scale is None or not all(isinstance(size, int) for size in grouped):
         return None
+    if not is_known(scale, zero):
+        return None
     rows, columns, group = int(shape[0]), int(shape[1]), int(grouped[-1])
-    return _Groups(source, scale, zero, (rows, columns, group)) if columns % group == 0 else None
+    return _Groups(source, scale, zero, (rows, columns, group), [*map(int, grouped)]) if columns % group == 0 else None
 
 
 def _has_four_bits(builder: Builder, integers: ir.Value) -> ir.Value:
@@ -137,16 +148,6 @@ def _packed(builder: Builder, of: ir.Value, integers: ir.Value, pairs: int) -> i
     )
     shifted = builder.add(of, "BitShift", [second, four], ir.AttrString("direction", "LEFT"))
     return builder.add(of, "BitwiseOr", [first, shifted])
-
-
-def _computed_again(builder: Builder, of: ir.Value, value: ir.Value | None) -> ir.Value | None:
-    """A value that depends on weights alone, computed by new nodes: in a branch, ONNX Runtime frees it if the other is
-    taken."""
-    node = None if value is None or value.const_value is not None else value.producer()
-    if node is None:
-        return value
-    inputs = [_computed_again(builder, of, item) for item in node.inputs]
-    return builder.add(of, node.op_type, inputs, *node.attributes.values(), domain=node.domain)
 
 
 def _reshaped(builder: Builder, of: ir.Value, value: ir.Value, shape: list[int]) -> ir.Value:

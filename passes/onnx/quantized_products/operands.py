@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ...engine.context import PassContext
 from ...engine.onnx.editing import Builder, constant, number, operand, permutation, producer
 
-INT8, UINT8, INT32 = ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT32
+INT8, UINT8, INT32, FLOAT = ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.FLOAT
 _VIEWS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 SHIFT = 128
 """From int8 to uint8."""
@@ -49,7 +49,7 @@ def operand_of(value: ir.Value | None) -> Operand | None:
         return None
     source, views = source_and_views(value)
     node = producer(source, "DequantizeLinear")
-    if node is None or node.attributes.get_int("block_size", 0) or value.dtype != ir.DataType.FLOAT:
+    if node is None or node.attributes.get_int("block_size", 0) or value.dtype != FLOAT:
         return None
     integers, scale, zero = (*node.inputs, None)[:3]
     if integers is None or scale is None or integers.dtype not in (INT8, UINT8) or scale.shape is None:
@@ -153,12 +153,6 @@ def second_operand(
     builder: Builder, context: PassContext, integers: ir.Value, zero: ir.Value | None
 ) -> tuple[ir.Value, ir.Value | None]:
     """The second operand of a product with uint8, and its zero point: int8 if this is exact on the processor."""
-    if integers.dtype == INT8 and _multiplies_mixed_signs(context):
+    if integers.dtype == INT8 and context.target.multiplies_mixed_signs():
         return integers, zero
     return unsigned(builder, integers, zero)
-
-
-def _multiplies_mixed_signs(context: PassContext) -> bool:
-    """Whether products of uint8 with int8 are exact."""
-    inputs = [ir.Value(name=f"{dtype}", type=ir.TensorType(dtype), shape=ir.Shape([1, 1])) for dtype in (UINT8, INT8)]
-    return context.target.rejects(ir.Node("", "MatMulInteger", inputs)) is None
