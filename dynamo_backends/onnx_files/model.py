@@ -22,11 +22,10 @@ from ..graphs.locations import where
 from ..options import Options
 from ..partition.regions import Support, whole_graph
 from ..pipeline.compiler import Compiler
-from ..pipeline.lowering import Lowering, mark_weights
+from ..pipeline.lowering import Lowering, PostGradGraph, mark_weights
 from ..pipeline.observer import Observer
 from ..pipeline.stage_passes import StagePasses
 from ..runtime.kernel_faults import check
-from ..weights.frozen_session import Weight
 from .capture import Captured
 
 _MOST_REASONS = 10
@@ -83,8 +82,8 @@ class _WholeGraphLowering(Lowering):
         self._support = Support(options.opset, options.providers)
         self._passes = StagePasses(options, observer, self._support)
 
-    def record(self, name: GraphName, module: fx.GraphModule, weights: Mapping[fx.Node, Weight]) -> None:
-        self.region, in_pytorch = whole_graph(module, self._support)
+    def record(self, graph: PostGradGraph) -> None:
+        self.region, in_pytorch = whole_graph(graph.module, self._support)
         if in_pytorch:
             raise ExportError(_refusal(in_pytorch))
         region = self.region
@@ -93,8 +92,8 @@ class _WholeGraphLowering(Lowering):
             fold_constants(model)
         except TranslationError as error:
             raise ExportError(f"it cannot be translated to ONNX: {error}") from error
-        mark_weights(region, model, weights)
-        self._passes.run("onnx", name, model, 0)
+        mark_weights(region, model, graph.weights)
+        self._passes.run("onnx", graph.name, model, 0)
         for node in model.graph.all_nodes():
             if node.op_type == "SimplifiedLayerNormalization":  # ONNX Runtime's name, unknown to ONNX
                 node.op_type = "RMSNormalization"
