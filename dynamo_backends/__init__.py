@@ -22,7 +22,8 @@
     )
 
 - saving what was compiled: ``keep_value_guards_unsafe``, for ``options={"guard_filter_fn": ...}``;
-- catching errors: ``UnsupportedOperatorError``, ``TranslationError``, ``SessionError``.
+- serving a compiled model: ``warm_up``, ``metrics``, ``prometheus_collector``;
+- catching errors: ``UnsupportedOperatorError``, ``TranslationError``, ``SessionError``, ``WarmUpError``.
 
 Names are imported at first use, so that ``dynamo-backends --help`` starts without PyTorch.
 """
@@ -34,7 +35,7 @@ TYPE_CHECKING = False  # what type checkers take for true
 
 if TYPE_CHECKING:
     from .backends import onnx_compiler
-    from .errors import SessionError, TranslationError, UnsupportedOperatorError
+    from .errors import SessionError, TranslationError, UnsupportedOperatorError, WarmUpError
     from .explanations.functions import coverage, explain
     from .exporter.converters.registry import NotTranslatable
     from .exporter.decompositions import decomposition_table
@@ -42,21 +43,27 @@ if TYPE_CHECKING:
     from .exporter.torch_internals import operator_set
     from .graphs.saved_guards import keep_value_guards_unsafe
     from .pipeline.dump_block import dump
+    from .serving.metrics import metrics, prometheus_collector
+    from .serving.warming_up import warm_up
 
 __all__ = [
     "NotTranslatable",
     "SessionError",
     "TranslationError",
     "UnsupportedOperatorError",
+    "WarmUpError",
     "coverage",
     "decomposition_table",
     "dump",
     "explain",
     "keep_value_guards_unsafe",
+    "metrics",
     "onnx_compiler",
     "operator_set",
+    "prometheus_collector",
     "register_converter",
     "unregister_converter",
+    "warm_up",
 ]
 
 _MODULES = {
@@ -64,15 +71,19 @@ _MODULES = {
     "SessionError": ".errors",
     "TranslationError": ".errors",
     "UnsupportedOperatorError": ".errors",
+    "WarmUpError": ".errors",
     "coverage": ".explanations.functions",
     "decomposition_table": ".exporter.decompositions",
     "dump": ".pipeline.dump_block",
     "explain": ".explanations.functions",
     "keep_value_guards_unsafe": ".graphs.saved_guards",
+    "metrics": ".serving.metrics",
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",
+    "prometheus_collector": ".serving.metrics",
     "register_converter": ".exporter.registration",
     "unregister_converter": ".exporter.registration",
+    "warm_up": ".serving.warming_up",
 }
 
 

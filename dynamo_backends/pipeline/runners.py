@@ -19,6 +19,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..cache.graphs import CachedGraphs, CacheEntry, cached_graphs
+from ..common.call_recorder import reporting
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_original
 from ..errors import SessionError, first_line
@@ -139,6 +140,7 @@ class Runners:
                     cache.keep(entry, compiled.program)
                 result = compiled.program, self.observer.runner(compiled, loaded)
         program, run = result
+        run = reporting(run, program.coverage.of_calls(name))
         program.coverage.log(name)
         if not aot.is_saving() or self.observer.watches:
             return run
@@ -186,17 +188,20 @@ class Runners:
         with _disable_current_modes():
             random_state = torch.get_rng_state()
 
+        why = ""
+
         def failed(error: Exception) -> None:
+            nonlocal why
             with _disable_current_modes():
                 torch.set_rng_state(random_state)
+            why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
             if name is not None:
-                why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
                 self.observer.not_compiled(name, why)
 
         runner = or_original(
             module,
             lambda: aot.boxed(compile_it(module)),
-            lambda graph: aot.boxed(boxed_code(graph)),
+            lambda graph: aot.boxed(boxed_code(graph, name, why)),
             what=f"the compile of {name or 'a graph'}",
             instead="PyTorch runs the graph",
             must_compile=lambda: self.options.fallback == "error" or is_candidate_run() or aot.is_ahead_of_time(),
