@@ -133,12 +133,16 @@ class Runners:
             entry = cache.entry(name, module, by_position, is_joint=is_joint) if cache is not None else None
             result = self._load_from_cache(entry, by_position) if entry is not None else None
             if result is None:
-                compiled = self.compiler.aten(name, module, arguments, constants, is_joint=is_joint)
-                sessions = [region.session for region in compiled.regions]
-                loaded = load(compiled.program, name, by_position, self.options, sessions)
-                if cache is not None and entry is not None:
-                    cache.keep(entry, compiled.program)
-                result = compiled.program, self.observer.runner(compiled, loaded)
+                with cache.locked(entry) if cache is not None and entry is not None else contextlib.nullcontext():
+                    if entry is not None:  # another process may have compiled it meanwhile
+                        result = self._load_from_cache(entry, by_position, is_last=True)
+                    if result is None:
+                        compiled = self.compiler.aten(name, module, arguments, constants, is_joint=is_joint)
+                        sessions = [region.session for region in compiled.regions]
+                        loaded = load(compiled.program, name, by_position, self.options, sessions)
+                        if cache is not None and entry is not None:
+                            cache.keep(entry, compiled.program)
+                        result = compiled.program, self.observer.runner(compiled, loaded)
         program, run = result
         run = reporting(run, program.coverage.of_calls(name))
         program.coverage.log(name)
@@ -148,8 +152,13 @@ class Runners:
 
         return saved_graph(run, name, program, by_position, self.options, sources)
 
-    def _load_from_cache(self, entry: CacheEntry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
-        """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it."""
+    def _load_from_cache(
+        self, entry: CacheEntry, weights: Mapping[int, Weight], *, is_last: bool = False
+    ) -> tuple[Program, Runner] | None:
+        """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it.
+
+        If ``is_last``, that is counted as a miss.
+        """
         assert self._cached is not None
 
         def loaded(program: Program) -> tuple[Program, Runner] | None:
@@ -161,7 +170,8 @@ class Runners:
 
         found = self._cached.found(entry, loaded)
         if found is None:
-            count("cache_misses")
+            if is_last:
+                count("cache_misses")
             return None
         count("cache_hits")
         logger.info("%s is loaded from the cache: %s", entry.name, entry.key)

@@ -6,8 +6,11 @@ import copy
 import functools
 import gc
 import json
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from conftest import compiled
 from torch import nn
 
 from dynamo_backends import WarmUpError, metrics, prometheus_collector, warm_up
+from dynamo_backends.cache.store import Store
 from dynamo_backends.errors import SessionError
 from dynamo_backends.runtime.binding import BoundSession
 
@@ -209,3 +213,82 @@ def test_warm_up_checks_its_arguments() -> None:
         warm_up(compiled(torch.sin), [torch.ones(2)])  # type: ignore[list-item]
     with pytest.raises(ValueError):
         warm_up(compiled(torch.sin), [], fallback="never")
+
+
+# Processes that start at once
+
+
+COMPILES = """
+import sys
+import torch
+from torch._dynamo.utils import counters
+from dynamo_backends.cache.graphs import CachedGraphs
+from dynamo_backends.pipeline.compiler import Compiler
+
+what, folder = sys.argv[1:]
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).eval()
+compile_it, lock = Compiler.aten, CachedGraphs.locked
+
+def locked(*args):
+    print("locks", flush=True)
+    return lock(*args)
+
+def slowly(*args, **kwargs):
+    print("compiles", flush=True)
+    if what == "hangs":
+        sys.stdin.read()
+    return compile_it(*args, **kwargs)
+
+Compiler.aten, CachedGraphs.locked = slowly, locked
+print("starts", flush=True)
+sys.stdin.readline()
+compiled = torch.compile(model, backend="onnxrt", options={"cache": True, "cache_dir": folder})
+with torch.no_grad():
+    torch.testing.assert_close(compiled(torch.ones(2, 4)), model(torch.ones(2, 4)))
+print(counters["dynamo_backends"]["cache_misses"], counters["dynamo_backends"]["cache_hits"])
+"""
+
+
+class Starting:
+    """A process that is ready to compile a model, with what is sent to it next."""
+
+    def __init__(self, what: str, folder: Path) -> None:
+        command = [sys.executable, "-c", COMPILES, what, str(folder)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def compile(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def prints(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+def test_processes_that_start_at_once_compile_a_graph_once(tmp_path: Path) -> None:
+    """One hangs while it compiles, and is killed. Then one of the others that waited compiles for both."""
+    hanging, *others = processes = [Starting(what, tmp_path) for what in ("hangs", "compiles", "compiles")]
+    try:
+        assert [process.prints() for process in processes] == ["starts"] * 3
+        hanging.compile()
+        assert [hanging.prints(), hanging.prints()] == ["locks", "compiles"]
+        for process in others:
+            process.compile()
+        assert [process.prints() for process in others] == ["locks"] * 2
+        hanging.process.kill()
+        printed = sorted(process.process.communicate()[0].split() for process in others)
+        assert printed == [["0", "1"], ["compiles", "1", "0"]]
+        assert {path.suffix for path in tmp_path.iterdir()} == {".cached"}
+    finally:
+        for process in processes:
+            process.process.kill()
+            process.process.communicate()
+
+
+def test_a_lock_that_is_never_free_is_not_waited_for_forever(tmp_path: Path) -> None:
+    store = Store(tmp_path, 1000)
+    with store.locked("key", 0.0), store.locked("key", 0.1), store.locked("another key", 0.0):
+        assert len(list(tmp_path.iterdir())) == 2
+    assert not list(tmp_path.iterdir())
