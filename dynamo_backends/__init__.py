@@ -23,7 +23,9 @@
     )
 
 - saving what was compiled: ``keep_value_guards_unsafe``, for ``options={"guard_filter_fn": ...}``;
-- catching errors: ``UnsupportedOperatorError``, ``TranslationError``, ``SessionError``, ``ExportError``.
+- serving a compiled model: ``warm_up``, ``metrics``, ``prometheus_collector``;
+- catching errors: ``UnsupportedOperatorError``, ``TranslationError``, ``SessionError``, ``ExportError``,
+  ``WarmUpError``.
 
 Names are imported at first use, so that ``dynamo-backends --help`` starts without PyTorch.
 """
@@ -35,7 +37,7 @@ TYPE_CHECKING = False  # what type checkers take for true
 
 if TYPE_CHECKING:
     from .backends import onnx_compiler
-    from .errors import ExportError, SessionError, TranslationError, UnsupportedOperatorError
+    from .errors import ExportError, SessionError, TranslationError, UnsupportedOperatorError, WarmUpError
     from .explanations.functions import coverage, explain
     from .exporter.converters.registry import NotTranslatable
     from .exporter.decompositions import decomposition_table
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from .graphs.saved_guards import keep_value_guards_unsafe
     from .onnx_files.export import export
     from .pipeline.dump_block import dump
+    from .serving.metrics import metrics, prometheus_collector
+    from .serving.warming_up import warm_up
 
 __all__ = [
     "ExportError",
@@ -51,16 +55,20 @@ __all__ = [
     "SessionError",
     "TranslationError",
     "UnsupportedOperatorError",
+    "WarmUpError",
     "coverage",
     "decomposition_table",
     "dump",
     "explain",
     "export",
     "keep_value_guards_unsafe",
+    "metrics",
     "onnx_compiler",
     "operator_set",
+    "prometheus_collector",
     "register_converter",
     "unregister_converter",
+    "warm_up",
 ]
 
 _MODULES = {
@@ -69,16 +77,20 @@ _MODULES = {
     "SessionError": ".errors",
     "TranslationError": ".errors",
     "UnsupportedOperatorError": ".errors",
+    "WarmUpError": ".errors",
     "coverage": ".explanations.functions",
     "decomposition_table": ".exporter.decompositions",
     "dump": ".pipeline.dump_block",
     "explain": ".explanations.functions",
     "export": ".onnx_files.export",
     "keep_value_guards_unsafe": ".graphs.saved_guards",
+    "metrics": ".serving.metrics",
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",
+    "prometheus_collector": ".serving.metrics",
     "register_converter": ".exporter.registration",
     "unregister_converter": ".exporter.registration",
+    "warm_up": ".serving.warming_up",
 }
 
 

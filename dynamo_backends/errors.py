@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 
 class Kind(enum.Enum):
@@ -91,6 +92,18 @@ class UnsupportedOperatorError(RuntimeError):
 
 class AheadOfTimeError(RuntimeError):
     """A graph cannot be saved by ``torch.compile(...).aot_compile(...)``, or a saved one cannot be loaded here."""
+
+
+class WarmUpError(RuntimeError):
+    """``warm_up`` saw something that its caller did not allow.
+
+    Attributes:
+        reasons: each in one line.
+    """
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("\n".join(["the model is not ready to serve:", *(f"- {reason}" for reason in reasons)]))
+        self.reasons = tuple(reasons)
 
 
 class TranslationError(RuntimeError):

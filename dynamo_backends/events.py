@@ -1,11 +1,16 @@
-"""Counts events under ``torch._dynamo.utils.counters["dynamo_backends"]``, and logs warnings."""
+"""Counts events under ``torch._dynamo.utils.counters["dynamo_backends"]``, and logs warnings.
+
+What is counted in a call of a compiled model is also told to its recorder (``common.call_recorder``).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from torch._dynamo.utils import counters
 
@@ -38,6 +43,7 @@ EVENTS = {
     "weights_written_unseen": "changes of large weights that PyTorch's version counter missed, found in memory",
     "weights_made_inputs": "weights that kept changing and became inputs",
     "weight_sets": "additional sets of weights of a graph, each with its own session",
+    "idle_sessions_freed": "sessions that were freed because another graph with the same weights is called instead",
     "cache_hits": "compiled graphs found on disk",
     "cache_misses": "graphs not found on disk, and compiled",
     "cache_stored": "compiled graphs written to disk",
@@ -87,6 +93,56 @@ def warn(logger: logging.Logger, text: str) -> None:
         warnings.append(text)
 
 
-def count(event: str, number: int = 1) -> None:
-    """Counts one of ``EVENTS`` under ``torch._dynamo.utils.counters["dynamo_backends"]``."""
+@dataclasses.dataclass(frozen=True)
+class FallbackCount:
+    """Operators of a graph that run in PyTorch although they should run on ONNX Runtime.
+
+    Attributes:
+        operator: ``aten.sort.default``, or ``all operators``.
+        reason: why.
+        number: of operators.
+    """
+
+    operator: str
+    reason: str
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RanGraph:
+    """What recorders know of a compiled graph that was called.
+
+    Attributes:
+        name: ``graph 0 inference``.
+        on_onnx, in_pytorch: the number of operators in each.
+        fallbacks: those in PyTorch that should not be there.
+    """
+
+    name: str
+    on_onnx: int
+    in_pytorch: int
+    fallbacks: Sequence[FallbackCount]
+
+
+class Listener(Protocol):
+    """Hears what happens in the current calls of compiled models; a ``Recorder``."""
+
+    def add(self, event: str, number: int, reason: str) -> None:
+        """Called with an event, and a reason or an empty text."""
+        ...
+
+    def ran(self, graph: RanGraph) -> None:
+        """Called with a graph that runs."""
+        ...
+
+
+listeners: contextvars.ContextVar[tuple[Listener, ...]] = contextvars.ContextVar("listeners", default=())
+"""Those of the current thread's calls: one compiled model may call another."""
+
+
+def count(event: str, number: int = 1, reason: str = "") -> None:
+    """Counts one of ``EVENTS`` under ``torch._dynamo.utils.counters["dynamo_backends"]``, and tells the
+    listeners, which also get the reason."""
     counters["dynamo_backends"][event] += number
+    for listener in listeners.get():
+        listener.add(event, number, reason)

@@ -21,6 +21,7 @@ NOTICED_BY = {
     "torch._C._to_dlpack": "test_binding.py",
     "torch._decomp": "test_converters.py",
     "torch._dynamo": "test_dynamo_features.py",
+    "torch._dynamo.eval_frame": "test_serving.py",
     "torch._dynamo.exc": "test_bad_input.py",
     "torch._functorch": "test_training.py",
     "torch._functorch._aot_autograd.autograd_cache": "test_saved_graphs.py",

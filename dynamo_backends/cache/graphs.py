@@ -7,6 +7,7 @@ reason is counted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -55,6 +56,9 @@ def store_of(options: Options) -> Store:
     """
     return Store(folder_named(options.cache_dir), options.cache_size)
 
+
+WAIT_SECONDS = 120.0
+"""How long a process waits for another one that compiles the same graph, before it compiles it too."""
 
 _NO_ENTRY = "It is as if the cache had no entry"
 _NOT_KEPT = "Nothing is kept on disk"
@@ -125,6 +129,10 @@ class CachedGraphs:
     def found(self, entry: CacheEntry, load: Callable[[Program], T | None]) -> T | None:
         """The result of ``load`` for the cached Program; ``None`` if there is none, or it is not valid."""
         return self._store.read(entry.key, lambda record: load(from_record(record, entry.module, self._options)))
+
+    def locked(self, entry: CacheEntry) -> contextlib.AbstractContextManager[None]:
+        """A context for compiling a graph: it waits while another process compiles the same one."""
+        return self._store.locked(entry.key, WAIT_SECONDS)
 
     @never_fails("keeping a graph in the cache", _NOT_KEPT, lambda: None)
     def keep(self, entry: CacheEntry, program: Program) -> None:

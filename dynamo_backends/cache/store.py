@@ -2,7 +2,8 @@
 
 A file is a line that identifies the format, the SHA-256 of the rest, and the rest: the length of the header, the header
 in JSON, and bytes. The header contains the key, so that a file under another key's name is detected. Many processes may
-use a folder at once: files are put in place by a rename, and one that another process removed is a miss.
+use a folder at once: files are put in place by a rename, and one that another process removed is a miss. A process may
+lock a key while it makes the record, so that the others wait for it; the system releases the lock when a process ends.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ T = TypeVar("T")
 _MAGIC = b"dynamo-backends cache 1\n"
 _SUFFIX = ".cached"
 _UNFINISHED = ".unfinished"
+_LOCK = ".lock"
 _ABANDONED_SECONDS = 3600.0
-"""Age at which the process that wrote an unfinished file is assumed dead."""
+"""Age at which the process that wrote an unfinished file, or created a lock, is assumed dead."""
 
 
 class DamagedError(Exception):
@@ -140,6 +142,33 @@ class Store:
         self._evict(self._path(key))
         return True
 
+    @contextlib.contextmanager
+    def locked(self, key: str, seconds: float) -> Iterator[None]:
+        """Holds the lock of a key, as one process at a time does.
+
+        If it is not free within ``seconds``, or the file system has no locks, the block runs without it.
+        """
+        from filelock import FileLock, Timeout  # imported lazily: what is in the cache needs no lock
+
+        path = self.folder / f"{key}{_LOCK}"
+        lock = FileLock(path, mode=0o600)
+        try:
+            _make_private(self.folder)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                logger.info("another process makes an entry of the cache: waiting up to %.0f s", seconds)
+                lock.acquire(timeout=seconds)
+        except (OSError, NotImplementedError) as error:  # the first includes ``Timeout``
+            logger.warning("an entry of the cache is made without a lock: %s", error)
+        try:
+            yield
+        finally:
+            if lock.is_locked:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                lock.release()
+
     def reason_against(self) -> str | None:
         """Why the folder is not used, with a warning, see ``folder_trust``; ``None`` if it is."""
         reason = folder_trust.reason_against(self.folder)
@@ -153,7 +182,7 @@ class Store:
             self._path(key).unlink()
 
     def clear(self) -> Usage:
-        """Removes all entries and unfinished files; returns the usage before."""
+        """Removes all entries, unfinished files and locks; returns the usage before."""
         usage = self.usage()
         for path, _ in self._files():
             with contextlib.suppress(OSError):
@@ -173,7 +202,7 @@ class Store:
         except OSError:
             return
         for path in paths:
-            if path.suffix in (_SUFFIX, _UNFINISHED):
+            if path.suffix in (_SUFFIX, _UNFINISHED, _LOCK):
                 with contextlib.suppress(OSError):  # another process removed it
                     yield path, path.stat()
 
@@ -185,7 +214,7 @@ class Store:
             if path == newest:
                 continue
             total += status.st_size
-            is_abandoned = path.suffix == _UNFINISHED and status.st_mtime < time.time() - _ABANDONED_SECONDS
+            is_abandoned = path.suffix != _SUFFIX and status.st_mtime < time.time() - _ABANDONED_SECONDS
             if is_abandoned or (path.suffix == _SUFFIX and total > self.size):
                 with contextlib.suppress(OSError):
                     path.unlink()

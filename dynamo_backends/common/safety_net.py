@@ -31,7 +31,8 @@ from passes.engine.fx.snapshot import FxSnapshot
 from passes.engine.locks import Lock
 
 from ..errors import AheadOfTimeError, CandidateError, UnsupportedOperatorError, first_line
-from ..events import count
+from ..events import FallbackCount, RanGraph, count
+from .call_recorder import reporting
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def caught(what: str, error: BaseException, instead: str) -> None:
         error: the exception.
         instead: the consequence, ``PyTorch runs the graph``.
     """
-    count("internal_failures")
+    count("internal_failures", reason=f"{what} failed: {type(error).__name__}: {first_line(str(error))}")
     logger.debug("%s failed", what, exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)
     cause = (type(error), frames[-1].filename, frames[-1].lineno) if frames else (type(error), what)
@@ -134,7 +135,7 @@ def or_original(
         if is_meant_for_caller(error) or must_compile():
             raise
         if isinstance(error, CandidateError):
-            count("not_compiled_at_a_call")
+            count("not_compiled_at_a_call", reason=str(error))
             logger.warning("%s; %s", error, instead)
         else:
             caught(what, error, instead)
@@ -149,8 +150,14 @@ def or_captured(
     return or_original(
         module,
         compile_it,
-        lambda captured: captured.forward,
+        _captured,
         what="the compile of a graph",
         instead="PyTorch runs the graph as the backend 'eager' does",
         must_compile=must_compile,
     )
+
+
+def _captured(module: fx.GraphModule) -> Callable[..., object]:
+    number = sum(node.op.startswith("call_") for node in module.graph.nodes)
+    fallback = FallbackCount("all operators", "the compile of the graph failed", number)
+    return reporting(module.forward, RanGraph("a graph", 0, number, [fallback]))

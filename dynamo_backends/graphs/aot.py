@@ -27,6 +27,7 @@ from torch import fx
 from torch._dynamo import bytecode_transformation, external_utils
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch import config as functorch_config
@@ -621,3 +622,31 @@ def number_apart() -> None:
     """
     if is_precompiling():
         bytecode_transformation._unique_id_counter = itertools.count(random.SystemRandom().randrange(2**40))
+
+
+def call_hooks(compiled: object) -> list[Callable[[], Callable[[], None]]]:
+    """The functions that PyTorch calls at the start of each call of a compiled function or module, and whose result it
+    calls at the end; a list that may be extended.
+
+    Args:
+        compiled: the result of ``torch.compile``; or a module of which ``forward`` or all was compiled in place.
+
+    Raises:
+        TypeError: it is not compiled, or not for itself alone.
+    """
+    function = compiled
+    if isinstance(compiled, torch.nn.Module):  # ``model.compile()`` sets the attribute
+        function = getattr(compiled, "_compiled_call_impl", None) or compiled.forward
+    if inspect.isfunction(function):
+        context = inspect.getclosurevars(function).nonlocals.get("self")
+        if isinstance(context, OptimizeContext):
+            return context.enter_exit_hooks
+    if inspect.ismethod(function) and hasattr(function, "get_compiler_config"):
+        raise TypeError(
+            f"{function.__qualname__} is compiled once for all objects of its class, so their calls cannot be told "
+            "apart; call torch.compile(module), or compile() of the module, instead"
+        )
+    raise TypeError(
+        f"expected what torch.compile returns, or a module that was compiled in place, not {type(compiled).__name__}; "
+        "a function around a compiled one, or one that was loaded from a file, is neither"
+    )

@@ -231,7 +231,7 @@ class RunnableRegion:
                 f"{self.graph} region {self.index} is called inside forward-mode AD, which ONNX Runtime does not "
                 "support. Remove options={'fallback': 'error'} to run it in PyTorch."
             )
-        count("calls_inside_forward_ad")
+        count("calls_inside_forward_ad", reason="forward-mode AD, which ONNX Runtime does not support")
         if not self._has_warned_of_tangents:
             self._has_warned_of_tangents = True
             logger.warning("%s region %d: inside forward-mode AD, PyTorch runs it", self.graph, self.index)
@@ -260,10 +260,10 @@ class RunnableRegion:
             raise error
         results = self.in_pytorch(*args)
         is_wrong = isinstance(error, WrongResultError)
-        count("wrong_results" if is_wrong else "runtime_failures")
         what = "ONNX Runtime returned a wrong shape or dtype" if is_wrong else "ONNX Runtime failed in this call"
         self.failures += 1
         self.last_failure = f"{what}: {first_line(str(error))}"
+        count("wrong_results" if is_wrong else "runtime_failures", reason=self.last_failure)
         if self.must_run_on_onnx:
             raise SessionError(
                 f"{self.graph} region {self.index}: {what}: {error}. "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..events import count
-from .artifacts import Runner, is_operator, without_graph
+from ..common.call_recorder import reporting
+from ..events import FallbackCount, RanGraph, count
+from .artifacts import GraphName, Runner, is_operator, without_graph
 
 aten = torch.ops.aten
 
@@ -30,12 +31,17 @@ _FASTER_FUNCTIONS = {
 They are half to three quarters of the nodes of a training step: 540 of 705 in a BERT of 4 layers."""
 
 
-def boxed_code(module: fx.GraphModule) -> Runner:
-    """The boxed code of a graph; changes the graph in place, and counts ``nodes_in_pytorch``."""
+def boxed_code(module: fx.GraphModule, name: GraphName | None, failure: str = "") -> Runner:
+    """The boxed code of a graph; changes the graph in place, and counts ``nodes_in_pytorch``.
+
+    ``failure`` is the reason if the graph should run on ONNX Runtime.
+    """
     for node in module.graph.nodes:
         if node.op == "call_function" and not node.kwargs:
             node.target = _FASTER_FUNCTIONS.get(node.target, node.target)
     module.graph.set_codegen(fx.graph._BoxedCodeGen())
     module.recompile()
-    count("nodes_in_pytorch", sum(node.op == "call_function" and is_operator(node) for node in module.graph.nodes))
-    return without_graph(module)
+    number = sum(node.op == "call_function" and is_operator(node) for node in module.graph.nodes)
+    count("nodes_in_pytorch", number)
+    fallbacks = [FallbackCount("all operators", failure, number)] if failure else []
+    return reporting(without_graph(module), RanGraph(str(name or "a graph"), 0, number, fallbacks))

@@ -19,6 +19,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..cache.graphs import CachedGraphs, CacheEntry, cached_graphs
+from ..common.call_recorder import reporting
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_original
 from ..errors import SessionError, first_line
@@ -132,13 +133,18 @@ class Runners:
             entry = cache.entry(name, module, by_position, is_joint=is_joint) if cache is not None else None
             result = self._load_from_cache(entry, by_position) if entry is not None else None
             if result is None:
-                compiled = self.compiler.aten(name, module, arguments, constants, is_joint=is_joint)
-                sessions = [region.session for region in compiled.regions]
-                loaded = load(compiled.program, name, by_position, self.options, sessions)
-                if cache is not None and entry is not None:
-                    cache.keep(entry, compiled.program)
-                result = compiled.program, self.observer.runner(compiled, loaded)
+                with cache.locked(entry) if cache is not None and entry is not None else contextlib.nullcontext():
+                    if entry is not None:  # another process may have compiled it meanwhile
+                        result = self._load_from_cache(entry, by_position, is_last=True)
+                    if result is None:
+                        compiled = self.compiler.aten(name, module, arguments, constants, is_joint=is_joint)
+                        sessions = [region.session for region in compiled.regions]
+                        loaded = load(compiled.program, name, by_position, self.options, sessions)
+                        if cache is not None and entry is not None:
+                            cache.keep(entry, compiled.program)
+                        result = compiled.program, self.observer.runner(compiled, loaded)
         program, run = result
+        run = reporting(run, program.coverage.of_calls(name))
         program.coverage.log(name)
         if not aot.is_saving() or self.observer.watches:
             return run
@@ -146,8 +152,13 @@ class Runners:
 
         return saved_graph(run, name, program, by_position, self.options, sources)
 
-    def _load_from_cache(self, entry: CacheEntry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
-        """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it."""
+    def _load_from_cache(
+        self, entry: CacheEntry, weights: Mapping[int, Weight], *, is_last: bool = False
+    ) -> tuple[Program, Runner] | None:
+        """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it.
+
+        If ``is_last``, that is counted as a miss.
+        """
         assert self._cached is not None
 
         def loaded(program: Program) -> tuple[Program, Runner] | None:
@@ -159,7 +170,8 @@ class Runners:
 
         found = self._cached.found(entry, loaded)
         if found is None:
-            count("cache_misses")
+            if is_last:
+                count("cache_misses")
             return None
         count("cache_hits")
         logger.info("%s is loaded from the cache: %s", entry.name, entry.key)
@@ -186,17 +198,20 @@ class Runners:
         with _disable_current_modes():
             random_state = torch.get_rng_state()
 
+        why = ""
+
         def failed(error: Exception) -> None:
+            nonlocal why
             with _disable_current_modes():
                 torch.set_rng_state(random_state)
+            why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
             if name is not None:
-                why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
                 self.observer.not_compiled(name, why)
 
         runner = or_original(
             module,
             lambda: aot.boxed(compile_it(module)),
-            lambda graph: aot.boxed(boxed_code(graph)),
+            lambda graph: aot.boxed(boxed_code(graph, name, why)),
             what=f"the compile of {name or 'a graph'}",
             instead="PyTorch runs the graph",
             must_compile=lambda: self.options.fallback == "error" or is_candidate_run() or aot.is_ahead_of_time(),

@@ -13,8 +13,9 @@ import torch
 
 from ..cache.program_record import from_record, to_record
 from ..cache.store import DamagedError, StoredRecord, decoded, encoded
-from ..errors import AheadOfTimeError, SessionError
-from ..events import count
+from ..common.call_recorder import reporting
+from ..errors import AheadOfTimeError, SessionError, first_line
+from ..events import FallbackCount, RanGraph, count
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.traced_sources import TracedModule, changed_function
@@ -114,9 +115,11 @@ class SavedData:
                 raise
             logger.warning("%s cannot be loaded, PyTorch runs it: %s", self.name, error)
             count("not_loaded")
-            return run_in_pytorch(program)
+            number = program.coverage.on_onnx
+            fallback = FallbackCount("all operators", f"the graph cannot be loaded: {first_line(str(error))}", number)
+            return reporting(run_in_pytorch(program), RanGraph(str(self.name), 0, number, [fallback]))
         count("graphs_loaded")
-        return runner
+        return reporting(runner, program.coverage.of_calls(self.name))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Placement:
                 budget.left -= time.perf_counter() - started
 
     def _in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
-        return boxed_code(module) if self.is_plain else self._runners.in_pytorch(name, module)
+        return boxed_code(module, name) if self.is_plain else self._runners.in_pytorch(name, module)
 
     def _on_onnx(
         self, name: GraphName, module: fx.GraphModule, *, is_joint: bool, weights: Mapping[int, StaticInput]

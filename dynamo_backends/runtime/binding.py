@@ -18,11 +18,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 
 import onnxruntime
 import torch
 
+from ..common.session_clock import SESSION_CLOCK
 from ..common.strides import ExactStrides
 from ..errors import SessionError, WrongResultError
 from .constants import TABLE, Declaration
@@ -218,6 +220,7 @@ class BoundSession:
         if self._asynchronous:
             wait_for_streams(self._asynchronous)
         session = self.session(self.threads)
+        started = time.perf_counter()
         try:
             results = CALLS.run(session, self._run_options, feeds, fetches, self._output_names, self._devices)
         except ORT_ERRORS as error:
@@ -227,6 +230,7 @@ class BoundSession:
             raise session_error(error, self.session.model) from error
         finally:
             ARENA.used()
+        SESSION_CLOCK.seconds += time.perf_counter() - started
         if judgement is None:
             self._judge(results, sizes)
         if not memories:

@@ -2,6 +2,9 @@
 
 Before each call a ``Watch`` checks the weights. If one changed, a new session with the new values replaces the old one.
 A weight that keeps changing becomes an input: building sessions must not take longer than running them.
+
+A model that is compiled again, for other sizes, has its weights in another session too. If only the new one is called,
+the old one is freed.
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ FREE_REFRESHES = 3
 WORTH_CALLS = 50
 """Calls that pay for making a session: it takes 0.2 to 1 s, and constants save some 20 % of 5 to 100 ms."""
 
+IDLE_CALLS = 64
+"""Calls of a new session after which sessions of other graphs with the same weights are freed, if they had no call."""
+
 MOST_SETS = 256
 """Sets of weights with a session each: more than the deepest models have layers, which may be compiled one by one."""
 
@@ -69,17 +75,41 @@ _states_lock = Lock()
 class _State:
     """A session with one set of weights, by the position of the argument, and the watch that detects changes.
 
-    It is never modified: calls in other threads may still use it when it is replaced.
+    Calls in other threads may still use it when it is replaced.
+
+    Attributes:
+        is_idle: whether it was not called since it was set.
     """
 
-    def __init__(self, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool) -> None:
+    def __init__(
+        self, owner: FrozenSession, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool
+    ) -> None:
+        self.is_idle = False
+        self._owner = weakref.ref(owner)
         self.tensors = [tensor.detach() for tensor in weights.values()]
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them
         self.bound = executable.load({position: on_same_memory(tensor) for position, tensor in weights.items()})
         self.calls = itertools.count()  # thread-safe
         self._addresses = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
         with _states_lock:
+            rivals = [other for other in _states if other.is_rival_of(self)]
             _states.add(self)
+        for other in rivals:
+            other.is_idle = True
+        self._rivals = [weakref.ref(other) for other in rivals]
+
+    def is_rival_of(self, other: _State) -> bool:
+        """Whether both hold the same weights, for different graphs."""
+        addresses = set(self.watch.addresses)
+        return bool(addresses) and addresses == set(other.watch.addresses) and self._owner() is not other._owner()
+
+    def free_idle_rivals(self) -> None:
+        """Frees the sessions of other graphs with the same weights that were not called since this one was made."""
+        rivals, self._rivals = self._rivals, []
+        for rival in filter(None, (reference() for reference in rivals)):
+            owner = rival._owner()
+            if owner is not None and rival.is_idle:
+                owner.free(rival)
 
     def is_unused(self, current: Mapping[int, int], held: Mapping[int, int]) -> bool:
         """Whether no model has this set of weights any more: nobody else holds the memory of a weight, or a tensor of
@@ -164,12 +194,23 @@ class FrozenSession:
         state = self.sets.get(addresses_of(tensors))
         if state is None or complete or not state.watch.is_unchanged(tensors):
             state = self._current_state(args)
-        next(state.calls)
+        state.is_idle = False
+        if next(state.calls) == IDLE_CALLS:
+            state.free_idle_rivals()
         return state.bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
         """Runs the model on all arguments, with the current weights, see ``BoundSession.__call__``."""
         return self.chosen(args)(args)
+
+    def free(self, state: _State) -> None:
+        """Frees a session that is not called any more; later calls are those of a new set of weights."""
+        with self._lock:
+            if self.sets.get(state.watch.addresses) is state:
+                del self.sets[state.watch.addresses]
+                count("idle_sessions_freed")
+                logger.info("a session is freed: another graph with the same weights is called instead")
+        give_back()
 
     def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
         """The positions and names of weights of which the session for these arguments has other values.
@@ -266,7 +307,7 @@ class FrozenSession:
     def _inputs_only(self) -> _State:
         """The state without constants, built at first use."""
         if self._without_constants is None:
-            self._without_constants = _State(self._executable, {}, complete=False)
+            self._without_constants = _State(self, self._executable, {}, complete=False)
         return self._without_constants
 
     def _try_build(self, tensors: Sequence[torch.Tensor]) -> _State:
@@ -279,7 +320,9 @@ class FrozenSession:
             return self._inputs_only()
 
     def _build(self, tensors: Sequence[torch.Tensor]) -> _State:
-        state = _State(self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
+        state = _State(
+            self, self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete
+        )
         self.sets[state.watch.addresses] = state
         self._most_sets = max(self._most_sets, len(self.sets))
         give_back()

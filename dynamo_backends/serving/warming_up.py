@@ -1,0 +1,227 @@
+"""Calls a compiled model on examples of what it will serve, until nothing is compiled any more.
+
+::
+
+    sizes = (1, 8, 32)
+    with torch.inference_mode():
+        print(dynamo_backends.warm_up(compiled, [(torch.randn(size, 64),) for size in sizes], recompile="error"))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..common.call_recorder import Recorder
+from ..common.text_table import text_table
+from ..errors import WarmUpError
+from ..events import FallbackCount
+from ..placement.autotuner import is_searching
+from .metrics import FAILED_CALLS, fallbacks_of
+
+_SECONDS_WITHOUT_BAR = 2.0
+
+_CHOICES = ("allow", "error")
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmedInput:
+    """What the calls with one input did.
+
+    Attributes:
+        title: dtypes and shapes of its tensors.
+        calls: their number.
+        first_seconds, last_seconds: the duration of the first and of the last call.
+        graphs: the number of graphs that were compiled or loaded from the cache, once for each recompile.
+        cache_hits: those of AOTAutograd's graphs that were loaded from the cache.
+        recompiles: those of ``graphs`` whose code was compiled before.
+        weight_refreshes: sessions that were rebuilt because a weight changed.
+        fallbacks: operators in PyTorch, in all graphs that ran, that should run on ONNX Runtime.
+        failures: what failed in a call, so that PyTorch ran instead.
+    """
+
+    title: str
+    calls: int
+    first_seconds: float
+    last_seconds: float
+    graphs: int
+    cache_hits: int
+    recompiles: int
+    weight_refreshes: int
+    fallbacks: Sequence[FallbackCount]
+    failures: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+    """The result of ``warm_up``; ``str`` shows it as a table.
+
+    Attributes:
+        inputs: one for each input, in order.
+        is_settled: whether the last call of each input compiled nothing.
+    """
+
+    inputs: Sequence[WarmedInput]
+    is_settled: bool
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """All fallbacks and failures, each in one line."""
+        lines = [f"{item.operator} x{item.number}: {item.reason}" for each in self.inputs for item in each.fallbacks]
+        return list(dict.fromkeys([*lines, *(failure for each in self.inputs for failure in each.failures)]))
+
+    def __str__(self) -> str:
+        headers = ("input", "calls", "first", "last", "graphs", "cache hits", "recompiles", "in PyTorch")
+        rows = [
+            (
+                item.title,
+                item.calls,
+                f"{item.first_seconds * 1e3:.1f} ms",
+                f"{item.last_seconds * 1e3:.1f} ms",
+                item.graphs,
+                item.cache_hits,
+                item.recompiles,
+                sum(fallback.number for fallback in item.fallbacks),
+            )
+            for item in self.inputs
+        ]
+        lines = [text_table(rows, headers), *(f"in PyTorch: {line}" for line in self.fallbacks)]
+        return "\n".join(lines if self.is_settled else [*lines, "the last call of an input still compiled"])
+
+
+def warm_up(
+    compiled: Callable[..., object],
+    inputs: Iterable[Sequence[object] | Mapping[str, object]],
+    *,
+    fallback: str = "allow",
+    recompile: str = "allow",
+    most_calls: int = 64,
+) -> WarmUp:
+    """Calls a compiled model with each of several inputs in turn, until a whole turn compiles nothing.
+
+    Call it as the model will be served: under ``torch.inference_mode()`` if that is so, and with the same number of
+    threads, since compiled graphs are guarded by both. If it takes more than two seconds on a terminal, a progress bar
+    shows it.
+
+    Args:
+        compiled: the result of ``torch.compile``, or any function that calls one.
+        inputs: each a tuple or list of positional arguments, or a mapping of keyword arguments. The objects are passed
+            in each call; a model that writes to its arguments sees what it wrote.
+        fallback: ``error`` raises if operators run in PyTorch that should run on ONNX Runtime, or a call failed there.
+        recompile: ``error`` raises if code was compiled again, for other sizes for instance, or if the last turn still
+            compiled something.
+        most_calls: the maximum number of calls for each input, at least 1.
+
+    Returns:
+        What happened.
+
+    Raises:
+        WarmUpError: see ``fallback`` and ``recompile``; after all calls.
+        TypeError: an input is neither a tuple, a list nor a mapping.
+        ValueError: another argument is wrong.
+    """
+    if fallback not in _CHOICES or recompile not in _CHOICES:
+        raise ValueError(f"fallback and recompile are 'allow' or 'error', not {fallback!r} and {recompile!r}")
+    if most_calls < 1:
+        raise ValueError(f"most_calls: expected at least 1, not {most_calls}")
+    warmed = [_Input(compiled, item) for item in inputs]
+    is_settled = not warmed
+    with _progress(len(warmed)) as advance:
+        for _ in range(most_calls):
+            compiles = False
+            for item in warmed:
+                compiles |= item.call()
+                advance()
+            if not compiles and not is_searching():
+                is_settled = True
+                break
+    result = WarmUp(tuple(item.result() for item in warmed), is_settled)
+    reasons = result.fallbacks if fallback == "error" else []
+    if recompile == "error":
+        again = [f"{item.title}: {item.recompiles} recompiles" for item in result.inputs if item.recompiles]
+        reasons = [*reasons, *again, *([] if is_settled else [f"{most_calls} calls of each input still compile"])]
+    if reasons:
+        raise WarmUpError(reasons)
+    return result
+
+
+class _Input:
+    """An input, and what its calls did.
+
+    Raises:
+        TypeError: see ``warm_up``.
+    """
+
+    def __init__(self, compiled: Callable[..., object], arguments: Sequence[object] | Mapping[str, object]) -> None:
+        if not isinstance(arguments, (tuple, list, Mapping)):
+            raise TypeError(
+                "an input is a tuple of positional arguments or a mapping of keyword arguments, not "
+                f"{type(arguments).__name__}; of one argument x it is (x,)"
+            )
+        self._compiled = compiled
+        self._arguments = arguments
+        self._recorder = Recorder()
+
+    def call(self) -> bool:
+        """Calls the model; whether that compiled something."""
+        before = self._compiled_so_far()
+        leave = self._recorder.enter()
+        try:
+            if isinstance(self._arguments, Mapping):
+                self._compiled(**self._arguments)
+            else:
+                self._compiled(*self._arguments)
+        finally:
+            leave()
+        return self._compiled_so_far() != before
+
+    def _compiled_so_far(self) -> int:
+        """The number of events, without those that later calls repeat."""
+        return sum(number for event, number in self._recorder.counts.items() if event not in FAILED_CALLS)
+
+    def result(self) -> WarmedInput:
+        recorder, counts, seconds = self._recorder, self._recorder.counts, self._recorder.latencies()
+        failed = [event for event in FAILED_CALLS if event in counts]
+        return WarmedInput(
+            title=_title(self._arguments),
+            calls=recorder.calls,
+            first_seconds=seconds[0],
+            last_seconds=seconds[-1],
+            graphs=counts["graphs"],
+            cache_hits=counts["cache_hits"],
+            recompiles=counts["recompiles"],
+            weight_refreshes=counts["weight_refreshes"],
+            fallbacks=fallbacks_of(recorder),
+            failures=[recorder.reasons.get(event, event) for event in failed],
+        )
+
+
+def _title(arguments: Sequence[object] | Mapping[str, object]) -> str:
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    return ", ".join(f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}" for item in tensors) or "no tensors"
+
+
+@contextlib.contextmanager
+def _progress(inputs: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal, after some seconds; the value is called after each call of the model."""
+    from rich.console import Console  # imported lazily: most programs that serve have no terminal
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    if not bar.console.is_terminal:
+        yield lambda: None
+        return
+    task = bar.add_task("warming up", total=2 * inputs)  # what is compiled in the first turn settles in the second
+    timer = threading.Timer(_SECONDS_WITHOUT_BAR, bar.start)
+    timer.start()
+    try:
+        yield lambda: bar.advance(task)
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
