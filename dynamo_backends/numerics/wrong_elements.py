@@ -116,7 +116,6 @@ def wrong_elements(
                 wrong = _at(item, actual.shape, positions)
                 patterns += _value_patterns(name, item, wrong)
                 rows += _histogram(name, item, wrong, errors, actual.size)
-    worst = np.argsort(-beyond.shares, kind="stable")[:_SHOWN]
     return WrongElements(
         len(positions),
         actual.size,
@@ -128,7 +127,7 @@ def wrong_elements(
                 float(errors[i] / beyond.shares[i]) if math.isfinite(beyond.shares[i]) else None,
                 {name: _number(np.broadcast_to(item, actual.shape)[place]) for name, item in read.items()},
             )
-            for i in worst
+            for i in _largest(beyond.shares)
         ],
         _most_telling(patterns, len(positions), actual.size),
         rows,
@@ -138,6 +137,14 @@ def wrong_elements(
 def _is_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
     pairs = zip(reversed(shape), reversed(to), strict=False)
     return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _largest(shares: np.ndarray) -> list[int]:
+    """The positions of the largest shares, in descending order; of equal ones, the first."""
+    least = -np.partition(-shares, min(_SHOWN, len(shares)) - 1)[min(_SHOWN, len(shares)) - 1]
+    above = np.flatnonzero(shares > least)
+    ordered = above[np.argsort(-shares[above], kind="stable")]
+    return [int(i) for i in (*ordered, *np.flatnonzero(shares == least)[: _SHOWN - len(above)])]
 
 
 def _at(item: np.ndarray, shape: tuple[int, ...], positions: np.ndarray) -> np.ndarray:
@@ -211,11 +218,12 @@ def _histogram(
     for start in range(0, len(flat), _CHUNK):
         counts += np.bincount(_bins(flat[start : start + _CHUNK]), minlength=_BINS)
     counts *= elements // max(value.size, 1)
-    bins = _bins(wrong)
+    bins, largest = _bins(wrong), np.zeros(_BINS)
+    np.maximum.at(largest, bins, errors)
+    of_wrong = np.bincount(bins, minlength=_BINS)
     for i in map(int, np.flatnonzero(counts)):
-        inside = errors[bins == i]
-        error = float(inside.max()) if inside.size else 0.0
-        yield ValueRange(name, _LABELS[i], int(counts[i]), inside.size, error if math.isfinite(error) else None)
+        error = float(largest[i]) if math.isfinite(largest[i]) else None
+        yield ValueRange(name, _LABELS[i], int(counts[i]), int(of_wrong[i]), error)
 
 
 def _labels() -> list[str]:

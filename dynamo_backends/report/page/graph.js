@@ -261,7 +261,7 @@ function passButton(summary, go) {
 /* The worst elements of a wrong value, and its histogram. */
 function wrongElements(found) {
   const value = (item) => (typeof item === "number" ? String(Number(item.toPrecision(6))) : item);
-  const names = Object.keys(found.worst[0].inputs);
+  const names = Object.keys((found.worst[0] || {inputs: {}}).inputs);
   const most = Math.max(...found.histogram.map((range) => range.elements));
   const bar = (range) => {
     const track = element("span", {class: "track", title: `${count(range.wrong)} of ${plural(range.elements, "element")}`}, element("i", {}), element("b", {}));
