@@ -37,7 +37,7 @@ class Target:
         providers: names of the execution providers, in the order of preference.
         opset: the ONNX opset of the models.
         multiplies_bfloat16: whether PyTorch's bfloat16 matrix products are faster than the provider's float32 ones.
-        multiplies_mixed_signs: whether the provider's products of uint8 with int8 are exact.
+        multiplies_mixed_signs: whether the CPU provider's products of uint8 with int8 are exact; asked when needed.
         threads: threads of a session; ``None`` for as many as PyTorch has at the call.
         decompositions: returns AOTAutograd's decomposition table, with which patterns are traced.
         rejects: why the providers cannot run an ONNX node, whose inputs have types and shapes, or ``None``.

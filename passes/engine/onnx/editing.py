@@ -60,12 +60,11 @@ def is_known(*values: ir.Value | None) -> bool:
             continue
         seen.add(value)
         node = value.producer()
-        if node is not None and not any(
-            attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()
-        ):
-            pending.extend(node.inputs)
-        elif node is not None or not (is_weight(value) or value.is_initializer()):
+        if node is None and not is_weight(value) and not value.is_initializer():
             return False
+        if node is not None and any(item.type == ir.AttributeType.GRAPH for item in node.attributes.values()):
+            return False  # its subgraphs may read any value
+        pending.extend(() if node is None else node.inputs)
     return True
 
 

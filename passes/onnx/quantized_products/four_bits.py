@@ -111,7 +111,11 @@ def _groups(node: ir.Node) -> _Groups | None:
         return None
     if difference is not None and (zero is None or zero.dtype != INT8 or sizes(zero) != sizes(scale)):
         return None
-    if sizes(scale) != [*grouped[:-1], 1] or scale is None or not all(isinstance(size, int) for size in grouped):
+    if (
+        sizes(scale) != [*grouped[:-1], 1]
+        or scale is None
+        or not all(isinstance(size, int) and size > 0 for size in grouped)
+    ):
         return None
     if not is_known(scale, zero):
         return None
