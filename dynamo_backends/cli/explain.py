@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_model(arguments.model)
     import torch
 
-    from ..bench.loading import load
+    from ..bench.loading import errors_of_user, load
     from ..explanations.functions import explain
     from ..options import options_from_text
 
@@ -35,7 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     options = options_from_text(dict(arguments.options))
     with torch.set_grad_enabled(arguments.train):
         explained = explain(loaded.model, options=options, dynamic=arguments.dynamic or None)
-        explanation = explained(*inputs.args, **inputs.kwargs)
+        try:
+            explanation = explained(*inputs.args, **inputs.kwargs)
+        except Exception:
+            with errors_of_user(f"MODEL {arguments.model!r} raised"):
+                loaded.model(*inputs.args, **inputs.kwargs)  # if it fails in eager, too, the error is the user's
+            raise
     if arguments.json:
         print_json(explanation.as_json())
     else:

@@ -129,6 +129,41 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "NAME=VALUE" in capsys.readouterr().err
 
 
+USERS = """
+import torch
+
+class Fails(torch.nn.Module):
+    def forward(self, x):
+        return {}["weights.pt"]
+
+def fails(rows=2):
+    return Fails(), torch.randn(rows)
+
+def raises():
+    return torch.load({}["weights.pt"])
+
+def sized(rows):
+    return Fails(), torch.randn(rows)
+"""
+
+
+def test_errors_of_the_users_module_are_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "users.py"
+    file.write_text(USERS)
+    for command in ("explain", "trace"):
+        for name, line in (("fails", 6), ("raises", 12)):
+            assert main([command, f"{file}:{name}"]) == 2
+            said = capsys.readouterr().err
+            assert f"MODEL '{file}:{name}'" in said and f"KeyError: 'weights.pt' ({file}:{line})" in said
+            assert "Traceback" not in said and "dynamo_backends/" not in said
+    assert main(["explain", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert f"{file}:fails, {file}:raises" in said and "sized" not in said
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(3)\n")
+    assert main(["explain", f"{tmp_path}/script.py:fails"]) == 2
+    assert f"SystemExit: 3 ({tmp_path}/script.py:2)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_every_reason_has_a_remedy(kind: Kind) -> None:
     remedy = remedy_of(kind, "aten.sin.default")
