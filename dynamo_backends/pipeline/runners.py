@@ -58,6 +58,7 @@ class Runners:
         self.options = options
         self.observer = observer
         self._lowering = lowering
+        self.place = ""  # of the code whose graphs are compiled, see ``aot.place_being_compiled``
 
     @functools.cached_property
     def compiler(self) -> Compiler:
@@ -139,7 +140,7 @@ class Runners:
                     cache.keep(entry, compiled.program)
                 result = compiled.program, self.observer.runner(compiled, loaded)
         program, run = result
-        program.coverage.log(name)
+        program.coverage.log(name, self.place)
         if not aot.is_saving() or self.observer.watches:
             return run
         from .saved_graph import saved_graph  # imported lazily: it imports Inductor
