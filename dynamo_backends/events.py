@@ -9,10 +9,12 @@ import contextlib
 import contextvars
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from torch._dynamo.utils import counters
+
+from passes.engine.locks import Lock
 
 EVENTS = {
     "graphs": "graphs of Dynamo that were compiled; with onnx_compiler, graphs from AOTAutograd",
@@ -62,15 +64,20 @@ EVENTS = {
 }
 """Every event and what it counts; a word in capitals stands for a name."""
 
-_collected: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("collected", default=None)
+_collected: contextvars.ContextVar[list[Callable[[], None]] | None] = contextvars.ContextVar("collected", default=None)
+
+logged: set[Hashable] = set()
+"""What ``is_new`` was asked in this process."""
+
+_logged_lock = Lock()
 
 
 @contextlib.contextmanager
-def candidate_run(warnings: list[str]) -> Iterator[None]:
+def candidate_run(warnings: list[Callable[[], None]]) -> Iterator[None]:
     """Marks what is compiled or run inside as a candidate of the autotuner, which may still be rejected.
 
     Args:
-        warnings: collects the warnings of ``warn``, which are not logged.
+        warnings: collects functions that log the warnings of ``warn``, for a candidate that is chosen.
     """
     token = _collected.set(warnings)
     try:
@@ -84,13 +91,34 @@ def is_candidate_run() -> bool:
     return _collected.get() is not None
 
 
-def warn(logger: logging.Logger, text: str) -> None:
-    """Logs a warning; inside ``candidate_run``, collects it instead."""
+def is_new(cause: Hashable) -> bool:
+    """Whether this is the first call with this cause in the process: what has the same cause is logged once."""
+    with _logged_lock:
+        first = cause not in logged
+        logged.add(cause)
+    return first
+
+
+def warn(logger: logging.Logger, text: str, causes: Mapping[Hashable, str] | None = None) -> None:
+    """Logs a warning; inside ``candidate_run``, collects it instead.
+
+    Args:
+        logger: of the caller's module.
+        text: the message, or its start.
+        causes: texts that follow it, by cause. Those whose cause is not new are left out; without any, nothing is
+            logged.
+    """
+
+    def log() -> None:
+        new = [part for cause, part in (causes or {}).items() if is_new(cause)]
+        if new or causes is None:
+            logger.warning("%s", text + "; ".join(new))
+
     warnings = _collected.get()
     if warnings is None:
-        logger.warning("%s", text, stacklevel=2)
+        log()
     else:
-        warnings.append(text)
+        warnings.append(log)
 
 
 @dataclasses.dataclass(frozen=True)

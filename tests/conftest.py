@@ -22,6 +22,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from dynamo_backends import events
 from dynamo_backends.exporter.decompositions import SUMS_AT_INDICES
 from dynamo_backends.pipeline import pass_target, pipeline
 from passes import Pass, register, unregister
@@ -92,10 +93,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_compiler() -> Iterator[None]:
-    """Each test starts without compiled graphs and counts, with the same random numbers, at graph 0."""
+    """Each test starts without compiled graphs, counts and logged causes, with the same random numbers, at graph 0."""
     threads = torch.get_num_threads()
     torch._dynamo.reset()
     counters.clear()
+    events.logged.clear()
     pipeline.graph_numbers = itertools.count()
     torch.manual_seed(0)
     yield

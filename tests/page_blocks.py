@@ -17,6 +17,7 @@ PyTorch.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import re
@@ -192,11 +193,15 @@ def _end() -> None:
 
 
 def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE")
+    parser.add_argument("--write", action="store_true", help="write the output into the pages")
+    arguments = parser.parse_args(words)
     import torch
     import torch._dynamo  # noqa: F401  # what takes seconds, once
 
     torch.set_num_threads(1)  # a pool of threads would not be there after a fork
-    found = [complaint for page in words if page != "--write" for complaint in run(Path(page), "--write" in words)]
+    found = [complaint for page in arguments.pages for complaint in run(page, arguments.write)]
     print("\n\n".join(found))
     return 1 if found else 0
 

@@ -34,6 +34,9 @@ TESTS = (
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     environment = Environment("openvino", sys.executable)
     failed = environment.install(["-e", ".[test]"], not_from_constraints="onnxruntime")
     # Both packages are one folder: that which is installed last is there, and no other may be removed after it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -9,7 +10,8 @@ import importlib.util
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -19,7 +21,18 @@ from torch.utils import _pytree as pytree
 
 from ..common.suggestions import unknown_name
 from ..errors import first_line
-from .case import DYNAMO_EAGER, FLOAT, INDUCTOR_FREEZING, OWN_NAMES, Case, UsageError, check_place, split_mode
+from ..graphs.locations import is_user_file, short_file
+from .case import (
+    DYNAMO_EAGER,
+    FLOAT,
+    INDUCTOR_FREEZING,
+    OWN_NAMES,
+    Case,
+    ModelError,
+    UsageError,
+    check_place,
+    split_mode,
+)
 from .models import MODELS
 
 SEED = 0
@@ -71,12 +84,34 @@ def seed_everything() -> None:
     numpy.random.seed(SEED)
 
 
+@contextlib.contextmanager
+def errors_of_user(what: str) -> Iterator[None]:
+    """Raises whatever the user's code inside the block raises as a ``ModelError``.
+
+    Args:
+        what: the start of the message, ``MODEL 'model.py:make' raised``; the exception and the user's line follow.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # a script without ``if __name__ == "__main__"`` may call sys.exit
+        ours = os.path.dirname(os.path.dirname(__file__))
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+        theirs = [frame for frame in frames if is_user_file(frame.filename)]
+        theirs = theirs or [frame for frame in frames[-1:] if not frame.filename.startswith("<")]
+        place = f" ({short_file(theirs[-1].filename)}:{theirs[-1].lineno})" if theirs else ""
+        text = ": ".join(filter(None, (type(error).__name__, first_line(str(error)))))
+        raise ModelError(f"{what} {text}{place}") from error
+
+
 def load(case: Case) -> LoadedCase:
     """Builds the model and inputs of a case.
 
     Raises:
         UsageError: the function does not exist or returns something other than a model and inputs, or the model does
             not support the case.
+        ModelError: the function, or the module that it is in, raised.
     """
     if case.after:
         from_place(case.after, "MODEL")
@@ -111,7 +146,9 @@ def _from_list(case: Case) -> LoadedCase:
 
 
 def _from_function(case: Case) -> LoadedCase:
-    returned = from_place(case.model, "MODEL")()
+    function = from_place(case.model, "MODEL")
+    with errors_of_user(f"MODEL {case.model!r} raised"):
+        returned = function()
     model, *sizes = returned if isinstance(returned, tuple) else (returned,)
     kinds = torch.Tensor | Mapping | tuple | list
     if not isinstance(model, torch.nn.Module) or not sizes or not all(isinstance(size, kinds) for size in sizes):
@@ -136,16 +173,15 @@ def from_place(text: str, what: str) -> Callable[..., Any]:
     """The function that ``file.py:function`` or ``package.module:function`` names.
 
     Raises:
-        UsageError: the module cannot be imported or has no such function. ``what`` names the argument in the message.
+        UsageError: the module has no such function. ``what`` names the argument in the message.
+        ModelError: the module cannot be imported.
     """
     place, name = check_place(text, what)
     folder = str(Path(place).resolve().parent) if place.endswith(".py") else os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)  # last, so that no file there hides a package
-    try:
+    with errors_of_user(f"{what} {text!r}: {place} cannot be imported:"):
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except ImportError as error:
-        raise UsageError(f"{what} {text!r}: {place} cannot be imported: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]

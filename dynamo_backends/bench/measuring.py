@@ -155,7 +155,7 @@ class Bench:
                     result = CaseResult(case, message=str(error))
                 results.append(result)
                 self.done(f"{label}: {result.summary}")
-            if self.settings.overhead:
+            if self.settings.overhead and any(result.rows for result in results):
                 overhead = self.overhead(cases[0])
         except KeyboardInterrupt:
             if not results:

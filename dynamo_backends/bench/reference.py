@@ -17,7 +17,7 @@ from ..numerics.exact import is_floating
 from ..numerics.randomness import MOST_PERTURBATIONS, PERTURBATIONS
 from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies, is_strided
 from ..numerics.verdicts import verdict
-from .loading import SEED, Inputs
+from .loading import SEED, Inputs, errors_of_user
 from .random_rounding import RandomRoundingRuns
 from .steps import Steps, generated, leaves_of, loss_of
 
@@ -43,7 +43,7 @@ class Expected:
 
 
 class CaseJudge:
-    """Judges the results of a case. The constructor raises what the model raises in eager.
+    """Judges the results of a case. The constructor raises ``ModelError`` if the model fails in eager.
 
     Attributes:
         unchecked: why a result that differs from eager's is not called wrong, else ``""``.
@@ -52,7 +52,8 @@ class CaseJudge:
     def __init__(self, steps: Steps) -> None:
         self.unchecked = ""
         self._steps = steps
-        steps.results(steps.loaded.model)  # raises if the model fails without any backend
+        with errors_of_user(f"MODEL {steps.case.model!r} raised"):
+            steps.results(steps.loaded.model)
         steps.restore()
         try:
             self._expected = [self._expect(inputs) for inputs in steps.loaded.inputs]

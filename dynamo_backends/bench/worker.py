@@ -270,7 +270,7 @@ def main() -> None:
         try:
             return {"ok": getattr(worker, request.pop("do"))(**request)}
         except UsageError as error:
-            kind, message = "usage", str(error)
+            kind, message = error.kind, str(error)
         except WorkerError as error:
             kind, message = error.kind, str(error)
         except Exception as error:  # whatever a model or a backend raises is a row of the table

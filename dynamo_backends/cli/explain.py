@@ -16,6 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--train", action="store_true", help="training mode, with the backward graphs")
     parser.add_argument("--dynamic", action="store_true", help="symbolic shapes")
+    parser.add_argument("--guards", action="store_true", help="list all guards instead of the number of each kind")
+    parser.add_argument("--all", action="store_true", help="show all graphs, operators and hints")
     add_options_argument(parser, "onnxrt")
     add_json_argument(parser)
 
@@ -26,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_model(arguments.model)
     import torch
 
-    from ..bench.loading import load
+    from ..bench.loading import errors_of_user, load
     from ..explanations.functions import explain
     from ..options import options_from_text
 
@@ -35,9 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
     options = options_from_text(dict(arguments.options))
     with torch.set_grad_enabled(arguments.train):
         explained = explain(loaded.model, options=options, dynamic=arguments.dynamic or None)
-        explanation = explained(*inputs.args, **inputs.kwargs)
+        try:
+            explanation = explained(*inputs.args, **inputs.kwargs)
+        except Exception:
+            with errors_of_user(f"MODEL {arguments.model!r} raised"):
+                loaded.model(*inputs.args, **inputs.kwargs)  # if it fails in eager, too, the error is the user's
+            raise
     if arguments.json:
         print_json(explanation.as_json())
     else:
-        print(explanation)
+        print(explanation.text(guards=arguments.guards, all_rows=arguments.all))
     return 0

@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
     from torch.utils import _pytree as pytree
 
-    from ..bench.loading import load
+    from ..bench.loading import errors_of_user, load
     from ..errors import ExportError
-    from ..explanations.tracing import TracingError, dtypes_of, summary_of, trace
+    from ..explanations.tracing import TracingError, dtypes_of, trace
     from ..onnx_files.export import export
 
     loaded = load(Case(arguments.model))
@@ -57,15 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(arguments.device, dtype if tensor.is_floating_point() else None)
 
-    try:
+    with (
+        torch.no_grad(),
+        errors_of_user(f"PyTorch cannot run MODEL {arguments.model!r} in {arguments.precision} on {arguments.device}:"),
+    ):
         model = loaded.model.to(arguments.device, dtype)
         args, kwargs = pytree.tree_map_only(torch.Tensor, moved, (loaded.inputs[0].args, loaded.inputs[0].kwargs))
-        with torch.no_grad():
-            model(*args, **kwargs)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            f"PyTorch cannot run {arguments.model} in {arguments.precision} on {arguments.device}: {summary_of(error)}"
-        ) from error
+        model(*args, **kwargs)
 
     call = (args, kwargs)
     result: dict[str, Any] = {"model": arguments.model, "method": arguments.method}

@@ -28,10 +28,9 @@ from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchDynamoException
 
 from passes.engine.fx.snapshot import FxSnapshot
-from passes.engine.locks import Lock
 
 from ..errors import AheadOfTimeError, CandidateError, UnsupportedOperatorError, first_line
-from ..events import FallbackCount, RanGraph, count
+from ..events import FallbackCount, RanGraph, count, is_new
 from .call_recorder import reporting
 
 logger = logging.getLogger(__name__)
@@ -39,11 +38,6 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
-
-told_causes: set[tuple[object, ...]] = set()
-"""The causes that are already logged as a warning."""
-
-_told_lock = Lock()
 
 
 def is_meant_for_caller(error: BaseException) -> bool:
@@ -66,10 +60,7 @@ def caught(what: str, error: BaseException, instead: str) -> None:
     logger.debug("%s failed", what, exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)
     cause = (type(error), frames[-1].filename, frames[-1].lineno) if frames else (type(error), what)
-    with _told_lock:
-        is_new = cause not in told_causes
-        told_causes.add(cause)
-    if is_new:
+    if is_new(cause):
         logger.warning(
             "%s failed: %s: %s. %s. Unless backend='aot_eager' fails too, this is a bug of dynamo-backends: please "
             "report it as docs/bug_report.md says, with the traceback that TORCH_LOGS='+dynamo_backends' shows. "

@@ -14,5 +14,7 @@ def unknown_name(kind: str, name: object, valid: Sequence[str]) -> str:
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """A sentence with close matches of a name; ``""`` if there are none."""
-    close = difflib.get_close_matches(name, list(valid), n=3)
+    names = list(valid)
+    close = difflib.get_close_matches(name, names, n=3)
+    close = close or [item for item in names if name and item.lower().startswith(name.lower())][:3]
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

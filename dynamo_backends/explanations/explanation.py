@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..common.text_table import fit_table
 from ..errors import Kind
 
 _WIDTH = 100
+
+_LIMITS = {"graphs": 8, "breaks": 3, "hints": 2, "operators": 12, "rows": 6, "kinds": 6, "values": 4}
+"""How many of each the text shows by default."""
+
+_VALUE = re.compile(r"L\['\w+'\](\['\w+'\])? (==|is) .*")
+"""The condition of a guard on the value of an argument."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Products:
     bits: str  # of both operands, "float32 x 4 bits"
     number: int
     why: str  # why no kernel for integers computes them, if one operand is quantized; else empty
-    lines: Sequence[str]  # the user's lines, "model.py:17"
+    lines: Sequence[str]  # the lines that call the layers, "model.py:17"; the layers' names where no line is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +99,7 @@ class Explanation:
     graphs: Sequence[DynamoGraph]
     guards: Sequence[Guard]  # in the order in which they are checked
     unused: Mapping[str, int]  # Dynamo's messages on code outside of graphs that runs in Python, with their number
+    notes: Sequence[str]  # which engine runs the graphs, and how the call could be better
     unused_extensions: Sequence[str] = ()  # your converters and passes that no graph uses, each with the reason
 
     def as_json(self) -> dict[str, Any]:
@@ -101,8 +110,17 @@ class Explanation:
                 part["share_on_onnx"] = item.share_on_onnx
         return result
 
+    def text(self, *, guards: bool = False, all_rows: bool = False) -> str:
+        """A text of about one screen; ``str`` is the same.
+
+        Args:
+            guards: whether to list all guards instead of the number of each kind.
+            all_rows: whether to show all graphs, operators and hints, and not only the most frequent.
+        """
+        return "\n".join([*_lines(self, all_rows), *_guard_lines(self.guards, guards, all_rows)])
+
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return self.text()
 
 
 _REMEDIES = {
@@ -125,52 +143,122 @@ def remedy_of(kind: Kind, operator: str) -> str:
     return _REMEDIES[kind].replace("{}", operator)  # not ``format``: other remedies have braces
 
 
-def _lines(explanation: Explanation) -> Iterator[str]:
-    graphs, breaks = explanation.graphs, sum(graph.breaks for graph in explanation.graphs)
+def _lines(explanation: Explanation, all_rows: bool) -> Iterator[str]:
+    graphs, limits = explanation.graphs, _LIMITS if not all_rows else {}
+    breaks, parts = [graph for graph in graphs if graph.breaks], [part for graph in graphs for part in graph.graphs]
     number = sum(sum(graph.operators.values()) for graph in graphs)
-    yield f"{_count(len(graphs), 'graph')}, {_count(breaks, 'graph break')}, {_count(number, 'operator')}"
-    for graph in graphs:
-        yield f"\ngraph {graph.index}: {graph.function}, {graph.line}"
-        yield _wrapped(f"  calls {_counts(graph.operators)}")
-        place = f" at {graph.ends_at}" if graph.ends_at else ""
-        yield f"  ends with {'a graph break' if graph.breaks else graph.ends}{place}"
-        if graph.breaks:
-            yield textwrap.indent(_for_users(graph.details), "    ")
-        for part in graph.graphs:
-            share = f"{100 * part.share_on_onnx:.0f} %"
-            yield f"  {part.name}: {share} of the operators on ONNX Runtime, in {_count(part.regions, 'region')}"
-            if part.on_onnx:
-                yield _wrapped(f"    there: {_counts(part.on_onnx)}")
-            if part.in_pytorch:
-                yield textwrap.indent(_fallback_table(part.in_pytorch), "    ")
-            if part.products:
-                yield textwrap.indent(_product_table(part.products), "    ")
-    for message, times in explanation.unused.items():
-        yield f"\nruns in Python ({_count(times, 'time')}), because Dynamo cannot trace it:"
-        yield textwrap.indent(_for_users(message), "    ")
+    yield f"{_count(len(graphs), 'graph')}, {_count(len(breaks), 'graph break')}, {_count(number, 'operator')}"
+    yield from map(_wrapped, explanation.notes)
+    if graphs:
+        yield "\n" + _table(_graph_rows(graphs), _GRAPH_HEADERS, limits.get("graphs"))
+    if all_rows:
+        yield from (_wrapped(f"graph {graph.index} calls {_counts(graph.operators)}") for graph in graphs)
+    places: dict[str, list[str]] = {}
+    for graph in breaks:
+        places.setdefault(_for_users(graph.details), []).append(graph.ends_at)
+    messages = [(f"graph break at {_places(found, 3)}", text) for text, found in places.items()]
+    messages += [
+        ("runs in Python" + f" ({times} times)" * (times > 1), _for_users(text))
+        for text, times in explanation.unused.items()
+    ]
+    for what, message in messages[: limits.get("breaks")]:
+        yield from _break_lines(what, message, limits.get("hints"))
+    yield from _rest(len(messages), limits.get("breaks"), "message")
+    on_onnx: collections.Counter[str] = collections.Counter()
+    for part in parts:
+        on_onnx.update(part.on_onnx)
+    if on_onnx:
+        yield "\n" + _wrapped(f"on ONNX Runtime: {_counts(dict(on_onnx.most_common()), limits.get('operators'))}")
+    fallbacks = _merged([item for part in parts for item in part.in_pytorch])
+    fallbacks.sort(key=lambda item: (item.by_design, -item.number))
+    if fallbacks:
+        rows = [(item.operator, item.number, item.reason, item.remedy, _places(item.lines)) for item in fallbacks]
+        yield "\n" + _table(rows, ("in PyTorch", "number", "why", "remedy", "where"), limits.get("rows"))
+    products = _merged([item for part in parts for item in part.products])
+    if products:
+        cells = [(item.kernel, item.bits, item.number, item.why, _places(item.lines)) for item in products]
+        headers = ("product", "operands", "number", "why not in integers", "where")
+        yield "\n" + _table(cells, headers, limits.get("rows"))
     if explanation.unused_extensions:
         yield "\n" + "\n  ".join(("registered, and not used by any graph:", *explanation.unused_extensions))
-    own = [guard for guard in explanation.guards if guard.name.startswith("L[")]
-    yield f"\n{_count(len(explanation.guards), 'guard')}, {len(own)} of them on arguments and local variables"
-    if own:
-        rows = dict.fromkeys((guard.name, guard.kind, _condition(guard), guard.line) for guard in own)
-        yield textwrap.indent(fit_table(rows, ("guard", "kind", "condition", "where")), "  ")
 
 
-def _fallback_table(fallbacks: Sequence[Fallback]) -> str:
-    rows = []
-    for item in fallbacks:
-        rows.append((item.operator, item.number, item.reason, item.remedy, _places(item.lines)))
-    return fit_table(rows, ("in PyTorch", "number", "why", "remedy", "where"))
+_GRAPH_HEADERS = ("graph", "on ONNX", "of", "regions", "function", "ends with")
 
 
-def _product_table(products: Sequence[Products]) -> str:
-    rows = [(item.kernel, item.bits, item.number, item.why, _places(item.lines)) for item in products]
-    return fit_table(rows, ("product", "operands", "number", "why not in integers", "where"))
+def _graph_rows(graphs: Sequence[DynamoGraph]) -> Iterator[Sequence[object]]:
+    for graph in graphs:
+        what = [f"{graph.function}, {graph.line}", f"a graph break at {graph.ends_at}" if graph.breaks else graph.ends]
+        for part in graph.graphs:
+            on_onnx = sum(part.on_onnx.values())
+            number = on_onnx + sum(item.number for item in part.in_pytorch)
+            yield part.name, on_onnx, number, part.regions, *what
+            what = ["", ""]  # of the forward; the backward has the same
+        if not graph.graphs:
+            yield graph.index, "", "", "", *what
 
 
-def _places(lines: Sequence[str]) -> str:
-    return ", ".join(lines[:3]) + ", …" * (len(lines) > 3)
+def _break_lines(what: str, message: str, hints: int | None) -> Iterator[str]:
+    title, *rest = message.splitlines()
+    yield f"\n{what}: {title}"
+    said = [line.strip() for line in rest if line.strip() and "report an issue" not in line]
+    if hints is None:
+        yield from (_wrapped(f"  {line}") for line in said)
+        return
+    explained = [line for line in said if line.startswith("Explanation:")][:1]
+    yield from (
+        "  " + textwrap.shorten(line, 2 * _WIDTH, placeholder=" …")
+        for line in explained + [line for line in said if line.startswith("Hint:")][:hints]
+    )
+
+
+def _guard_lines(guards: Sequence[Guard], listed: bool, all_rows: bool) -> Iterator[str]:
+    own = [guard for guard in guards if guard.name.startswith("L[")]
+    text = f"{_count(len(guards), 'guard')}, {len(own)} of them on arguments and local variables"
+    if listed:
+        yield f"\n{text}"
+        rows = dict.fromkeys((guard.name, guard.kind, _condition(guard), guard.line) for guard in guards)
+        if rows:
+            yield textwrap.indent(fit_table(rows, ("guard", "kind", "condition", "where")), "  ")
+        return
+    kinds = collections.Counter(guard.kind for guard in own)
+    if kinds:
+        text += f": {_counts(dict(kinds.most_common()), None if all_rows else _LIMITS['kinds'])}"
+    yield "\n" + _wrapped(text)
+    conditions = {item: 1 for guard in own for item in guard.conditions if _VALUE.fullmatch(item)}
+    if conditions:
+        values = _counts(conditions, None if all_rows else _LIMITS["values"])
+        yield _wrapped(f"with other values it is compiled again: {values}")
+
+
+def _merged(items: Iterable[Any]) -> list[Any]:
+    """``Fallback`` or ``Products`` of several graphs that differ in their numbers and lines alone, as one."""
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(dataclasses.replace(item, number=0, lines=()), []).append(item)
+    return [
+        dataclasses.replace(
+            key,
+            number=sum(item.number for item in same),
+            lines=list(dict.fromkeys(line for item in same for line in item.lines)),
+        )
+        for key, same in found.items()
+    ]
+
+
+def _table(rows: Iterable[Sequence[object]], headers: Sequence[str], limit: int | None) -> str:
+    cells = list(rows)
+    return "\n".join([fit_table(cells[:limit], headers), *_rest(len(cells), limit, "row")])
+
+
+def _rest(number: int, limit: int | None, what: str) -> Iterator[str]:
+    if limit is not None and number > limit:
+        yield f"… and {_count(number - limit, what)} more: --all, or text(all_rows=True)"
+
+
+def _places(lines: Sequence[str], limit: int = 1) -> str:
+    rest = f" and {len(lines) - limit} more" if len(lines) > limit else ""
+    return ", ".join(lines[:limit]) + rest
 
 
 def _condition(guard: Guard) -> str:
@@ -184,8 +272,10 @@ def _for_users(details: str) -> str:
     return details.split("Developer debug context:")[0].strip()
 
 
-def _counts(operators: Mapping[str, int]) -> str:
-    return ", ".join(name if number == 1 else f"{name} x{number}" for name, number in operators.items()) or "nothing"
+def _counts(numbers: Mapping[str, int], limit: int | None = None) -> str:
+    texts = [name if number == 1 else f"{name} x{number}" for name, number in numbers.items()]
+    rest = [] if limit is None or len(texts) <= limit else [f"{len(texts) - limit} more"]
+    return ", ".join(texts[:limit] + rest) or "nothing"
 
 
 def _count(number: int, what: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from ..errors import Reason, TranslationError
 from ..exporter.translate import fold_constants, translate
 from ..graphs import aot
 from ..graphs.artifacts import GraphName, Region, Split, operator_name
-from ..graphs.locations import is_user_file, short_file, where
+from ..graphs.locations import line_of_layer, module_path, short_file, where
 from ..options import Options, parse_options
 from ..partition.regions import Support, split_graph
 from ..pipeline.lowering import Lowering, PostGradGraph, mark_weights
@@ -59,7 +59,7 @@ def explain(
 
     Args:
         function: a function or a module.
-        options: options of the backend ``onnxrt``; only ``providers`` and ``opset`` matter.
+        options: options of the backend ``onnxrt``; only ``providers``, ``opset`` and ``placement`` matter.
         dynamic: as in ``torch.compile``.
 
     Returns:
@@ -93,7 +93,8 @@ def explain(
             for index, graph in listener.graphs.items()
         ]
         guards = [_guard(item) for item in listener.guards]
-        return Explanation(graphs, guards, unused, lowering.usage.unused())
+        notes = [*_engine_notes(graphs, checked.placement), *_advice(function)]
+        return Explanation(graphs, guards, unused, notes, lowering.usage.unused())
 
     return explained
 
@@ -111,6 +112,39 @@ def coverage(
     """
     explained = explain(function, options=options, dynamic=dynamic)
     return lambda *args, **kwargs: explained(*args, **kwargs).as_json()
+
+
+def _engine_notes(graphs: Sequence[DynamoGraph], placement: str) -> Iterator[str]:
+    """Which engine runs the graphs that can run on ONNX Runtime, and what gradients change."""
+    parts = [part for graph in graphs for part in graph.graphs]
+    is_training = any(not part.name.endswith("/inference") for part in parts)
+    if not parts:
+        return
+    if placement == "measured" and not is_training:
+        yield "Inference: ONNX Runtime runs what is counted under 'on ONNX'."
+    elif placement == "onnx":
+        yield "ONNX Runtime runs what is counted under 'on ONNX', as placement is 'onnx'."
+    else:
+        what = "graph" if placement == "fastest" else "training graph"
+        engines = "PyTorch, ONNX Runtime and Inductor" if placement == "fastest" else "PyTorch and ONNX Runtime"
+        yield (
+            f"What is counted under 'on ONNX' can run on ONNX Runtime. Placement decides: with {placement!r} each "
+            f"{what} is timed with {engines} in its first calls, and the fastest engine is kept. "
+            "options={'placement': 'onnx'} runs it on ONNX Runtime."
+        )
+    if is_training:
+        yield (
+            "Gradients are on. Where they are not needed, call it under torch.no_grad() or torch.inference_mode(): "
+            "one graph for inference instead, whose weights are constants, on ONNX Runtime."
+        )
+
+
+def _advice(function: Callable[..., object]) -> Iterator[str]:
+    if callable(getattr(function, "generate", None)):
+        yield (
+            "generate() of torch.compile(model) calls the model that is not compiled. Compile its forward: "
+            "model.forward = torch.compile(model.forward, backend='onnxrt')."
+        )
 
 
 class _GraphRecorder(Observer):
@@ -138,8 +172,6 @@ class _GraphRecorder(Observer):
         assert isinstance(artifact, fx.GraphModule)
         frame = aot.frame_being_compiled()
         assert frame is not None  # Dynamo is active
-        call = None if is_user_file(frame.file) else aot.call_being_compiled()
-        line = f"{short_file(frame.file)}:{frame.line}"
         new = self.read_messages()
         details = frame.details
         if details not in new and len(new) == 1:  # for data-dependent branches, the frame names only bytecode
@@ -147,7 +179,7 @@ class _GraphRecorder(Observer):
         self.graphs[graph.index] = DynamoGraph(
             graph.index,
             frame.function,
-            line if call is None else f"{line}, called from {call}",
+            aot.place_being_compiled(),
             frame.reason,
             f"{short_file(frame.end_file)}:{frame.end_line}" if frame.end_line else "",
             details if frame.details else "",
@@ -201,8 +233,12 @@ class _SplitLowering(Lowering):
             for name, item in zip(names, region.inputs, strict=True)
             if item.node in weights
         }
+        lines = {node.name: line_of_layer(node) or f"module {module_path(node)}" for node in region.nodes}
         return [
-            (item, item.why or reasons.get(item.node, "") or _is_off(item, off))
+            (
+                dataclasses.replace(item, source=lines.get(item.node) or item.source),
+                item.why or reasons.get(item.node, "") or _is_off(item, off),
+            )
             for item in product_kernels(model, tensors)
         ]
 

@@ -55,7 +55,7 @@ from ..errors import first_line
 from .artifacts import Runner
 from .example_values import synthetic
 from .fake_tensors import correct_statistics
-from .locations import Frame, UserName, function_name, is_user_file, prepend_call, set_user_name, user_name
+from .locations import Frame, UserName, function_name, is_user_file, prepend_call, set_user_name, short_file, user_name
 
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
 
@@ -351,7 +351,8 @@ def compiled_with_guards(
 def call_being_compiled() -> Frame | None:
     """The user's line that called what Dynamo is compiling in this thread, or ``None``.
 
-    It is the innermost frame outside of Dynamo that is in a user's file and not in this package.
+    It is the innermost frame outside of Dynamo that is in a user's file and not in this package; ``None`` if the
+    command line called it.
     """
     pytorch, is_dynamo = os.path.join(os.path.dirname(torch.__file__), ""), False
     ours = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -360,9 +361,22 @@ def call_being_compiled() -> Frame | None:
     for frame, line in traceback.walk_stack(sys._getframe()):
         file = frame.f_code.co_filename
         is_dynamo = is_dynamo or file.startswith(pytorch)
+        if file.startswith(os.path.join(ours, "cli", "")):
+            return None
         if is_dynamo and is_user_file(file) and not file.startswith(ours):
             return Frame(file, line, function_name(frame.f_code.co_name), linecache.getline(file, line).strip())
     return None
+
+
+def place_being_compiled() -> str:
+    """The function that Dynamo is compiling in this thread, and the user's line that called one of a library; ``""``
+    outside of Dynamo. It is the same when the function is compiled again."""
+    frame = frame_being_compiled()
+    if frame is None:
+        return ""
+    call = None if is_user_file(frame.file) else call_being_compiled()
+    line = f"{short_file(frame.file)}:{frame.line}"
+    return line if call is None else f"{line}, called from {call}"
 
 
 def name_call(module: fx.GraphModule) -> None:

@@ -112,6 +112,16 @@ def where(node: fx.Node) -> str:
     return location_text(source_line(node), str(frames[-1]) if frames else "")
 
 
+def line_of_layer(node: fx.Node) -> str:
+    """As ``where``, but of the innermost frame outside PyTorch and torchao: the line that called the layer."""
+    frames = [
+        str(frame)
+        for frame in stack(node)
+        if frame.user or not short_file(frame.file).startswith(("torch/", "torchao/"))
+    ]
+    return location_text(source_line(node), frames[-1]) if frames else ""
+
+
 def operands(node: fx.Node) -> list[fx.Node]:
     """The nodes that a node reads, in the order of its arguments, with repetitions."""
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]

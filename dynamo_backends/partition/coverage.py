@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ..errors import Reason
 from ..events import FallbackCount, RanGraph, count, warn
@@ -40,8 +40,14 @@ class CoverageCounts:
         fallbacks = [FallbackCount(target, str(reason), number) for target, reason, number in unintended]
         return RanGraph(str(name), self.on_onnx, sum(number for _, _, number in self.fallbacks), fallbacks)
 
-    def log(self, name: GraphName) -> None:
-        """Adds to the counters, and logs a warning if operators run in PyTorch that should run on ONNX Runtime."""
+    def log(self, name: GraphName, place: str) -> None:
+        """Adds to the counters, and logs a warning if operators run in PyTorch that should run on ONNX Runtime.
+
+        Args:
+            name: of the graph.
+            place: the user's code that it is of, or ``""``. An operator is logged once for each place and reason, so
+                that a recompile does not repeat what its first compile logged.
+        """
         in_pytorch = sum(number for _, _, number in self.fallbacks)
         if not self.on_onnx + in_pytorch:
             return
@@ -50,9 +56,13 @@ class CoverageCounts:
         count("nodes_in_pytorch", in_pytorch)
         for target, _, number in self.fallbacks:
             count(f"fallback {target}", number)
-        unintended = [f"{target} x{number} ({why})" for target, why, number in self.fallbacks if not why.by_design]
+        unintended: dict[Hashable, str] = {
+            (place, target, str(why)): f"{target} x{number} ({why})"
+            for target, why, number in self.fallbacks
+            if not why.by_design
+        }
         if unintended:
             regions = f"{self.regions} region{'' if self.regions == 1 else 's'}"
             rest = f"the rest on ONNX Runtime in {regions}" if self.regions else "none on ONNX Runtime"
             operators = f"{in_pytorch} of {self.on_onnx + in_pytorch} operators"
-            warn(logger, f"{name}: {operators} run in PyTorch, {rest}: {'; '.join(unintended)}")
+            warn(logger, f"{name}: {operators} run in PyTorch, {rest}: ", unintended)

@@ -271,14 +271,12 @@ class OnnxLowering(Lowering):
 
 def _warn_of_unused_converters(split: Split) -> None:
     """Logs each operator whose registered converter is not used, with the user's line and the reason."""
-    logged = set()
     for node, reason in split.coverage.in_pytorch.items():
         converter = registered_converter(node.target)
-        if converter is None or reason.by_design or (node.target, reason) in logged:
-            continue
-        logged.add((node.target, reason))
-        line = where(node) or "an unknown line"
-        warn(logger, f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}")
+        if converter is not None and not reason.by_design:
+            line = where(node) or "an unknown line"
+            text = f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}"
+            warn(logger, "", {text: text})
 
 
 def mark_weights(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:

@@ -124,6 +124,7 @@ class Pipeline:
     ) -> Callable[..., object]:
         names = aot.argument_names(module)
         aot.name_call(module)
+        self.runners.place = aot.place_being_compiled()
         self.observer.stage("dynamo", graph, module)
         has_passes = self.observer.explains or _may_match(module)
         self.observer.passes(graph, self.runners.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])
@@ -232,6 +233,7 @@ class Pipeline:
         if aot.is_ahead_of_time():  # the key in PyTorch's cache would not have our options
             raise AheadOfTimeError("a graph of onnx_compiler() cannot be saved; use backend='onnxrt'")
         graph, direction, names = self._graph_of_aot_autograd(module)
+        self.runners.place = aot.place_being_compiled()
         aot.name_values(module, names)
         correct_strides(module)
         name = GraphName(graph.index, direction)

@@ -59,6 +59,7 @@ class Runners:
         self.options = options
         self.observer = observer
         self._lowering = lowering
+        self.place = ""  # of the code whose graphs are compiled, see ``aot.place_being_compiled``
 
     @functools.cached_property
     def compiler(self) -> Compiler:
@@ -145,7 +146,7 @@ class Runners:
                         result = compiled.program, self.observer.runner(compiled, loaded)
         program, run = result
         run = reporting(run, program.coverage.of_calls(name))
-        program.coverage.log(name)
+        program.coverage.log(name, self.place)
         if not aot.is_saving() or self.observer.watches:
             return run
         from .saved_graph import saved_graph  # imported lazily: it imports Inductor

@@ -144,7 +144,7 @@ class TunedGraph:
         self._may_perturb = bool(self._gradients) and not self._draws and not self._written
         self._least_precise = least_precise(module)
         self._runners: dict[str, Runner] = {}
-        self._warnings: dict[str, list[str]] = {engine: [] for engine in builders}
+        self._warnings: dict[str, list[Callable[[], None]]] = {engine: [] for engine in builders}
         self._compared = {self._reference}
         self._settled: Runner | None = None
         self._calls, self._try_again_at = 0, _TRY_AGAIN_AFTER
@@ -343,8 +343,8 @@ class TunedGraph:
 
     def _settle(self, engine: str) -> Runner:
         """Makes an engine run all further calls, and frees the others. The graph is kept if there is a challenger."""
-        for text in self._warnings[engine]:
-            logger.warning("%s", text)
+        for log in self._warnings[engine]:
+            log()
         self._warnings[engine] = []
         settled = self._runners[engine]
         self._settled, self._runners = settled, {engine: settled}

@@ -96,6 +96,10 @@ def failing():
     return torch.nn.Linear(2, 2), torch.randn(3)
 
 
+def raising():
+    return torch.nn.Linear(2, 2), {}["weights.pt"]
+
+
 def random():
     return Random(), torch.randn(3)
 
@@ -186,7 +190,7 @@ class InProcess:
         try:
             answer = getattr(self._worker, what)(**json.loads(json.dumps(arguments)))
         except UsageError as error:
-            raise WorkerError("usage", str(error)) from None
+            raise WorkerError(error.kind, str(error)) from None
         found: dict[str, Any] = json.loads(json.dumps(answer))
         return found
 
@@ -440,11 +444,13 @@ def test_a_model_without_a_reference_is_not_called_right(file: str, in_process: 
     assert "AssertionError" in found["cases"][0]["rows"]["onnxrt"]["message"]
 
 
-def test_a_model_that_fails_in_eager_is_said_to(file: str) -> None:
-    worker = RequestHandler()
-    worker.load({"model": f"{file}:failing"}, "eager")
-    with pytest.raises(RuntimeError, match="shapes"):
-        worker.expect([])
+def test_a_model_that_fails_in_eager_is_said_to(file: str, in_process: type[InProcess]) -> None:
+    """Once, and nothing else is measured; the next case is."""
+    found = bench(Case(f"{file}:failing"), Case(f"{file}:raising"), backends="eager,onnxrt", overhead=True)
+    failing, raising = found["cases"]
+    assert "raised RuntimeError: mat1 and mat2 shapes" in failing["message"] and not failing["rows"]
+    assert re.search(r":raising' raised KeyError: 'weights.pt' \(.*\.py:\d+\)", raising["message"])
+    assert not found["overhead"] and exit_code(found) == 2
 
 
 def test_sizes_take_turns(file: str, in_process: type[InProcess]) -> None:

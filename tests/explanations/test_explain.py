@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import dynamo_backends
 from dynamo_backends.cli import main
@@ -120,13 +123,105 @@ def test_what_is_computed_of_a_symbolic_float_would_run_with_sizes_that_are_know
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "mlp"]) == 0
-    assert "100 % " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert re.search(r"0/inference +5 +5 ", text) and "_parameters" not in text
+    assert main(["explain", "mlp", "--guards"]) == 0
+    assert capsys.readouterr().out.count("\n  L['self']._modules") > 10
     assert main(["explain", "mlp", "--train", "--dynamic", "--json", "--options", "opset=20"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [part["name"].split("/")[1] for part in found["graphs"][0]["graphs"]] == ["forward", "backward"]
     with pytest.raises(SystemExit, match="2"):
         main(["explain", "mlp", "--options", "opset"])
     assert "NAME=VALUE" in capsys.readouterr().err
+
+
+DEEP = (
+    "def deep(x):"
+    + """
+    x = torch.linalg.svdvals(x.tanh()) + x
+    torch._dynamo.graph_break()"""
+    * 11
+)
+
+
+class Generating(torch.nn.Linear):
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+
+def test_the_text_is_one_screen_for_a_model_of_any_depth() -> None:
+    functions: dict[str, Any] = {"torch": torch}
+    exec(DEEP, functions)
+    found = dynamo_backends.explain(functions["deep"])(torch.randn(4, 4))
+    assert len(found.graphs) == 11
+    whole = found.text(guards=True, all_rows=True)
+    assert len(str(found).splitlines()) < 45 < len(whole.splitlines())
+    assert "--all" in str(found) and "--all" not in whole
+    for graph in found.graphs:
+        assert f"\n{graph.graphs[0].name} " in whole
+    assert all(guard.name in whole for guard in found.guards)
+
+
+def test_what_the_call_decides_is_said() -> None:
+    """The engine of a training graph, gradients that are on, and what ``generate`` runs."""
+    model, x = Generating(4, 4), torch.randn(4, 4)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            said = dynamo_backends.explain(model, options={"placement": "measured"})(x).notes
+        assert any("no_grad" in note for note in said) == any("'placement'" in note for note in said) == enabled
+        assert any("torch.compile(model.forward" in note for note in said)
+    assert not any("generate" in note for note in dynamo_backends.explain(LINEAR)(x[:, :3]).notes)
+
+
+def test_products_of_quantized_layers_have_the_line_that_calls_the_layer() -> None:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = transformers.LlamaModel(config).eval()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    with torch.no_grad():
+        found = dynamo_backends.explain(model)(torch.ones(1, 4, dtype=torch.int64), use_cache=False)
+    (product,) = found.graphs[0].graphs[0].products
+    assert product.kernel == "MatMulInteger" and product.number == 7
+    for line in product.lines:
+        assert re.fullmatch(rf"transformers/.*modeling_llama.py:\d+, called from {short_file(__file__)}:\d+", line)
+
+
+USERS = """
+import torch
+
+class Fails(torch.nn.Module):
+    def forward(self, x):
+        return {}["weights.pt"]
+
+def fails(rows=2):
+    return Fails(), torch.randn(rows)
+
+def raises():
+    return torch.load({}["weights.pt"])
+
+def sized(rows):
+    return Fails(), torch.randn(rows)
+"""
+
+
+def test_errors_of_the_users_module_are_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "users.py"
+    file.write_text(USERS)
+    for command in ("explain", "trace"):
+        for name, line in (("fails", 6), ("raises", 12)):
+            assert main([command, f"{file}:{name}"]) == 2
+            said = capsys.readouterr().err
+            assert f"MODEL '{file}:{name}'" in said and f"KeyError: 'weights.pt' ({file}:{line})" in said
+            assert "Traceback" not in said and "dynamo_backends/" not in said
+    assert main(["explain", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert f"{file}:fails, {file}:raises" in said and "sized" not in said
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(3)\n")
+    assert main(["explain", f"{tmp_path}/script.py:fails"]) == 2
+    assert f"SystemExit: 3 ({tmp_path}/script.py:2)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -259,7 +259,20 @@ def test_the_error_of_a_translation_reaches_the_account(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("regions", "rest"), [(0, r"\bnone\b"), (1, r"\b1 region\b"), (2, r"\b2 regions\b")])
 def test_the_warning_says_where_the_rest_runs(regions: int, rest: str, caplog: pytest.LogCaptureFixture) -> None:
     reason = Reason(Kind.NO_TRANSLATION, "no translation")
-    CoverageCounts(regions, 3 * regions, [("aten.topk.default", reason, 1)]).log(GraphName(4, "inference"))
+    CoverageCounts(regions, 3 * regions, [("aten.topk.default", reason, 1)]).log(GraphName(4, "inference"), "")
     (said,) = caplog.messages
     assert said.startswith(f"graph 4 inference: 1 of {3 * regions + 1} ") and re.search(rest, said)
     assert said.endswith(f"aten.topk.default x1 ({reason})")
+
+
+def test_a_fallback_is_logged_once_and_counted_at_each_recompile(caplog: pytest.LogCaptureFixture) -> None:
+    def values(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(x.relu() + 1)
+
+    function = torch.compile(values, backend="onnxrt", dynamic=False)
+    for size in (2, 3, 4):
+        function(torch.randn(size, size))
+    assert sum("_linalg_svd" in message for message in caplog.messages) == 1
+    assert counted("fallback aten._linalg_svd.default") == 3
+    torch.compile(lambda x: torch.linalg.svdvals(x), backend="onnxrt")(torch.randn(2, 2))
+    assert sum("_linalg_svd" in message for message in caplog.messages) == 2, "another line of the user"

@@ -71,7 +71,6 @@ def test_a_failure_while_compiling(
     """Of the forward, the backward or an inference graph: it is counted, and told once."""
     split = _On(lowering.split_graph, call)
     monkeypatch.setattr(lowering, "split_graph", split)
-    safety_net.told_causes.clear()
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         assert_runs_as_eager()
     assert counted("internal_failures") == (split.calls if call is None else 1)

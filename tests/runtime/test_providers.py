@@ -167,6 +167,8 @@ def test_the_cpu_provider_comes_last_even_if_it_is_not_named() -> None:
 def test_a_provider_that_is_not_installed_is_an_error_with_its_package() -> None:
     with pytest.raises(ValueError, match="Available: .*CPUExecutionProvider.*onnxruntime-gpu"):
         parse_options({"providers": ["CUDAExecutionProvider"]})
+    with pytest.raises(ValueError, match=f"Did you mean '{CPU}'"):
+        parse_options({"providers": ["CPU"]})
 
 
 def test_a_provider_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
