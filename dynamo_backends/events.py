@@ -14,8 +14,6 @@ from typing import Protocol
 
 from torch._dynamo.utils import counters
 
-from passes.engine.locks import Lock
-
 EVENTS = {
     "graphs": "graphs of Dynamo that were compiled; with onnx_compiler, graphs from AOTAutograd",
     "recompiles": "graphs of code that was compiled before",
@@ -66,10 +64,8 @@ EVENTS = {
 
 _collected: contextvars.ContextVar[list[Callable[[], None]] | None] = contextvars.ContextVar("collected", default=None)
 
-logged: set[Hashable] = set()
+logged: dict[Hashable, object] = {}
 """What ``is_new`` was asked in this process."""
-
-_logged_lock = Lock()
 
 
 @contextlib.contextmanager
@@ -93,10 +89,8 @@ def is_candidate_run() -> bool:
 
 def is_new(cause: Hashable) -> bool:
     """Whether this is the first call with this cause in the process: what has the same cause is logged once."""
-    with _logged_lock:
-        first = cause not in logged
-        logged.add(cause)
-    return first
+    mine = object()
+    return logged.setdefault(cause, mine) is mine  # also if several threads ask at once
 
 
 def warn(logger: logging.Logger, text: str, causes: Mapping[Hashable, str] | None = None) -> None:

@@ -126,7 +126,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert re.search(r"0/inference +5 +5 ", text) and "_parameters" not in text
     assert main(["explain", "mlp", "--guards"]) == 0
-    assert capsys.readouterr().out.count("\n  L['self']._modules") > 10
+    assert capsys.readouterr().out.count("TENSOR_MATCH") > 1
     assert main(["explain", "mlp", "--train", "--dynamic", "--json", "--options", "opset=20"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [part["name"].split("/")[1] for part in found["graphs"][0]["graphs"]] == ["forward", "backward"]
