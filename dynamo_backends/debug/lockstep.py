@@ -20,12 +20,12 @@ from torch.utils import _pytree as pytree
 
 from ..dumps.schema import ElementEntry
 from ..errors import CompiledNodesError, SessionError, first_line
-from ..exporter.registration import registered_converter, written_at
+from ..exporter.registration import position_of, registered_converter, written_at
 from ..exporter.translate import find_translation, value_names
 from ..exporter.upstream_faults import is_uninitialized
 from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, Region, is_operator, operator_name
-from ..graphs.locations import module_path, source_line, stack, user_name
+from ..graphs.locations import module_path, short_file, source_line, stack, user_name
 from ..numerics.exact import KERNEL_ERRORS, Environment, run_eager
 from ..numerics.graph_execution import FxExecution
 from ..numerics.local_error import NodeCheck, Segment, name_without_overload
@@ -240,8 +240,11 @@ class Lockstep:
         )
 
     def _converter(self, node: fx.Node) -> str:
+        if (registered := registered_converter(node.target)) is not None:
+            return written_at(registered)
         function = find_translation(node.target, self._sessions.opset) if node in self._region_of else None
-        return written_at(function) if callable(function) else ""
+        file, line = position_of(function) if callable(function) else ("", 0)
+        return f"{short_file(file)}:{line}" if file else ""
 
     def _measure(self, value: _Value) -> None:
         """Measures eager, the model (or PyTorch in the run) and the session, each with upstream errors."""

@@ -157,10 +157,9 @@ def registered_targets() -> frozenset[object]:
     return frozenset(_converters)
 
 
-def registered_in(target: object) -> str:
-    """The file that an operator's registered converter was written in; ``""`` if there is none."""
-    function = registered_converter(target)
-    return origins.file_of(_python_function(function)) if function is not None else ""
+def position_of(function: Callable[..., object]) -> tuple[str, int]:
+    """The file and line of a converter, see ``origins.position_of``."""
+    return origins.position_of(_python_function(function))
 
 
 def described(function: Callable[..., object]) -> str:

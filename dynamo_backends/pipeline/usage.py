@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from passes.engine.origins import described as pass_described
-from passes.engine.origins import file_of
+from passes.engine.origins import position_of as pass_position_of
 from passes.engine.registry import added_passes
 from passes.engine.results import PassResult
 
-from ..exporter.registration import described, registered_converter, registered_in, registered_targets
+from ..exporter.registration import described, position_of, registered_converter, registered_targets
 from ..graphs.artifacts import Split
 from ..graphs.locations import is_user_file
 
@@ -48,7 +48,7 @@ class Usage:
         by_function: dict[Callable[..., object], list[object]] = {}  # a function may be for all overloads
         for target in sorted(registered_targets(), key=str):
             function = registered_converter(target)
-            if function is not None and is_user_file(registered_in(target)):
+            if function is not None and is_user_file(position_of(function)[0]):
                 by_function.setdefault(function, []).append(target)
         for function, targets in by_function.items():
             if self._on_onnx.isdisjoint(targets):
@@ -58,7 +58,11 @@ class Usage:
 
     def _unused_passes(self) -> Iterable[str]:
         for item in added_passes():
-            if item.name in self._fired and not self._fired[item.name] and is_user_file(file_of(item.written)):
+            if (
+                item.name in self._fired
+                and not self._fired[item.name]
+                and is_user_file(pass_position_of(item.written)[0])
+            ):
                 misses = self._near_misses[item.name]
                 why = f"it never fired, with {misses} near misses" if misses else "it never fired"
                 yield f"the pass {item.name}, {pass_described(item.written)}: {why}"

@@ -33,19 +33,15 @@ def described(value: object) -> str:
 
 def written_at(value: object) -> str:
     """Where a function was written, ``my_passes.py:12``, of several the first; ``""`` if that is not known."""
-    code = _code_of(value)
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else ""
+    file, line = position_of(value)
+    return f"{Path(file).name}:{line}" if file else ""
 
 
-def file_of(value: object) -> str:
-    """The file a function was written in, as Python knows it; ``""`` if that is not known."""
-    code = _code_of(value)
-    return code.co_filename if code is not None else ""
-
-
-def _code_of(value: object) -> types.CodeType | None:
+def position_of(value: object) -> tuple[str, int]:
+    """The file a function was written in, as Python knows it, and the line; ``("", 0)`` if that is not known."""
     function = _innermost(value)
-    return getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)
+    code = getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
 
 
 def _innermost(value: object) -> object:

@@ -339,7 +339,7 @@ def test_a_wrong_operator_that_the_model_damps(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setitem(CONVERTERS, aten.silu.default, wrong_once)
     found = verdicts(Damped(), (4, 8), "inference", tmp_path)
-    converter = Path(line_of("# once of twelve")).name
+    converter = line_of("# once of twelve")
     assert found["inference"] == f"diverges at silu_6 ({silu_lines()}): converter ({converter}) or kernel"
 
 
