@@ -55,7 +55,7 @@ EVENTS = {
     "strides_probed": "operators that were run once on dummy data to learn the strides of their results",
     "strides_not_known": "operators for which that failed; their results get the strides of PyTorch's fake tensors",
     "choices_without_weights": "kernels that ONNX Runtime would choose by weights, which are inputs: float32 is used",
-    "choices_not_known": "models of which the report cannot tell what ONNX Runtime chose: it rejected the condition",
+    "choices_not_known": "regions of which the report cannot tell the kernels: ONNX Runtime rejected a condition",
     "compared_runs": "runs that onnx_debug compared",
     "unchecked_sources": "modules without a source when a saved graph was loaded, so that a change is not seen",
     "unchecked_values": "values that could not be compared, or only with eager",

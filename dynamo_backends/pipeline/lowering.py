@@ -44,7 +44,7 @@ from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.executable import Executable
 from ..runtime.integer_kernels import needs_exact_mixed_signs
 from ..runtime.kernel_faults import check, fault_in, optimizers_to_disable, serialized
-from ..runtime.product_kernels import ProductKernel, product_kernels
+from ..runtime.product_kernels import UNKNOWN, ProductKernel, product_kernels
 from ..runtime.providers import Provider, as_precise_as_pytorch, fallbacks, only_cpu, provider_name
 from ..runtime.settings import SessionSettings
 from ..runtime.system_memory import give_back
@@ -215,6 +215,8 @@ class OnnxLowering(Lowering):
         if self.observer.watches:
             tensors = {inputs[i].name: inputs[i].in_memory_order(weight.tensor) for i, weight in constants.items()}
             products = product_kernels(optimized, tensors)
+            if any(item.why == UNKNOWN for item in products):
+                count("choices_not_known")
         return CompiledRegion(graph.name, region, model, optimized, passes, program, session, products)
 
     def _create_session(

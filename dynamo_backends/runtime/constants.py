@@ -10,13 +10,12 @@ are written here, so that a model from the cache needs no library that makes mod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import onnxruntime
 import torch
 
-from ..events import count
 from .dtypes import ONNX_NUMBERS
 from .ort_internals import CALLS
 from .tensors import to_ort
@@ -112,28 +111,32 @@ def computed_from(graph: ir.Graph, constants: Iterable[str]) -> set[str]:
     return names
 
 
-def with_choices_made(model: bytes, constants: Sequence[Declaration]) -> bytes:
-    """A serialized model in which an ``If`` of a pass takes its second branch, if ``constants`` do not decide.
+def with_choices_made(model: bytes, weights: Sequence[Declaration], constants: Collection[str]) -> tuple[bytes, int]:
+    """A serialized model in which each ``If`` of a pass takes its second branch that ``constants`` do not decide.
 
     Passes write one where ONNX Runtime is to choose a kernel when it knows the weights (``Builder.choose``). If these
     are inputs, each call would decide, and convert the weights for the kernel.
+
+    Args:
+        model: without the inputs ``weights``.
+        weights: the tensors that may be constants.
+        constants: the names of those that are.
+
+    Returns:
+        The model, and how many there are.
     """
     if b"If" not in model:
-        return model  # without importing libraries that create models
+        return model, 0  # without importing libraries that create models
     import onnx
     import onnx_ir as ir
 
-    from passes.engine.manager import OTHERWISE
+    from passes.engine.choices import OTHERWISE
 
     proto = onnx.load_from_string(model)
-    complete = ir.from_proto(onnx.load_from_string(model + declared_as_inputs(constants)))
-    known = computed_from(complete.graph, [name for name, _, _ in constants])
+    complete = ir.from_proto(onnx.load_from_string(model + declared_as_inputs(weights)))
+    known, made = computed_from(complete.graph, constants), 0
     for node in proto.graph.node:
-        is_choice = any(item.key == OTHERWISE for item in node.metadata_props)
-        if is_choice and node.input[0] not in known:
-            count("choices_without_weights")
-            proto.graph.initializer.append(
-                onnx.helper.make_tensor(f"{node.output[0]}__no", onnx.TensorProto.BOOL, [], [0])
-            )
-            node.input[0] = f"{node.output[0]}__no"
-    return proto.SerializeToString()
+        if any(item.key == OTHERWISE for item in node.metadata_props) and node.input[0] not in known:
+            node.input[0], made = f"{node.output[0]}__no", made + 1
+            proto.graph.initializer.append(onnx.helper.make_tensor(node.input[0], onnx.TensorProto.BOOL, [], [0]))
+    return (proto.SerializeToString(), made) if made else (model, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 import torch
@@ -50,6 +50,15 @@ class Executable:
         """A copy for other execution providers."""
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, providers=providers))
 
+    def with_constants(self, constants: Collection[int]) -> tuple[Executable, int]:
+        """A copy for sessions in which only these ``weights`` are constants, and how many kernels are chosen for that
+        (``constants.with_choices_made``)."""
+        if len(constants) == len(self.weights):
+            return self, 0
+        names = {self.inputs[i].name for i in constants}
+        model, made = with_choices_made(self.model, [self.inputs[i].declaration for i in self.weights], names)
+        return dataclasses.replace(self, model=model), made
+
     def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
         """A session that takes all arguments.
 
@@ -61,10 +70,7 @@ class Executable:
         """
         if not only_cpu(self.settings.providers):
             check_in_subprocess(self.model_without_constants, self.settings, self._input_shapes)
-        left = [i for i in self.weights if i not in constants]
-        model = self.model + declared_as_inputs(self.inputs[i].declaration for i in left)
-        if left:
-            model = with_choices_made(model, [self.inputs[i].declaration for i in constants])
+        model = self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights if i not in constants)
         model += declared(self.inputs[i].declaration for i in constants)
         values = {
             self.inputs[i].name: self.inputs[i].in_memory_order(tensor).detach() for i, tensor in constants.items()

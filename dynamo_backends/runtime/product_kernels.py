@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 import onnx_ir as ir
 import torch
 
-from passes.engine.manager import OTHERWISE
+from passes.engine.choices import OTHERWISE
 
 from ..errors import SessionError, first_line
-from ..events import count
 from ..versions import IR_VERSION
 from .constants import computed_from
 from .integer_kernels import PRODUCTS
@@ -25,6 +24,9 @@ from .session import Session
 from .settings import SessionSettings
 
 logger = logging.getLogger(__name__)
+
+UNKNOWN = "unknown"
+"""Why a branch may be taken, if ONNX Runtime rejects the condition."""
 
 _PRODUCTS = {
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", "MatMulNBits"), (0, 1)),
@@ -117,8 +119,7 @@ class _Products:
             session = Session(part, SessionSettings((CPU,), threads=1, arena=False), weights)
         except SessionError as error:
             logger.warning("which kernels compute quantized products is not known: %s", first_line(str(error)))
-            count("choices_not_known")
-            self._undecided = "unknown"
+            self._undecided = UNKNOWN
             return {}
         return dict(zip(known, map(bool, session(1).run(known, {})), strict=True))
 

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -88,6 +88,7 @@ class _State:
         self._owner = weakref.ref(owner)
         self.tensors = [tensor.detach() for tensor in weights.values()]
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them
+        executable = _chosen(executable, weights)
         self.bound = executable.load({position: on_same_memory(tensor) for position, tensor in weights.items()})
         self.calls = itertools.count()  # thread-safe
         self._addresses = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
@@ -363,11 +364,19 @@ def load_session(
         else:
             count("constant_weights", len(constants))
             return session
-    bound = executable.load()
+    bound = _chosen(executable, ()).load()
     if why:
         logger.warning("weights are inputs, which is slower: %s", why)
     count("weights_left_inputs", len(constants))
     return bound
+
+
+def _chosen(executable: Executable, constants: Collection[int]) -> Executable:
+    """An executable whose other weights are inputs."""
+    chosen, made = executable.with_constants(constants)
+    if made:
+        count("choices_without_weights", made)
+    return chosen
 
 
 def _fit(weights: Sequence[torch.Tensor]) -> bool:

@@ -21,13 +21,12 @@ from torch import fx
 from .bisecting import bisect_command, register_backend
 from .context import Inferred, PassContext, Target
 from .fx.snapshot import FxSnapshot, with_subgraphs
-from .onnx.editing import OTHERWISE, mark_weight
+from .onnx.editing import mark_weight
 from .onnx.snapshot import OnnxSnapshot
 from .registry import STAGES, Pass, Switches, all_passes
 from .results import PassResult
 
 __all__ = [
-    "OTHERWISE",
     "STAGES",
     "Checker",
     "Inferred",

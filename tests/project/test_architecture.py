@@ -112,6 +112,7 @@ def test_passes_are_used_through_their_manager() -> None:
     allowed = (
         "passes.engine.manager.",
         "passes.engine.results.",  # what a dump has of a pass
+        "passes.engine.choices.",
         "passes.engine.locks.",
         "passes.engine.origins",  # whether a registered function is defined again, of converters as of passes
         "passes.engine.fx.editing.",  # what is a view of what

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ..choices import OTHERWISE
 from ..context import PassContext, Target
 from .inference import contradiction, dims_of, settle_types
 
@@ -34,8 +35,6 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
 
 
 _WEIGHT = "weight"
-OTHERWISE = "otherwise"
-"""Metadata of an ``If`` that ``Builder.choose`` made: why the second branch is taken."""
 
 
 def mark_weight(value: ir.Value) -> None:
