@@ -23,7 +23,7 @@ import torch  # noqa: E402
 
 from dynamo_backends.common.text_table import text_table  # noqa: E402
 
-RUNS = 1
+RUNS = 3
 LAYERS, WIDTH = 8, 4096
 KINDS = ("eager", "aot_eager", "onnxrt", "onnxrt, weights=inputs")
 STEPS = ("imports", "tiny model", "the model", "first call", "two sizes", "two models")
