@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
 
+from ..common.progress import progress
 from ..common.safety_net import caught, net
 from ..dumps.blame import Cause, CauseKind
 from ..exporter.translate import value_names
@@ -45,7 +46,10 @@ def compare_run(
     rows: list[Row] = []
     failures: list[str] = []
     try:
-        rows.extend(lockstep.rows())
+        with progress(f"comparing {graph.name}", len(graph.module.graph.nodes)) as advance:
+            for row in lockstep.rows():
+                rows.append(row)
+                advance()
     except Exception as error:
         caught(f"the comparison of {graph.name}", error, "The graph runs")
         failures.append(f"the nodes after {len(rows)}: {exception_text(error)}")

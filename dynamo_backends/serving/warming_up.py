@@ -9,22 +9,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..common.call_recorder import Recorder
+from ..common.progress import progress
 from ..common.text_table import text_table
 from ..errors import WarmUpError
 from ..events import FallbackCount
 from ..placement.autotuner import is_searching
 from .metrics import FAILED_CALLS, fallbacks_of
-
-_SECONDS_WITHOUT_BAR = 2.0
 
 _CHOICES = ("allow", "error")
 
@@ -131,7 +128,8 @@ def warm_up(
         raise ValueError(f"most_calls: expected at least 1, not {most_calls}")
     warmed = [_Input(compiled, item) for item in inputs]
     is_settled = not warmed
-    with _progress(len(warmed)) as advance:
+    # what is compiled in the first turn settles in the second
+    with progress("warming up", 2 * len(warmed)) as advance:
         for _ in range(most_calls):
             compiles = False
             for item in warmed:
@@ -204,24 +202,3 @@ class _Input:
 def _title(arguments: Sequence[object] | Mapping[str, object]) -> str:
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     return ", ".join(f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}" for item in tensors) or "no tensors"
-
-
-@contextlib.contextmanager
-def _progress(inputs: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal, after some seconds; the value is called after each call of the model."""
-    from rich.console import Console  # imported lazily: most programs that serve have no terminal
-    from rich.progress import Progress
-
-    bar = Progress(console=Console(stderr=True), transient=True)
-    if not bar.console.is_terminal:
-        yield lambda: None
-        return
-    task = bar.add_task("warming up", total=2 * inputs)  # what is compiled in the first turn settles in the second
-    timer = threading.Timer(_SECONDS_WITHOUT_BAR, bar.start)
-    timer.start()
-    try:
-        yield lambda: bar.advance(task)
-    finally:
-        timer.cancel()
-        timer.join()
-        bar.stop()
