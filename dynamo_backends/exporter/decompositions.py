@@ -211,12 +211,10 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
 def table_for_export(opset: int) -> Decompositions:
     """``decomposition_table`` and the composite operators, for ``ExportedProgram.run_decompositions``.
 
-    AOTAutograd decomposes composite operators while it traces; an exported program keeps those without an entry.
+    AOTAutograd decomposes composite operators while it traces; an exported program keeps those without an entry. Their
+    decompositions run before functionalization, which rejects the views of ``prims`` in PyTorch's other tables.
     """
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    table = {
-        target: function
-        for target, function in torch.export.default_decompositions().items()
-        if target.has_kernel_for_dispatch_key(composite)
-    }
-    return {**table, **decomposition_table(opset)}
+    decompositions = torch.export.default_decompositions().items()
+    composites = {target: how for target, how in decompositions if target.has_kernel_for_dispatch_key(composite)}
+    return {**decomposition_table(opset), **composites}
