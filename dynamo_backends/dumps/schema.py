@@ -18,7 +18,7 @@ import msgspec
 
 from passes.engine.results import PassResult
 
-from ..numerics.wrong_elements import WrongElements
+from ..numerics.element_records import WrongElements
 from .blame import CauseKind
 
 Direction = Literal["inference", "forward", "backward"]

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from .element_records import WrongElements
 from .exact import floats, is_floating
 from .measure import Beyond, Measure, group_size_of
 from .tensor_measure import as_array, dense, judge_tensor, measure_tensor, ordinary
-from .wrong_elements import WrongElements, wrong_elements
+from .wrong_elements import wrong_elements
 
 
 @dataclasses.dataclass(frozen=True)

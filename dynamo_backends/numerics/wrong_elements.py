@@ -17,10 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from .element_records import Number, ValueRange, WrongElement, WrongElements
 from .measure import Beyond
-
-Number = float | str
-"""``nan``, ``inf``, ``-inf`` and complex numbers are texts, for JSON."""
 
 _SHOWN = 5
 """Elements that are listed."""
@@ -42,45 +40,6 @@ _CHUNK = 2**16
 
 _DECADES = 4
 """The histogram has the powers of ten from ``10**-_DECADES`` to ``10**_DECADES``."""
-
-
-@dataclasses.dataclass(frozen=True)
-class WrongElement:
-    """An element that exceeds its tolerance."""
-
-    index: Sequence[int]
-    actual: Number
-    expected: Number
-    limit: float | None  # the tolerance; ``None`` if elements must be equal
-    inputs: Mapping[str, Number]  # by name, the elements that an elementwise operator computes it from
-
-
-@dataclasses.dataclass(frozen=True)
-class ValueRange:
-    """The elements with a value in a range."""
-
-    of: str  # ``expected``, or the name of an input
-    range: str  # ``-1 to -0.1``
-    elements: int
-    wrong: int
-    largest_error: float | None  # ``None`` if only one side is NaN or infinite
-
-
-@dataclasses.dataclass(frozen=True)
-class WrongElements:
-    """The elements of a value that exceed their tolerance."""
-
-    wrong: int  # how many
-    elements: int  # of the value
-    worst: Sequence[WrongElement]  # those with the largest multiple of their tolerance
-    pattern: str  # what all have in common, or ``""``
-    histogram: Sequence[ValueRange]
-
-    @property
-    def text(self) -> str:
-        """How many, and what all have in common."""
-        counted = f"{self.wrong} of {self.elements} elements exceed the tolerance"
-        return f"{counted}, {self.pattern}" if self.pattern else counted
 
 
 @dataclasses.dataclass(frozen=True)

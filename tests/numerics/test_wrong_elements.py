@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dynamo_backends.numerics.element_records import WrongElements
 from dynamo_backends.numerics.exact import widen
 from dynamo_backends.numerics.tensor_measure import judge_tensor, measure_tensor
 from dynamo_backends.numerics.verdicts import verdict
-from dynamo_backends.numerics.wrong_elements import WrongElements
 
 ROWS, COLUMNS = 8, 256
 

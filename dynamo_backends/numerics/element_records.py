@@ -1,0 +1,51 @@
+"""What a dump has of the elements of a wrong value; see ``wrong_elements``, which finds them.
+
+Without numpy, because commands that read a dump start without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+Number = float | str
+"""``nan``, ``inf``, ``-inf`` and complex numbers are texts, for JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongElement:
+    """An element that exceeds its tolerance."""
+
+    index: Sequence[int]
+    actual: Number
+    expected: Number
+    limit: float | None  # the tolerance; ``None`` if elements must be equal
+    inputs: Mapping[str, Number]  # by name, the elements that an elementwise operator computes it from
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueRange:
+    """The elements with a value in a range."""
+
+    of: str  # ``expected``, or the name of an input
+    range: str  # ``-1 to -0.1``
+    elements: int
+    wrong: int
+    largest_error: float | None  # ``None`` if only one side is NaN or infinite
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongElements:
+    """The elements of a value that exceed their tolerance."""
+
+    wrong: int  # how many
+    elements: int  # of the value
+    worst: Sequence[WrongElement]  # those with the largest multiple of their tolerance
+    pattern: str  # what all have in common, or ``""``
+    histogram: Sequence[ValueRange]
+
+    @property
+    def text(self) -> str:
+        """How many, and what all have in common."""
+        counted = f"{self.wrong} of {self.elements} elements exceed the tolerance"
+        return f"{counted}, {self.pattern}" if self.pattern else counted
