@@ -4,44 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from types import TracebackType
+from collections.abc import Iterator
 
 from passes.engine.locks import Lock
 
 from .fork_safety import renew_in_children
 
 
-class _OnlyNew(contextlib.ContextDecorator):
-    """A context manager and decorator: while a thread is inside, all older objects are frozen (``gc.freeze``).
-
-    A process with PyTorch has about a million objects, and a compile allocates so much that the collector would scan
-    them several times. If the user has frozen objects, they stay frozen and this does nothing.
-    """
+class Freezer:
+    """Freezes all objects (``gc.freeze``) while somebody is inside. If the user has frozen objects, it does nothing."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._inside = 0
+        self._inside: set[object] = set()
         self._froze = False
         renew_in_children(self)
 
-    def __enter__(self) -> None:
+    def enter(self, who: object) -> None:
+        """Adds somebody."""
         with self._lock:
-            if self._inside == 0 and gc.get_freeze_count() == 0:
+            if not self._inside and gc.get_freeze_count() == 0:
                 gc.freeze()
                 self._froze = True
-            self._inside += 1
+            self._inside.add(who)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def leave(self, who: object) -> None:
+        """Removes somebody, who may not have arrived: an interrupt can come anywhere."""
+        self._inside.discard(who)
         with self._lock:
-            self._inside = max(0, self._inside - 1)  # a forked child starts at 0
-            if self._inside == 0:
+            if not self._inside:
                 self._thaw()
 
     def renew_in_child(self) -> None:
         """Drops the state of the parent's threads."""
-        self._inside = 0
+        self._inside.clear()
         self._thaw()
 
     def _thaw(self) -> None:
@@ -50,4 +46,19 @@ class _OnlyNew(contextlib.ContextDecorator):
             self._froze = False
 
 
-only_new = _OnlyNew()
+FREEZER = Freezer()
+
+
+@contextlib.contextmanager
+def only_new() -> Iterator[None]:
+    """A context manager and decorator: while a thread is inside, the collector leaves all older objects alone.
+
+    A process with PyTorch has about a million objects, and a compile allocates so much that the collector would scan
+    them several times.
+    """
+    who = object()
+    try:
+        FREEZER.enter(who)
+        yield
+    finally:
+        FREEZER.leave(who)

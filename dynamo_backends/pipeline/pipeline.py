@@ -118,7 +118,7 @@ class Pipeline:
             self.observer.gave_up(graph, aot.why_given_up(error))
             raise
 
-    @only_new
+    @only_new()
     def _compile_dynamo_graph(
         self, graph: GraphName, module: fx.GraphModule, example_inputs: Sequence[object]
     ) -> Callable[..., object]:

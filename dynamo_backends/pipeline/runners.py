@@ -111,7 +111,7 @@ class Runners:
             return build(None)
         return compile_at_first_call(lambda arguments: self.or_in_pytorch(name, module, lambda _: build(arguments)))
 
-    @only_new
+    @only_new()
     def _load_or_compile(
         self,
         name: GraphName,

@@ -36,18 +36,24 @@ def test_a_compile_leaves_the_collector_as_it_was(monkeypatch: pytest.MonkeyPatc
 
 
 def test_old_objects_are_left_alone_inside_only() -> None:
-    with pytest.raises(ZeroDivisionError), only_new:
+    with pytest.raises(ZeroDivisionError), only_new():
         assert gc.get_freeze_count() > 0
-        with only_new:
+        with only_new():
             pass
         assert gc.get_freeze_count() > 0
         raise ZeroDivisionError
     assert gc.get_freeze_count() == 0
 
 
+def test_an_interrupt_before_the_block() -> None:
+    """Nothing calls ``__exit__`` then."""
+    only_new().__enter__()
+    assert gc.get_freeze_count() == 0
+
+
 def test_what_somebody_froze_stays_frozen() -> None:
     gc.freeze()
-    with only_new:
+    with only_new():
         pass
     assert gc.get_freeze_count() > 0
 
@@ -56,12 +62,12 @@ def test_the_last_thread_lets_the_collector_look_again() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def compile_for_long() -> None:
-        with only_new:
+        with only_new():
             entered.set()
             leave.wait(60)
 
     thread = threading.Thread(target=compile_for_long)
-    with only_new:
+    with only_new():
         thread.start()
         entered.wait(60)
     assert gc.get_freeze_count() > 0
@@ -72,7 +78,7 @@ def test_the_last_thread_lets_the_collector_look_again() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_looks_at_all() -> None:
-    with only_new:
+    with only_new():
         child = os.fork()
         if child == 0:
             os._exit(0 if gc.get_freeze_count() == 0 else 1)

@@ -18,6 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from dynamo_backends import onnx_compiler
 from dynamo_backends.cache import graphs
 from dynamo_backends.common import safety_net
+from dynamo_backends.common.garbage_collection import Freezer
 from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
@@ -85,7 +86,7 @@ def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest
         "aot.name_values": (pipeline.aot, "name_values"),
         "Compiler.joint": (compiler.Compiler, "joint"),
         "weights_of": (runners, "weights_of"),
-        "only_new": (type(pipeline.only_new), "__enter__"),
+        "only_new": (Freezer, "enter"),
     }[where]
     monkeypatch.setattr(holder, name, broken)
     assert_runs_as_eager()
