@@ -100,7 +100,7 @@ def test_the_dump_has_the_run_that_is_wrong(
         for rows in (4, 7, 3, 9):
             function(torch.randn(rows, 8))
     graph = graphs(tmp_path)["inference"]
-    assert graph.verdict is not None and graph.verdict.endswith("), with x 7x8")
+    assert graph.verdict is not None and graph.verdict.endswith(", with x 7x8")
     assert graph.entry.sizes == {"x": [7, 8]} and graph.entry.compared_runs == 4
     shapes = [[value.shape for value in region.recorded("input").values()] for region in graph.regions]
     assert all((7, 8) in region for region in shapes), shapes
