@@ -31,6 +31,7 @@ EVENTS = {
     "not_compiled_at_a_call": "graphs that PyTorch runs because a compile at a call would need new guards on sizes",
     "inductor_failures": "groups of operators that Inductor could not compile or run; PyTorch runs them",
     "calls_inside_forward_ad": "calls of a region in forward-mode AD; PyTorch computed them",
+    "autotuning_calls": "calls of graphs in which autotuning tried an engine",
     "autotuned DIRECTION ENGINE": "graphs for which autotuning chose this engine",
     "autotune_rejected ENGINE": "graphs that this engine could not compile or run, or computed wrongly",
     "pass NAME": "how often the pass fired",

@@ -171,7 +171,10 @@ class TunedGraph:
         if not self._tuner.lock.acquire(blocking=False):  # another thread's call is timed, or compiles
             return reference(args)
         try:
-            return self._tuned(args) if self._settled is None else self._settled(args)
+            if self._settled is not None:
+                return self._settled(args)
+            count("autotuning_calls")
+            return self._tuned(args)
         finally:
             self._tuner.lock.release()
 

@@ -20,7 +20,6 @@ from ..common.progress import progress
 from ..common.text_table import text_table
 from ..errors import WarmUpError
 from ..events import FallbackCount
-from ..placement.autotuner import is_searching
 from .metrics import FAILED_CALLS, fallbacks_of
 
 _CHOICES = ("allow", "error")
@@ -135,7 +134,7 @@ def warm_up(
             for item in warmed:
                 compiles |= item.call()
                 advance()
-            if not compiles and not is_searching():
+            if not compiles:
                 is_settled = True
                 break
     result = WarmUp(tuple(item.result() for item in warmed), is_settled)

@@ -193,6 +193,16 @@ def test_warm_up() -> None:
     assert "float32[3, 4]" in str(result)
 
 
+def test_warm_up_waits_for_the_engine_of_its_own_model_only() -> None:
+    other = torch.compile(Model(), backend="onnxrt", options={"placement": "fastest"})
+    other(torch.randn(2, 4)).sum().backward()  # autotuning has just begun
+    with torch.inference_mode():
+        assert warm_up(compiled(Model()), [(torch.randn(2, 4),)]).inputs[0].calls == 2
+        tuned = torch.compile(Model(), backend="onnxrt", mode="max-autotune")
+        result = warm_up(tuned, [(torch.randn(2, 4),)], most_calls=500)
+    assert result.is_settled and result.inputs[0].calls > 2
+
+
 @torch.inference_mode()
 def test_warm_up_refuses_recompiles_and_ends() -> None:
     function = compiled(lambda x: x.sin())
