@@ -150,6 +150,8 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(node_sessions.NodeSessions, "region_values", "node by node: in the model")
     phases.watch(node_sessions.NodeSessions, "session_values", "node by node: in the session")
     phases.watch(node_sessions.NodeSessions, "repeat_node", "node by node: nodes again")
+    phases.watch(captured_graph.ComparedCall, "run_forward", "captured graph")
+    phases.watch(captured_graph.ComparedCall, "run_backward", "captured graph")
     phases.watch(captured_graph.ComparedCall, "judge_forward", "captured graph")
     phases.watch(captured_graph.ComparedCall, "judge_backward", "captured graph")
     phases.watch(captured_graph.ComparedCall, "_wrong_decomposition", "decompositions")
