@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+import prometheus_client
 import pytest
 import torch
 from conftest import compiled
@@ -164,9 +165,8 @@ def test_metrics_keep_no_model_alive() -> None:
 
 @torch.inference_mode()
 def test_prometheus() -> None:
-    client = pytest.importorskip("prometheus_client")
     first, second = compiled(Model()), compiled(in_part)
-    registry = client.CollectorRegistry(auto_describe=True)
+    registry = prometheus_client.CollectorRegistry(auto_describe=True)
     registry.register(prometheus_collector({"first": first, "second": second}))
     first(torch.randn(2, 4))
     second(torch.randn(4, 4))
@@ -177,7 +177,7 @@ def test_prometheus() -> None:
         assert registry.get_sample_value(f"{name}call_seconds", {"model": model, "quantile": "0.99"}) > 0
         assert registry.get_sample_value(f"{name}events_total", {"model": model, "event": "graphs"}) == 1
     assert registry.get_sample_value(f"{name}operators", {"model": "second", "place": "pytorch"}) == 1
-    assert f'{name}fallbacks{{model="second"' in client.generate_latest(registry).decode()
+    assert f'{name}fallbacks{{model="second"' in prometheus_client.generate_latest(registry).decode()
 
 
 @torch.inference_mode()
