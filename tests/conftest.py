@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 import platform
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -44,6 +45,30 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Runs tests given by name, or with ``-s``, in this process; otherwise one worker for each core."""
     by_name = all("::" in argument for argument in config.args)
     return 0 if by_name or config.option.capture == "no" else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("dynamo-backends")
+    group.addoption("--all-cases", action="store_true", help="run all cases of the tests that are marked `sampled`")
+    seed = os.environ.get("TEST_SEED", "0")
+    group.addoption("--seed", default=seed, help="which of their cases are run otherwise (default: %(default)s)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out cases of tests that are marked ``sampled(n)``: one of n is run, unless tests are given by name."""
+    if config.option.all_cases or config.option.keyword or any("::" in argument for argument in config.args):
+        return
+    cases = collections.defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases[item.nodeid.split("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for test, of_test in cases.items():
+        (part,) = of_test[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        number = -(-len(of_test) // part)
+        left_out.update(set(of_test) - set(random.Random(f"{test} {config.option.seed}").sample(of_test, number)))
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

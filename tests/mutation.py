@@ -153,7 +153,9 @@ def record(jobs: int) -> None:
     SECONDS.parent.mkdir(exist_ok=True)
     os.environ["COVERAGE_FILE"] = str(REACHED)
     measured = [f"--cov={package}" for package in PACKAGES]
-    pytest.main(["-n", str(jobs), *measured, "--cov-context=test", "--cov-report="], plugins=[_Recorder()])
+    pytest.main(
+        ["--all-cases", "-n", str(jobs), *measured, "--cov-context=test", "--cov-report="], plugins=[_Recorder()]
+    )
 
 
 class Tests:

@@ -747,6 +747,7 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("arguments", "datum"),
     [
@@ -776,6 +777,7 @@ def test_bad_arguments(arguments: list[str], datum: str, capsys: pytest.CaptureF
     assert re.search(datum, said_of(arguments, capsys))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "data"),
     [

@@ -308,6 +308,7 @@ def _id(value: object) -> str | None:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "dtype", "dynamic"), CASES, ids=_id)
 def test_operator(name: str, dtype: torch.dtype, dynamic: bool | None) -> None:
     function, make = OPERATORS[name]

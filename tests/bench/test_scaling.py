@@ -44,6 +44,7 @@ def calls_in_compile(name: str, size: int) -> int:
     return calls
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_four_times_the_nodes_are_four_times_the_work(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """In proportion it would be 4, quadratic 16; answers of the runtime about nodes are kept from the first compile."""

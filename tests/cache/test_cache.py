@@ -133,6 +133,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("mode", ["inference", "training", "dynamic"])
 def test_a_cached_graph_is_the_same(name: str, mode: str) -> None:

@@ -142,6 +142,7 @@ assert not slow & set(sys.modules), slow & set(sys.modules)
 """
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
 def test_help_imports_nothing_that_takes_time(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", HELP, *arguments], capture_output=True, text=True)

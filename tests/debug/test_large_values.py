@@ -244,6 +244,7 @@ CASES += [(HALF_FAULTS, name, dtype) for name in HALF_FAULTS for dtype in HALF]
 CASES += [(FLOAT16_FAULTS, name, torch.float16) for name in FLOAT16_FAULTS]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("faults", "name", "dtype"), CASES, ids=[f"{name}-{dtype}" for _, name, dtype in CASES])
 def test_a_fault(
     faults: dict[str, Any], name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

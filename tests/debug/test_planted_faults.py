@@ -136,6 +136,7 @@ def scale_onnx(model: ir.Model, context: PassContext, name: str = "silu") -> int
     return fired
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("mode", ["inference", "training", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad", "onnx"])
@@ -179,6 +180,7 @@ def test_a_needed_pass_that_fails(is_spoiled: bool, planted: Callable[[Pass], No
     assert counted("internal_failures") == 1 and counted("nodes_on_onnx") == 0
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
@@ -590,6 +592,7 @@ def only_verdict(dump: Path) -> str:
     return graph["verdict"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("stage", "function", "old", "new"),

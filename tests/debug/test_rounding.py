@@ -128,17 +128,20 @@ def assert_right(graphs: list[Any]) -> None:
     assert graphs and [(graph.verdict, graph.entry.unchecked) for graph in graphs] == [("ok", [])] * len(graphs)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @pytest.mark.parametrize("name", RIGHT_IN_EACH_DTYPE)
 def test_what_is_right_in_each_dtype(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert_right(run(tmp_path, *RIGHT_IN_EACH_DTYPE[name], dtype=dtype, seeds=3))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", RIGHT | RIGHT_FORWARD)
 def test_what_is_right(name: str, tmp_path: Path) -> None:
     assert_right(run(tmp_path, *(RIGHT | RIGHT_FORWARD)[name], seeds=3))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_in_training(name: str, tmp_path: Path) -> None:
     assert_right(run(tmp_path, *RIGHT[name], training=True, seeds=3))

@@ -69,6 +69,7 @@ def _argument(example: torch.Tensor, dtype: torch.dtype) -> object:
     return torch.randn(shape).to(dtype).requires_grad_(example.requires_grad)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_known_forms_in_inference(form: str) -> None:
     dtype = torch.float16 if form in NARROW else torch.float32
@@ -79,6 +80,7 @@ def test_known_forms_in_inference(form: str) -> None:
     assert_on_onnx()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", sorted(form for form in FORMS if form.removesuffix("_bs1") not in NARROW | IN_FLOAT32))
 def test_known_forms_in_training(form: str) -> None:
     """Results and gradients in float64, dropout drawing eager's numbers."""

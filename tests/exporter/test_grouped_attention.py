@@ -60,6 +60,7 @@ def masks(length: int, keys: int) -> dict[str, torch.Tensor]:
 # Values and gradients
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("shared", [1, 2, 3, 6])
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -69,6 +70,7 @@ def test_forward_and_backward(dtype: torch.dtype, shared: int, is_causal: bool) 
     assert_same_as_eager(function, *tensors(shared=shared, dtype=dtype), settings=ALL_ON_ONNX, tolerance=tolerance)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("is_float", [False, True])
 @pytest.mark.parametrize("length", [1, 5])
 @pytest.mark.parametrize("kind", masks(1, 1))

@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("dimensions", "mode"), [(n, mode) for n in MODES for mode in MODES[n]])
 def test_values_strides_and_gradients(dimensions: int, mode: str, size: str) -> None:
@@ -71,6 +72,7 @@ def test_between_transpositions_it_runs_on_onnx_runtime(mode: str, is_dynamic: b
         torch.testing.assert_close(run(x), function(x))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("sizes", itertools.product((5, 7, 49, 224), (3, 12, 49, 98, 341)))
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_the_nearest_pixel_is_the_one_that_pytorch_chooses(sizes: tuple[int, int], mode: str) -> None:

@@ -63,6 +63,7 @@ def assert_as_near_as_eager(
     assert_right(ours, eager, exact)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_a_million_numbers(function: Callable[..., torch.Tensor], dynamic: bool) -> None:
@@ -72,6 +73,7 @@ def test_a_million_numbers(function: Callable[..., torch.Tensor], dynamic: bool)
         assert_on_onnx()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", [8193, 10_007, 99_991, 2 * 49_999], ids=lambda number: f"{number} numbers")
 @pytest.mark.parametrize("name", ["mean", "logsumexp", "prod", "norm 2", "running sum", "first dimension"])
 def test_numbers_that_no_part_divides(name: str, number: int) -> None:

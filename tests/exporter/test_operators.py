@@ -52,6 +52,7 @@ def test_no_operator_is_left_out() -> None:
     assert len(COVERED) == len(ENTRIES) - 14
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first", range(0, len(COVERED), TOGETHER), ids=lambda first: f"from {COVERED[first]}")
 def test_operators(first: int) -> None:
     together = {name: ENTRIES[name] for name in COVERED[first : first + TOGETHER]}

@@ -38,6 +38,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
 # Broadcasting
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
 @pytest.mark.parametrize("shape", [(2, 3), (3,), (1, 3), (2, 1), (1,), ()], ids=str)

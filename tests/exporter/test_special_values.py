@@ -132,6 +132,7 @@ RARE: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
 """Operators that models hardly use, by name."""
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", RARE)
 def test_an_operator_that_models_hardly_use_runs_in_pytorch(name: str) -> None:
     function, arguments = RARE[name]

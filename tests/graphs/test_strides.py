@@ -59,6 +59,7 @@ def all_strides(results: object) -> list[tuple[int, ...]]:
     return [leaf.stride() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_are_those_of_eager(layout: str, dynamic: bool) -> None:

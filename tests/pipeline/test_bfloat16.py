@@ -80,6 +80,7 @@ def test_a_value_is_cast_once() -> None:
     assert casts == [f"{x.name}_in_float32"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", [0.1, 0.3, 1001, 3])
 @pytest.mark.parametrize("name", ["gt", "ge", "lt", "le", "eq", "ne"])
 def test_numbers_are_rounded_before_they_are_compared(name: str, number: float) -> None:

@@ -106,6 +106,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_symbolic_integers(name: str, requires_grad: bool) -> None:

@@ -39,6 +39,7 @@ def assert_as_exact_as_eager(actual: torch.Tensor, eager: torch.Tensor, exact: t
     assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}, largest value {scale:.3g}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ZOO)
 def test_inference(name: str) -> None:
     model, inputs = model_and_inputs(name)
@@ -72,6 +73,7 @@ def flat(results: object) -> list[torch.Tensor]:
     return [tensor for item in results for tensor in flat(item)] if isinstance(results, (tuple, list)) else []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in ("mistral", "qwen", "clip")])
 def test_training_step(name: str) -> None:
     """Without dropout, which in float64 draws other numbers; with it, see ``test_training_with_dropout``."""

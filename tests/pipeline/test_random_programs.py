@@ -13,6 +13,7 @@ from random_programs import DIFFERS, FAULTS, Argument, Program, Step, judge, mak
 from dynamo_backends.exporter.converters.registry import CONVERTERS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_program_equals_eager(seed: int) -> None:
     program = make_program(seed)

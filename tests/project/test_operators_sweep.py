@@ -31,6 +31,7 @@ MENDED = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", MENDED, ids=str)
 def test_a_case_is_right(case: Case) -> None:
     reports = judge(case)

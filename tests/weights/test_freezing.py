@@ -182,6 +182,7 @@ CHANGES: dict[str, Callable[[Network], object]] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("weights", ["constants", "inputs"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_weight_is_used_at_the_next_call(change: str, weights: str) -> None:
@@ -569,6 +570,7 @@ CONSTANT_ARGUMENTS = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONSTANT_ARGUMENTS)
 def test_an_operator_with_constant_arguments(name: str) -> None:
     op = entries()[name]
