@@ -1,6 +1,6 @@
 """Counts events under ``torch._dynamo.utils.counters["dynamo_backends"]``, and logs warnings.
 
-What is counted in a call of a compiled model is also told to its recorder (``common.call_recorder``).
+During a call of a compiled model, its recorder gets each event too (``common.call_recorder``).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class FallbackCount:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RanGraph:
-    """What recorders know of a compiled graph that was called.
+    """A summary of a compiled graph, for the recorders of calls in which it runs.
 
     Attributes:
         name: ``graph 0 inference``.
@@ -148,7 +148,7 @@ class RanGraph:
 
 
 class Listener(Protocol):
-    """Hears what happens in the current calls of compiled models; a ``Recorder``."""
+    """Receives the events and the graphs of the current calls of compiled models; see ``call_recorder.Recorder``."""
 
     def add(self, event: str, number: int, reason: str) -> None:
         """Called with an event, and a reason or an empty text."""

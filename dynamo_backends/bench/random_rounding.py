@@ -1,7 +1,7 @@
 """The reference of a quantized model that does not run in float64: eager, and eager with random rounding.
 
-An element that is half an integer in units of its scale becomes one integer or the other by the rounding before it, and
-the results of a deep model move by percents. ``RandomRoundingRuns`` shows how far, for a judge that allows as much.
+If an element divided by its scale is on a tie such as 127.5, earlier rounding decides to which integer it is rounded,
+and results of a deep model change by some percent. ``RandomRoundingRuns`` measures by how much: that is the tolerance.
 """
 
 from __future__ import annotations

@@ -157,10 +157,10 @@ class Store:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                logger.info("another process makes an entry of the cache: waiting up to %.0f s", seconds)
+                logger.info("another process compiles the same graph: waiting up to %.0f s for it", seconds)
                 lock.acquire(timeout=seconds)
         except (OSError, NotImplementedError) as error:  # the first includes ``Timeout``
-            logger.warning("an entry of the cache is made without a lock: %s", error)
+            logger.warning("compiling without the cache's lock, perhaps at the same time as another process: %s", error)
         try:
             yield
         finally:

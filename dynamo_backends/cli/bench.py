@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _epilog() -> str:
     models = [f"  {name:<16} {entry.summary}" for name, entry in MODELS.items()]
-    backends = [f"  {name:<16} {summary}" for name, summary in OWN_NAMES.items()]
+    backends = [f"  {name:<17} {summary}" for name, summary in OWN_NAMES.items()]
     return "\n".join(
         [
             "models:",
@@ -101,7 +101,7 @@ def _epilog() -> str:
             "file.py:function; package.module:function; and",
             *backends,
             "",
-            "quantization (--quantize, of torchao); eager:float or onnxrt:float is a backend with the model before it:",
+            "--quantize SCHEME, by torchao (a backend such as eager:float runs the model before quantization):",
             *(f"  {name:<16} {summary}" for name, summary in SCHEMES.items()),
             "",
             "Exit codes: 0 all results are right; 1 a backend was wrong, failed, crashed or timed out; 2 a model could",

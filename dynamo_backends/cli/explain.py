@@ -7,8 +7,9 @@ import argparse
 from .common import MODEL_HELP, add_json_argument, add_options_argument, print_json
 
 DETAILS = (
-    "For each graph: the reason and line of a graph break, the operators, the guards, and what would run in PyTorch, "
-    "with the reason and what would change that. The model runs once, in PyTorch."
+    "Prints the graphs with their regions, each graph break with its reason and line, the operators on ONNX Runtime, "
+    "those that would run in PyTorch with the reason and the remedy, the kernels of quantized products, and the number "
+    "of guards. The model runs once, in PyTorch."
 )
 
 
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="training mode, with the backward graphs")
     parser.add_argument("--dynamic", action="store_true", help="symbolic shapes")
     parser.add_argument("--guards", action="store_true", help="list all guards instead of the number of each kind")
-    parser.add_argument("--all", action="store_true", help="show all graphs, operators and hints")
+    parser.add_argument("--all", action="store_true", help="show all graphs, operators and hints instead of a few")
     add_options_argument(parser, "onnxrt")
     add_json_argument(parser)
 

@@ -10,8 +10,8 @@ from ..common.text_table import fit_table
 from .common import MODEL_HELP, add_json_argument, count_text, print_json
 
 DETAILS = (
-    "The file needs no PyTorch, and no operators besides ONNX Runtime's own. Prints the names and shapes of its inputs "
-    "and results. Exit code 1: the model cannot be exported, or with --check, a result is wrong; no file is written."
+    "The file has only operators of ONNX and ONNX Runtime. Prints the names, dtypes and sizes of inputs and outputs. "
+    "Exit code 1: the model cannot be exported, or with --check, a result is wrong; then no file is written."
 )
 
 
@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dynamic",
         action="store_true",
-        help="sizes that differ between inputs are dynamic; the function returns (model, inputs, inputs, …)",
+        help="sizes that differ between inputs are dynamic; the function must return (model, inputs, inputs, …)",
     )
     parser.add_argument(
-        "--check", action="store_true", help="compare the results with eager's, with --dynamic for all inputs"
+        "--check", action="store_true", help="compare results with eager and float64; with --dynamic, for all inputs"
     )
     parser.add_argument("--opset", type=int, metavar="N", help="the ONNX opset (default: that of the option opset)")
     add_json_argument(parser)

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, where, reason in _undone(dumped):
         print(f"\nundone in {where}: {name}: {reason}")
     if dumped.manifest.unused:
-        print("\n" + "\n  ".join(("registered, and not used by any graph:", *dumped.manifest.unused)))
+        print("\n" + "\n  ".join(("registered, but not used by any graph:", *dumped.manifest.unused)))
     if any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
         print("\n" + _uncompared_text(graphs))
     if graphs:

@@ -9,9 +9,10 @@ from typing import Any
 from .common import MODEL_HELP, add_json_argument, print_json
 
 DETAILS = (
-    "No backend is involved: explain shows what ours make of the model, show the graphs of a dump, and the backend "
-    "fx_debug those of a program that runs. Also prints the dtypes of the results. If a method fails, prints PyTorch's "
-    "message and the methods that succeed. Exit code 1: the method, or the export to ONNX, fails."
+    "No backend is involved. To see what this package makes of a model, use the command explain; for the graphs of a "
+    "dump, show; for those of a running program, the backend fx_debug. Also prints the dtypes of the results. If the "
+    "method fails, prints PyTorch's message and the methods that succeed. Exit code 1: the method, or the export to "
+    "ONNX, fails."
 )
 
 METHODS = ("trace", "script", "export", "compile")
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of floating-point weights and inputs (default: %(default)s)",
     )
     parser.add_argument("--device", default="cpu", help="device: cpu, cuda, cuda:1 (default: %(default)s)")
-    parser.add_argument("--onnx", type=Path, metavar="FILE", help="also save the model, as the command export does")
+    parser.add_argument("--onnx", type=Path, metavar="FILE", help="also write an ONNX file, unchecked; see export")
     add_json_argument(parser)
 
 

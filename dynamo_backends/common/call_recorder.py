@@ -1,7 +1,7 @@
-"""Collects what happens in the calls of one compiled model, however many models share a compiled graph.
+"""Collects events and durations of the calls of one compiled model, separately from models that share its graphs.
 
-A ``Recorder`` is entered at the start of a call. Until the call ends, it gets each event that is counted in this thread
-(``events.count``) and each graph that runs (``reporting``).
+From ``Recorder.enter`` until the call ends, the recorder gets each event that this thread counts (``events.count``) and
+each graph that runs (``reporting``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def reporting(run: Callable[P, T], graph: RanGraph) -> Callable[P, T]:
-    """A runner that tells the listeners of each call which graph runs."""
+    """Wraps a runner: each call passes ``graph`` to the recorders of the current call."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for listener in listeners.get():
@@ -35,7 +35,7 @@ def reporting(run: Callable[P, T], graph: RanGraph) -> Callable[P, T]:
 
 
 LATENCIES = 2048
-"""Calls whose duration a recorder keeps, the last ones."""
+"""How many durations a recorder keeps, those of the last calls."""
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, for what takes longer than some seconds."""
+"""A progress bar on a terminal, for work that takes longer than two seconds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """How long the sessions of ONNX Runtime have run in the current thread.
 
-It imports nothing: the runtime counts here, and ``call_recorder`` reads it, which counts events of PyTorch too.
+The runtime adds to it and ``call_recorder`` reads it. It is a module of its own, so that the runtime need not
+import ``events``.
 """
 
 from __future__ import annotations

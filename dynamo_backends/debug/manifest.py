@@ -253,7 +253,7 @@ class Manifest:
             self._warned += unused
         if unused:
             where = f" of {self._folder.location}" if self._folder.location is not None else ""
-            logger.warning("registered, and not used by any graph%s: %s", where, "; ".join(unused))
+            logger.warning("registered, but not used by any graph%s: %s", where, "; ".join(unused))
 
     def _changed(self, *, at_once: bool = False) -> None:
         self._is_behind = True

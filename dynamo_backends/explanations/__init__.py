@@ -1,6 +1,6 @@
-"""``explain``, ``coverage`` and ``trace``: reports on what ``torch.compile`` does with a model.
+"""``explain`` and ``coverage``: reports on what ``torch.compile`` does with a model. ``trace``: what PyTorch captures.
 
 ``explain`` and ``coverage`` capture a function, run it in PyTorch, and report graphs, graph breaks, regions, and the
-operators that would run in PyTorch, with the reasons. No session of a graph is made. ``trace`` captures a graph with a
-tracer of PyTorch. Users call them, and so do the commands ``explain`` and ``trace``.
+operators that would run in PyTorch, with the reasons. Users and the command ``explain`` call them. ``trace`` captures a
+graph with one of PyTorch's tracers; only the command ``trace`` calls it.
 """

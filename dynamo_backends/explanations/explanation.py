@@ -41,7 +41,7 @@ class Products:
     kernel: str  # the ONNX operator, "MatMulNBits"
     bits: str  # of both operands, "float32 x 4 bits"
     number: int
-    why: str  # why no kernel for integers computes them, if one operand is quantized; else empty
+    why: str  # why a pass left a quantized operand in float32; empty if it did not, or considered none
     lines: Sequence[str]  # the lines that call the layers, "model.py:17"; the layers' names where no line is known
 
 
@@ -177,10 +177,10 @@ def _lines(explanation: Explanation, all_rows: bool) -> Iterator[str]:
     products = _merged([item for part in parts for item in part.products])
     if products:
         cells = [(item.kernel, item.bits, item.number, item.why, _places(item.lines)) for item in products]
-        headers = ("product", "operands", "number", "why not in integers", "where")
+        headers = ("product", "operands", "number", "why in float32", "where")
         yield "\n" + _table(cells, headers, limits.get("rows"))
     if explanation.unused_extensions:
-        yield "\n" + "\n  ".join(("registered, and not used by any graph:", *explanation.unused_extensions))
+        yield "\n" + "\n  ".join(("registered, but not used by any graph:", *explanation.unused_extensions))
 
 
 _GRAPH_HEADERS = ("graph", "on ONNX", "of", "regions", "function", "ends with")
@@ -228,7 +228,7 @@ def _guard_lines(guards: Sequence[Guard], listed: bool, all_rows: bool) -> Itera
     conditions = {item: 1 for guard in own for item in guard.conditions if _VALUE.fullmatch(item)}
     if conditions:
         values = _counts(conditions, None if all_rows else _LIMITS["values"])
-        yield _wrapped(f"with other values it is compiled again: {values}")
+        yield _wrapped(f"compiled again for other values than: {values}")
 
 
 def _merged(items: Iterable[Any]) -> list[Any]:

@@ -5,7 +5,8 @@
     print(dynamo_backends.explain(model)(x))        # text
     dynamo_backends.coverage(model)(x)              # the same as data
 
-They run the pipeline up to the split into regions.
+They run the pipeline up to the split into regions. Regions with 8-bit tensors are also translated to ONNX, which tells
+the kernels of their products.
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ def explain(
 
     Like ``torch._dynamo.explain``, this resets everything compiled in the process, before and after, and runs the
     function once in PyTorch, with its side effects. If results require gradients, the backward runs, too, and its
-    gradients are dropped. No session of a graph is created, only small ones that test new operators.
+    gradients are dropped. No session of a whole graph is created, only small ones: to test new operators, and to find
+    out which kernel ONNX Runtime would choose for quantized weights.
 
     Args:
         function: a function or a module.
-        options: options of the backend ``onnxrt``; only ``providers``, ``opset`` and ``placement`` matter.
+        options: options of the backend ``onnxrt``. ``providers``, ``opset``, ``passes``, ``placement`` and
+            ``custom_op_libraries`` change what is reported.
         dynamic: as in ``torch.compile``.
 
     Returns:
@@ -107,8 +110,8 @@ def coverage(
 ) -> Callable[..., dict[str, Any]]:
     """The result of ``explain`` as data for JSON. Arguments and errors are the same.
 
-    The keys are the attributes of ``explanation.Explanation``, ``DynamoGraph``, ``AtenGraph``, ``Fallback`` and
-    ``Guard``; each of AOTAutograd's graphs also has ``share_on_onnx``.
+    The keys are the attributes of ``explanation.Explanation``, ``DynamoGraph``, ``AtenGraph``, ``Fallback``,
+    ``Products`` and ``Guard``; each of AOTAutograd's graphs also has ``share_on_onnx``.
     """
     explained = explain(function, options=options, dynamic=dynamic)
     return lambda *args, **kwargs: explained(*args, **kwargs).as_json()
@@ -121,28 +124,28 @@ def _engine_notes(graphs: Sequence[DynamoGraph], placement: str) -> Iterator[str
     if not parts:
         return
     if placement == "measured" and not is_training:
-        yield "Inference: ONNX Runtime runs what is counted under 'on ONNX'."
+        yield "Inference: ONNX Runtime runs the operators counted under 'on ONNX'."
     elif placement == "onnx":
-        yield "ONNX Runtime runs what is counted under 'on ONNX', as placement is 'onnx'."
+        yield "ONNX Runtime runs the operators counted under 'on ONNX', because placement is 'onnx'."
     else:
         what = "graph" if placement == "fastest" else "training graph"
         engines = "PyTorch, ONNX Runtime and Inductor" if placement == "fastest" else "PyTorch and ONNX Runtime"
         yield (
-            f"What is counted under 'on ONNX' can run on ONNX Runtime. Placement decides: with {placement!r} each "
-            f"{what} is timed with {engines} in its first calls, and the fastest engine is kept. "
-            "options={'placement': 'onnx'} runs it on ONNX Runtime."
+            f"The operators counted under 'on ONNX' can run on ONNX Runtime. With placement {placement!r}, each {what} "
+            f"is timed with {engines} in its first calls, and the fastest engine is kept. "
+            "options={'placement': 'onnx'} always uses ONNX Runtime."
         )
     if is_training:
         yield (
-            "Gradients are on. Where they are not needed, call it under torch.no_grad() or torch.inference_mode(): "
-            "one graph for inference instead, whose weights are constants, on ONNX Runtime."
+            "Gradients are on. If they are not needed, call the model under torch.no_grad() or torch.inference_mode(): "
+            "then it compiles one inference graph, which runs on ONNX Runtime with constant weights."
         )
 
 
 def _advice(function: Callable[..., object]) -> Iterator[str]:
     if callable(getattr(function, "generate", None)):
         yield (
-            "generate() of torch.compile(model) calls the model that is not compiled. Compile its forward: "
+            "torch.compile(model).generate() runs the model without compiling it. Compile its forward instead: "
             "model.forward = torch.compile(model.forward, backend='onnxrt')."
         )
 

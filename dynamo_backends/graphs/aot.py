@@ -661,6 +661,6 @@ def call_hooks(compiled: object) -> list[Callable[[], Callable[[], None]]]:
             "apart; call torch.compile(module), or compile() of the module, instead"
         )
     raise TypeError(
-        f"expected what torch.compile returns, or a module that was compiled in place, not {type(compiled).__name__}; "
-        "a function around a compiled one, or one that was loaded from a file, is neither"
+        f"expected the result of torch.compile, or a module with a compiled forward, not {type(compiled).__name__}. "
+        "A function that calls a compiled model, or one that was loaded from a file, has no metrics"
     )

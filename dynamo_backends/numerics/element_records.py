@@ -1,6 +1,6 @@
-"""What a dump has of the elements of a wrong value; see ``wrong_elements``, which finds them.
+"""Dataclasses that describe the wrong elements of a value, as a dump stores them. ``wrong_elements`` makes them.
 
-Without numpy, because commands that read a dump start without it.
+This module does not import numpy, so that commands that read a dump start quickly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WrongElement:
 
 @dataclasses.dataclass(frozen=True)
 class ValueRange:
-    """The elements with a value in a range."""
+    """A row of the histogram: the elements whose expected value, or input, is in a range."""
 
     of: str  # ``expected``, or the name of an input
     range: str  # ``-1 to -0.1``

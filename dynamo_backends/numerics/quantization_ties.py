@@ -1,4 +1,4 @@
-"""Runs a graph in eager and in float64, with the ties of quantizations decided as another run decided them.
+"""Runs a graph in eager and in float64, with each tie of a quantization rounded as in another run.
 
 A quantization rounds to whole numbers. If its argument is on a tie, such as 127.5, the rounding of earlier nodes
 decides which neighbor it becomes, and all later values differ by the effect of one step. torchao's scale of a row is
@@ -41,8 +41,8 @@ class TieExecution(FxExecution):
         actual: the other run's values. Without the result or an argument of a quantization, eager's result stays.
 
     Attributes:
-        decided: by node, the results of the quantizations of which ``actual`` has one; and of their conversions to
-            integers, which random rounding must not change.
+        decided: the results, by node, that random rounding must not change: of the quantizations that ``actual`` has,
+            and of conversions of whole numbers to integers.
         turned: by the name of a quantization, the number of elements that eager rounds to the other side of a tie.
     """
 

@@ -1,9 +1,9 @@
-"""Which elements of a wrong value exceed their tolerance: the worst ones, what all have in common, a histogram.
+"""Describes the elements of a value that exceed their tolerance: the worst, what all have in common, a histogram.
 
 ::
 
     found = wrong_elements(actual, expected, beyond, {"x": x})
-    found.text       # "1033 of 2048 elements exceed the tolerance, all where x < 0 (1040 elements)"
+    found.text       # "1033 of 2048 elements exceed the tolerance, all where x is negative (1040 elements)"
 
 ``measure.judge`` decides which elements these are. Arrays are numpy's. Booleans and complex numbers have no pattern of
 values and no histogram.
@@ -27,7 +27,7 @@ _INPUTS = 2
 """Inputs whose values are grouped."""
 
 _MOST = 0.9
-"""A pattern that a larger share of all elements has says nothing."""
+"""A pattern that a larger share of all elements has is not shown."""
 
 _CHANCE = 1e-3
 """A pattern is shown if as many elements, taken at random, have it with a smaller probability."""
@@ -161,7 +161,7 @@ def _index_patterns(positions: np.ndarray, shape: tuple[int, ...]) -> Iterator[_
 
 
 def _most_telling(patterns: Sequence[_Pattern], wrong: int, elements: int) -> str:
-    """The pattern that fits the fewest other elements, if it is no chance."""
+    """The pattern that the fewest elements have, unless chance explains it; else an empty text."""
     free = {True: wrong - 1, False: wrong}  # a fitted number is that of one of the wrong elements
     found = [item for item in patterns if item.share <= _MOST and item.share ** free[item.is_fitted] < _CHANCE]
     best = min(found, key=lambda item: item.share * (_FITTED if item.is_fitted else 1), default=None)

@@ -60,11 +60,15 @@ class Captured:
     program: ExportedProgram
 
     def renamed(self, inputs: Sequence[str], outputs: Sequence[str]) -> Captured:
-        """With other names of the first inputs and results. A result must not have the name of an input."""
+        """A copy with new names for the first inputs and results.
+
+        Raises:
+            ValueError: too many names, or two that are equal.
+        """
         if len(inputs) > len(self.inputs) or len(outputs) > len(self.outputs):
             raise ValueError(
-                f"the model has {len(self.inputs)} inputs and {len(self.outputs)} results, and there are {len(inputs)} "
-                f"and {len(outputs)} names"
+                f"input_names has {len(inputs)} names for {len(self.inputs)} inputs, output_names has {len(outputs)} "
+                f"for {len(self.outputs)} results"
             )
         names = [*inputs, *list(self.inputs.values())[len(inputs) :]]
         others = [*outputs, *(f"output_{name}" if name in names else name for name in self.outputs[len(outputs) :])]
@@ -73,9 +77,9 @@ class Captured:
         return dataclasses.replace(self, inputs=dict(zip(self.inputs, names, strict=True)), outputs=others)
 
     def with_other_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """The call with other sizes, one more or twice as many, where values are repeated.
+        """The same call with each dynamic size one larger or, if the program rejects that, doubled.
 
-        ``None`` if no size is dynamic, or the program rejects both.
+        Elements are repeated to fill them. ``None`` if no size is dynamic, or the program rejects both.
         """
         fakes = [node.meta["val"] for node in self.inputs]
         sizes = [size for fake in fakes for size in _sizes_of(fake) if isinstance(size, torch.SymInt)]
@@ -126,8 +130,8 @@ def capture(
         opset: the ONNX opset, which decides what is decomposed.
 
     Raises:
-        ExportError: ``torch.export`` cannot capture it, it changes a buffer or an argument, or it returns what ONNX
-            does not have.
+        ExportError: ``torch.export`` cannot capture it, it changes a parameter, a buffer or an argument, or it returns
+            neither a tensor nor a number.
     """
     dims = pytree.tree_map_only(str, lambda _: torch.export.Dim.DYNAMIC, dynamic_shapes)
     with torch.no_grad(), warnings.catch_warnings():
@@ -170,7 +174,7 @@ def _check_effects(program: ExportedProgram) -> None:
     """Raises ``ExportError`` for a program that changes a buffer, a parameter or an argument, or uses other objects."""
     for spec in program.graph_signature.input_specs:
         if spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
-            raise ExportError(f"the model uses {spec.target or spec.arg.name}, which is no tensor")
+            raise ExportError(f"the model uses {spec.target or spec.arg.name}, which is neither a tensor nor a number")
     results = program.graph_module.graph.output_node().args[0]
     for spec, node in zip(program.graph_signature.output_specs, results, strict=True):
         if spec.kind is not OutputKind.USER_OUTPUT:

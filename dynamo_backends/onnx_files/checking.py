@@ -1,4 +1,4 @@
-"""Runs an ONNX file in ONNX Runtime with its default settings, and judges its results by eager's and float64's."""
+"""Runs an ONNX file in ONNX Runtime with default settings, and compares its results with eager and float64."""
 
 from __future__ import annotations
 

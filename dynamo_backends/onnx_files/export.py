@@ -37,7 +37,7 @@ class ExportedFile:
     """An ONNX file that ``export`` wrote.
 
     Attributes:
-        path: of the file. Weights of more than 2 GB are beside it, in ``<name>.data``.
+        path: of the file. Weights of more than 2 GB are beside it, in ``model.onnx.data`` for ``model.onnx``.
         inputs, outputs: the names of the model's inputs and results in order, each with its dtype and sizes as text,
             ``INT64[batch, sequence]``.
         model: what was exported.
@@ -53,7 +53,8 @@ class ExportedFile:
         """The results of the file in ONNX Runtime, by name.
 
         Args:
-            args, kwargs: arguments as in the export; others that are no tensors have no effect.
+            args, kwargs: arguments as in the export. Those that are no tensors have no effect: the file has them as
+                constants.
 
         Raises:
             ExportError: ONNX Runtime fails.
@@ -62,6 +63,8 @@ class ExportedFile:
 
     def difference(self, *args: Any, **kwargs: Any) -> str:
         """How a result differs from eager's by more than rounding; empty if none does.
+
+        Arguments that are no tensors are constants of the file: pass them as in the export.
 
         Rounding is judged by the errors against float64. If the model does not run in float64, results are right that
         agree with eager's in half of the digits.
@@ -98,7 +101,7 @@ def export(
 ) -> ExportedFile:
     """Exports a model to an ONNX file that ONNX Runtime runs without PyTorch, optimized as by ``torch.compile``.
 
-    The arguments are those of ``torch.onnx.export``. The file has weights as initializers, and inputs and results under
+    Arguments are named as in ``torch.onnx.export``. The file has weights as initializers, and inputs and results under
     the user's names, in the user's order. Arguments that are no tensors become constants, and ``None`` is omitted.
 
     Args:
@@ -117,7 +120,8 @@ def export(
     Raises:
         ExportError: ``torch.export`` cannot capture the model, a part of it must run in PyTorch, it changes its state,
             or with ``check``, a result is wrong. No file is written then.
-        ValueError: the opset is not supported, or there are more names than inputs or results.
+        TypeError: ``model`` is no ``torch.nn.Module``.
+        ValueError: the opset is not supported, there are more names than inputs or results, or two names are equal.
         OSError: the file cannot be written.
     """
     if not isinstance(model, torch.nn.Module):
@@ -132,7 +136,7 @@ def export(
             captured = captured.renamed(input_names or (), output_names or ())
             written = onnx_model(captured, options, type(model).__name__)
     except ExportError as error:
-        hint = ". It is in training mode: model.eval() turns off dropout and updates of batch norm"
+        hint = ". The model is in training mode: model.eval() turns off dropout and updates of batch norm"
         raise ExportError(f"{error}{hint if model.training else ''}") from error
     inputs, outputs = (
         {str(item.name): _type(item) for item in items} for items in (written.graph.inputs, written.graph.outputs)

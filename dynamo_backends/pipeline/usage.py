@@ -1,7 +1,7 @@
-"""Finds the converters and passes that a user registered and no graph used: often a mistake that nothing else shows.
+"""Finds converters and passes that the user registered and that no graph used, which is often a mistake.
 
-The debugger names them in the manifest and once at the end of a dump, ``explain`` at its end. Those of installed
-packages are not named: they are for other models, too.
+``onnx_debug`` lists them in the manifest and in one warning at the end of a run; ``explain`` lists them too. Those of
+installed packages are left out, because they may be meant for other models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..graphs.locations import is_user_file
 
 @dataclasses.dataclass
 class Usage:
-    """What some graphs used, and how often."""
+    """The operators that graphs have on ONNX Runtime and in PyTorch, and the passes that fired on them."""
 
     _on_onnx: set[object] = dataclasses.field(default_factory=set)  # operators
     _in_pytorch: dict[object, str] = dataclasses.field(default_factory=dict)  # operators, and why

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's integer kernels compute on this processor."""
+"""ONNX Runtime's operators that multiply 8-bit integers, and whether uint8 times int8 is exact on this processor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def has_mixed_signs(node: ir.Node) -> bool:
 
 
 def needs_exact_mixed_signs(model: ir.Model) -> bool:
-    """Whether a model with types is right only where products of uint8 with int8 are exact, as they are here."""
+    """Whether a model multiplies uint8 with int8, which is exact on this processor but not on all."""
     products = (node for graph in model.graphs() for node in graph if node.op_type in PRODUCTS)
     return any(map(has_mixed_signs, products)) and mixed_signs_are_exact()
 
@@ -41,7 +41,7 @@ _is_for_any: contextvars.ContextVar[bool] = contextvars.ContextVar("is_for_any_p
 
 @contextlib.contextmanager
 def for_any_processor() -> Iterator[None]:
-    """A context in which models are made that may run on another processor than this one."""
+    """A context for making models that must be right on every processor, for example those of ``export``."""
     token = _is_for_any.set(True)
     try:
         yield
@@ -63,8 +63,8 @@ def mixed_signs_are_exact() -> bool:
 def _are_exact_here() -> bool:
     """Whether it is exact on this processor.
 
-    Without VNNI or AMX, x86 kernels add two products in 16 bits, which saturates. A processor says what it has, but not
-    which kernel ONNX Runtime takes, so a product is computed: of the largest numbers.
+    Without VNNI or AMX, x86 kernels add two products in 16 bits, which saturates. The processor's flags do not tell
+    which kernel ONNX Runtime uses, so a product of the largest numbers is computed.
     """
     left = ir.Value(name="left", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape([1, _TERMS]))
     right = ir.Value(name="right", type=ir.TensorType(ir.DataType.INT8), shape=ir.Shape([_TERMS, _TERMS]))

@@ -1,7 +1,7 @@
 """Which of ONNX Runtime's kernels computes each product of a model, and with how many bits.
 
-A pass may leave the choice to ONNX Runtime, by an ``If`` of which the condition depends on weights
-(``onnx.quantized_products``). Then the condition is computed here.
+A pass may leave the choice to ONNX Runtime, by an ``If`` whose condition depends on weights
+(``onnx.quantized_products``). A small session evaluates that condition here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProductKernel:
         kernel: the operator: ``MatMulNBits``.
         bits: of both operands: ``float32 x 4 bits``.
         source: the user's line, if it is known.
-        why: why a branch without integers was taken, or that the branch depends on the call; else empty.
+        why: why the second branch of an ``If`` is taken, or that each call decides; else empty.
     """
 
     node: str
@@ -118,7 +118,7 @@ class _Products:
         try:
             session = Session(part, SessionSettings((CPU,), threads=1, arena=False), weights)
         except SessionError as error:
-            logger.warning("which kernels compute quantized products is not known: %s", first_line(str(error)))
+            logger.warning("kernels of quantized products are unknown: %s", first_line(str(error)))
             self._undecided = UNKNOWN
             return {}
         return dict(zip(known, map(bool, session(1).run(known, {})), strict=True))

@@ -43,7 +43,7 @@ class Metrics(TypedDict):
     calls: int
     """Calls that ended, also by an exception."""
     graphs: int
-    """Compiled graphs that ran in these calls."""
+    """Compiled graphs that ran in these calls and still exist."""
     operators_on_onnx: int
     """Operators of these graphs on ONNX Runtime."""
     operators_in_pytorch: int
@@ -67,9 +67,9 @@ class Metrics(TypedDict):
 
 
 def metrics(compiled: object) -> Metrics:
-    """What one compiled model did since ``metrics`` was first called with it.
+    """What one compiled model did since ``metrics`` was first called with it; that first call returns zeros.
 
-    Backward passes are not part of a call.
+    A graph that was compiled before is counted when it runs again. Backward passes are not part of a call.
 
     Args:
         compiled: the result of ``torch.compile`` for a function or a module; or a module with a compiled ``forward``

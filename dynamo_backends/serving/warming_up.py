@@ -1,10 +1,11 @@
-"""Calls a compiled model on examples of what it will serve, until nothing is compiled any more.
+"""``warm_up``: calls a compiled model on examples of its inputs until nothing is compiled or rebuilt any more.
 
 ::
 
-    sizes = (1, 8, 32)
+    inputs = [(torch.randn(size, 64),) for size in (1, 8, 32)]
     with torch.inference_mode():
-        print(dynamo_backends.warm_up(compiled, [(torch.randn(size, 64),) for size in sizes], recompile="error"))
+        print(dynamo_backends.warm_up(compiled, inputs))  # the second size recompiles
+        dynamo_backends.warm_up(compiled, inputs, recompile="error")  # raises if an input still recompiles
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class WarmedInput:
         title: dtypes and shapes of its tensors.
         calls: their number.
         first_seconds, last_seconds: the duration of the first and of the last call.
-        graphs: the number of graphs that were compiled or loaded from the cache, once for each recompile.
-        cache_hits: those of AOTAutograd's graphs that were loaded from the cache.
-        recompiles: those of ``graphs`` whose code was compiled before.
+        graphs: the number of Dynamo's graphs that were compiled or loaded from the cache; a recompile adds one.
+        cache_hits: the number of AOTAutograd's graphs that were loaded from the cache.
+        recompiles: how many of ``graphs`` are of code that was compiled before.
         weight_refreshes: sessions that were rebuilt because a weight changed.
         fallbacks: operators in PyTorch, in all graphs that ran, that should run on ONNX Runtime.
         failures: what failed in a call, so that PyTorch ran instead.
@@ -59,7 +60,7 @@ class WarmUp:
 
     Attributes:
         inputs: one for each input, in order.
-        is_settled: whether the last call of each input compiled nothing.
+        is_settled: whether the last turn counted no event.
     """
 
     inputs: Sequence[WarmedInput]
@@ -87,7 +88,7 @@ class WarmUp:
             for item in self.inputs
         ]
         lines = [text_table(rows, headers), *(f"in PyTorch: {line}" for line in self.fallbacks)]
-        return "\n".join(lines if self.is_settled else [*lines, "the last call of an input still compiled"])
+        return "\n".join(lines if self.is_settled else [*lines, "not settled: events were counted in the last turn"])
 
 
 def warm_up(
@@ -98,7 +99,9 @@ def warm_up(
     recompile: str = "allow",
     most_calls: int = 64,
 ) -> WarmUp:
-    """Calls a compiled model with each of several inputs in turn, until a whole turn compiles nothing.
+    """Calls a compiled model with each of several inputs in turn, until a whole turn counts no event.
+
+    Events are those of ``events.EVENTS``: a compile, a cache hit, an autotuned engine, a rebuilt session and others.
 
     Call it as the model will be served: under ``torch.inference_mode()`` if that is so, and with the same number of
     threads, since compiled graphs are guarded by both. If it takes more than two seconds on a terminal, a progress bar
@@ -109,8 +112,8 @@ def warm_up(
         inputs: each a tuple or list of positional arguments, or a mapping of keyword arguments. The objects are passed
             in each call; a model that writes to its arguments sees what it wrote.
         fallback: ``error`` raises if operators run in PyTorch that should run on ONNX Runtime, or a call failed there.
-        recompile: ``error`` raises if code was compiled again, for other sizes for instance, or if the last turn still
-            compiled something.
+        recompile: ``error`` raises if code was compiled again, as usually in a first warm-up with several sizes, or if
+            the last turn still counted an event.
         most_calls: the maximum number of calls for each input, at least 1.
 
     Returns:
@@ -141,7 +144,7 @@ def warm_up(
     reasons = result.fallbacks if fallback == "error" else []
     if recompile == "error":
         again = [f"{item.title}: {item.recompiles} recompiles" for item in result.inputs if item.recompiles]
-        reasons = [*reasons, *again, *([] if is_settled else [f"{most_calls} calls of each input still compile"])]
+        reasons = [*reasons, *again, *([] if is_settled else [f"not settled after {most_calls} calls of each input"])]
     if reasons:
         raise WarmUpError(reasons)
     return result
@@ -158,14 +161,14 @@ class _Input:
         if not isinstance(arguments, (tuple, list, Mapping)):
             raise TypeError(
                 "an input is a tuple of positional arguments or a mapping of keyword arguments, not "
-                f"{type(arguments).__name__}; of one argument x it is (x,)"
+                f"{type(arguments).__name__}; for one argument x, pass (x,)"
             )
         self._compiled = compiled
         self._arguments = arguments
         self._recorder = Recorder()
 
     def call(self) -> bool:
-        """Calls the model; whether that compiled something."""
+        """Calls the model. Returns whether an event was counted that does not repeat in each call."""
         before = self._compiled_so_far()
         leave = self._recorder.enter()
         try:
@@ -178,7 +181,7 @@ class _Input:
         return self._compiled_so_far() != before
 
     def _compiled_so_far(self) -> int:
-        """The number of events, without those that later calls repeat."""
+        """The number of events so far, without ``FAILED_CALLS``, which each call repeats."""
         return sum(number for event, number in self._recorder.counts.items() if event not in FAILED_CALLS)
 
     def result(self) -> WarmedInput:

@@ -1,6 +1,6 @@
-"""Choices that passes leave to ONNX Runtime: an ``If`` whose condition depends on weights (``Builder.choose``).
+"""The name of the metadata that marks an ``If`` made by ``Builder.choose``, whose condition depends on weights.
 
-This module has only the name of the metadata that marks one, because the runtime reads it too.
+ONNX Runtime evaluates such a condition when it makes a session. The runtime folder reads the metadata too.
 """
 
 from __future__ import annotations

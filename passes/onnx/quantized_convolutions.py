@@ -9,11 +9,11 @@ Before and after (x: uint8, w: int8, b: float32)::
     v = DequantizeLinear <axis=0> (w, s, z)
     y = QuantizeLinear(Relu(Conv(d, v, b)), 0.1, 0)
 
-Off by default because the kernel takes the bias as an integer, in multiples of the operands' scales: 0.6 % of the
-results of a convolution were another step than eager's, without it 0.002 %. It is done where a multiple is at most a
-64th of the result's step and the channels have one zero point, which ONNX Runtime decides when it knows the weights
-(``If``). ResNet-50 takes 75 ms instead of 130 (two threads of an
-AMD EPYC with AVX2).
+Off by default because the kernel rounds the bias to a multiple of the product of the operands' scales: 0.6 % of a
+convolution's results differed from eager's by a quantization step, without the pass 0.002 %. The result is an ``If``:
+``QLinearConv`` if that product is at most a 64th of the result's scale, and all channels have the same zero point; else
+``Conv``. ONNX Runtime evaluates the condition when it makes the session. ResNet-50 takes 75 ms instead of 130 (two
+threads of an AMD EPYC with AVX2).
 
 Not for a convolution whose result is not quantized, as before a sum: ``ConvInteger`` and what follows it took as long
 as ``Conv``.
@@ -46,7 +46,7 @@ from .quantized_products.operands import (
 )
 
 _FINENESS = 64
-"""Multiples of the operands' scales, to which the bias is rounded, in a step of the result."""
+"""How many rounding steps of the bias (the product of the operands' scales) the result's scale has at least."""
 
 _LARGEST_BIAS = 2.0**30
 
@@ -63,7 +63,7 @@ def quantized_convolutions(model: ir.Model, context: PassContext) -> int:
 
 
 def _rewrite(builder: Builder, context: PassContext, convolution: ir.Node) -> bool:
-    """Makes a ``Conv`` of quantized operands whose result is quantized a ``QLinearConv``."""
+    """Replaces a ``Conv`` of quantized operands, whose result is quantized, by an ``If`` with ``QLinearConv``."""
     first, second = operand_of(convolution.inputs[0]), operand_of(convolution.inputs[1])
     if second is None:
         return False
@@ -132,7 +132,7 @@ def _number(node: ir.Node, index: int) -> int | None:
 
 
 def _bounds(activation: ir.Node | None) -> tuple[float | None, float | None]:
-    """Between which numbers an activation keeps its input."""
+    """The smallest and the largest result of an activation; ``None`` for a bound that is not a constant."""
     if activation is None:
         return -math.inf, math.inf
     if activation.op_type == "Relu":

@@ -382,7 +382,7 @@ function placementPanel(data, goToNode) {
     const column = (i, head) => ({key: head, title: head, width: "minmax(120px, 1fr)", value: (row) => row[i], cell: (row) => spanned(i === 3 ? short(row[i]) : row[i])});
     const grid = new Grid({
       label: "Products", rows: data.products, fits: true, height: "45vh", onopen: (row) => goToNode(row[0]),
-      columns: [column(0, "node"), column(1, "kernel"), column(2, "operands"), column(3, "line"), column(4, "why not in integers")],
+      columns: [column(0, "node"), column(1, "kernel"), column(2, "operands"), column(3, "line"), column(4, "why in float32")],
     });
     elements.push(title(2, "Products on ONNX Runtime"), grid.element);
   }

@@ -5,15 +5,15 @@ transpose, or a view of one with a single scale.
 
 Rule:
 
-1. ``MatMulInteger`` of int8 with int8, which is up to ten times slower than float32: the first operand becomes uint8,
-   by the quantization that computes it, and its zero point 128 more;
-2. ``MatMul`` or ``Gemm`` (alpha = beta = 1) of quantized operands, the second with one scale or one for each column,
-   becomes ``MatMulIntegerToFloat``, whose int32 sums are exact;
+1. ``MatMulInteger`` of int8 with int8, which is up to ten times slower than float32: the first operand becomes uint8
+   and its zero point 128 more, by another ``QuantizeLinear`` if one computes it, else by flipping the sign bit;
+2. ``MatMul`` or ``Gemm`` (alpha = beta = 1) of quantized operands, the first with one scale, the second with one or one
+   for each column, becomes ``MatMulIntegerToFloat``, whose int32 sums are exact. Not if a sum may exceed 32 bits;
 3. a view or ``MaxPool`` of a dequantized tensor that is quantized again with the same scale and zero point is computed
    on the integers;
-4. ``MatMul`` or ``Gemm`` with weights ``(q - zero_point) * scale``, where q is int8 and each group of a multiple of 16
-   numbers of a row has a scale, becomes ``MatMulNBits``, if the numbers have 4 bits. ONNX Runtime decides when it knows
-   the weights (``If``).
+4. ``MatMul`` or ``Gemm`` of float32 with weights ``(q - zero_point) * scale``, where q is int8 with one scale for each
+   group of a row, and the size of a group is a multiple of 16, becomes an ``If``: ``MatMulNBits`` if all q are between
+   -8 and 7, else the product in float32. ONNX Runtime evaluates the condition when it makes the session.
 
 Before and after 2. (x: uint8 [M, K], w: int8 [N, K], b: float32 [N])::
 
@@ -23,7 +23,7 @@ Before and after 2. (x: uint8 [M, K], w: int8 [N, K], b: float32 [N])::
 
 The product of uint8 with int8 saturates on processors without VNNI, where the second operand becomes uint8 too.
 
-Not if a sum of the integers may exceed 32 bits. Convolutions: ``onnx.quantized_convolutions``.
+Convolutions: ``onnx.quantized_convolutions``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products with weights of 4 bits that are held as int8, as torchao's ``IntxWeightOnlyConfig`` does."""
+"""Rule 4 of ``onnx.quantized_products``: 4-bit weights stored as int8, as by torchao's ``IntxWeightOnlyConfig``."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class _Groups:
 
 
 def pack_weights(builder: Builder, context: PassContext, node: ir.Node) -> bool:
-    """Makes a ``MatMul`` or ``Gemm`` with grouped int8 weights a ``MatMulNBits``, if they have 4 bits."""
+    """Replaces a ``MatMul`` or ``Gemm`` with grouped int8 weights by an ``If`` with ``MatMulNBits``, for 4 bits."""
     groups = _groups(node)
     if groups is None:
         return False
     result, bias = node.outputs[0], (*node.inputs, None)[2]
     block = next((size for size in _BLOCKS if groups.shape[2] % size == 0), 0)
-    require(is_plain(node), "its factors are not 1, or it transposes its first operand", 4)
+    require(is_plain(node), "its alpha or beta is not 1, or it transposes its first operand", 4)
     require(block > 0, f"groups of {groups.shape[2]} weights have no kernel", 4)
-    require(bias is None or (bias.shape is not None and len(bias.shape) == 1), "its bias is no vector", 4)
+    require(bias is None or (bias.shape is not None and len(bias.shape) == 1), "its bias is not a vector", 4)
     weights = groups.integers
     condition = _has_four_bits(builder, weights)
     if groups.zero is not None:
@@ -141,7 +141,7 @@ def _has_four_bits(builder: Builder, integers: ir.Value) -> ir.Value:
 def _packed(builder: Builder, of: ir.Value, integers: ir.Value, pairs: int) -> ir.Value:
     """Pairs of numbers plus 8 in bytes, the first in the lower half: uint8 [pairs].
 
-    In uint8, as ONNX Runtime keeps what it computes for all weights until the session is made.
+    Computed in uint8 to save memory: ONNX Runtime keeps these tensors of all weights until the session is made.
     """
     ones, eight, four = (builder.constant("bits", np.array(number, np.uint8)) for number in (15, 8, 4))
     low = builder.add(of, "BitwiseAnd", [builder.add(of, "Cast", [integers], to(UINT8)), ones])

@@ -1,4 +1,4 @@
-"""Matrix products of integers."""
+"""Rules 1 and 2 of ``onnx.quantized_products``: matrix products of 8-bit integers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .operands import (
 
 
 def make_unsigned(builder: Builder, context: PassContext, node: ir.Node) -> bool:
-    """Makes the first operand of a ``MatMulInteger`` of int8 with int8 uint8."""
+    """Converts the first operand of a ``MatMulInteger`` of int8 with int8 to uint8; the second if it must be."""
     first, second, *zeros = node.inputs
     zero, other = (*zeros, None, None)[:2]
     if first is None or second is None or {first.dtype, second.dtype} != {INT8}:
         return False
-    require(zero is None or sizes(zero) == [], "the zero point is no scalar", 1)
+    require(zero is None or sizes(zero) == [], "its zero point is not a scalar", 1)
     result = node.outputs[0]
     source, views = source_and_views(first)
     first, zero = unsigned(builder, source, zero)
@@ -36,7 +36,7 @@ def make_unsigned(builder: Builder, context: PassContext, node: ir.Node) -> bool
 
 
 def convert_product(builder: Builder, context: PassContext, node: ir.Node) -> bool:
-    """Makes a ``MatMul`` or ``Gemm`` of quantized operands a ``MatMulIntegerToFloat``."""
+    """Replaces a ``MatMul`` or ``Gemm`` of quantized operands by ``MatMulIntegerToFloat``."""
     first, second = operand_of(node.inputs[0]), operand_of(node.inputs[1])
     if second is None:
         return False
@@ -44,14 +44,14 @@ def convert_product(builder: Builder, context: PassContext, node: ir.Node) -> bo
     assert first is not None
     result, bias = node.outputs[0], (*node.inputs, None)[2]
     columns, rank, inner = _columns(node), len(node.inputs[1].shape or ()), sizes(node.inputs[0])
-    require(is_plain(node), "its factors are not 1, or it transposes its first operand", 2)
+    require(is_plain(node), "its alpha or beta is not 1, or it transposes its first operand", 2)
     require(first.axis is None, "its first operand has several scales", 2)
-    require(second.axis is None or (rank == 2 and second.axis == columns), "a scale is not for a column", 2)
+    require(second.axis is None or (rank == 2 and second.axis == columns), "scales are not of columns", 2)
     require(inner is not None and fits(inner[-1]), "a sum of its integers may exceed 32 bits", 2)
     shape = sizes(node.inputs[1])
     is_vector = bias is None or (shape is not None and sizes(bias) == [shape[columns]])
-    require(is_vector, "its bias has no number for each column", 2)
-    require(is_ordinary(first.scale) and is_ordinary(second.scale), "its scales are very large or small", 2)
+    require(is_vector, "its bias does not have one element for each column", 2)
+    require(is_ordinary(first.scale) and is_ordinary(second.scale), "a scale is outside 1e-12 to 1e12", 2)
     left, zero = unsigned(builder, first.integers, first.zero)
     left = with_views(builder, result, left, first.views)
     right, other = second_operand(builder, context, second.integers, second.zero)

@@ -1,4 +1,4 @@
-"""Computes on integers what only moves or compares dequantized numbers."""
+"""Rule 3 of ``onnx.quantized_products``: views and max pooling of dequantized tensors, computed on the integers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .operands import operand_of, with_views
 
 
 def move_integers(builder: Builder, context: PassContext, node: ir.Node) -> bool:
-    """Replaces a quantization by views of the integers of which its input has the same scale and zero point."""
+    """Replaces ``QuantizeLinear(view(DequantizeLinear(q)))`` by ``view(q)``, if scale and zero point are the same."""
     result, source = node.outputs[0], node.inputs[0]
     pool = _max_pool(source)
     found = operand_of(source if pool is None else pool.inputs[0])
@@ -38,10 +38,10 @@ def _is_same(one: ir.Value | None, other: ir.Value | None) -> bool:
 
 
 def _max_pool(value: ir.Value | None) -> ir.Node | None:
-    """The ``MaxPool`` that computes a value.
+    """The ``MaxPool`` that computes a value, also inside the ``Where`` of our translation.
 
-    Its translation writes NaN where the mean of a window is NaN (``exporter/converters/pooling.py``), which that of
-    dequantized numbers is not.
+    The translation writes NaN where the mean of a window is NaN (``exporter/converters/pooling.py``). Dequantized
+    numbers are never NaN, so the ``Where`` can be left out.
     """
     choice = producer(value, "Where")
     if choice is None:

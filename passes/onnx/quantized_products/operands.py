@@ -1,4 +1,4 @@
-"""Finds quantized operands, and makes them uint8."""
+"""Finds quantized operands of products, and converts them to uint8."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Operand:
 
 
 def operand_of(value: ir.Value | None) -> Operand | None:
-    """The quantized operand that a float32 value is, or ``None``."""
+    """How a float32 value was dequantized, or ``None`` if it was not."""
     if value is None:
         return None
     source, views = source_and_views(value)
@@ -66,7 +66,7 @@ def operand_of(value: ir.Value | None) -> Operand | None:
 
 
 def is_ordinary(scale: ir.Value) -> bool:
-    """Whether products with a scale neither overflow nor become denormal, unless it is no constant."""
+    """Whether a scale is far from overflow and underflow; true for one that is not a constant."""
     known = constant(scale)
     return known is None or bool(((abs(known) > 1e-12) & (abs(known) < 1e12)).all())
 
@@ -87,7 +87,7 @@ def is_plain(node: ir.Node) -> bool:
 
 
 def fits(terms: object, times: int = 1) -> bool:
-    """Whether a sum of so many products of 8 bits, and as much again ``times``, fits in int32."""
+    """Whether ``times`` times a sum of ``terms`` products of 8-bit integers fits in int32."""
     return isinstance(terms, int) and terms * times <= _MOST_TERMS
 
 
@@ -114,10 +114,10 @@ def _unsigned_zero(builder: Builder, zero: ir.Value | None) -> ir.Value:
 
 
 def _unsigned_integers(builder: Builder, integers: ir.Value) -> ir.Value:
-    """Of integers that ``QuantizeLinear`` computes, the same quantization to uint8; else with another sign bit.
+    """The same integers as uint8: by ``QuantizeLinear`` to uint8 if one computes them, else by flipping the sign bit.
 
-    So the steps of a quantization that is written out stay; ``QuantizeLinear`` in their place was not faster (a Llama,
-    1 and 128 tokens).
+    A quantization that the model writes out is not replaced by ``QuantizeLinear``, which was not faster (a Llama, 1 and
+    128 tokens).
     """
     quantize = producer(integers, "QuantizeLinear")
     if quantize is not None:
@@ -131,7 +131,7 @@ def _unsigned_integers(builder: Builder, integers: ir.Value) -> ir.Value:
 
 
 def _shifted(builder: Builder, integers: ir.Value) -> ir.Value:
-    """Numbers of int8 plus 128, as uint8: another sign bit."""
+    """int8 plus 128, as uint8, by flipping the sign bit."""
     bits = builder.shared(integers, "Cast", [integers], to(UINT8))
     return builder.shared(bits, "BitwiseXor", [bits, builder.constant("sign", np.array(SHIFT, np.uint8))])
 
