@@ -63,13 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print(f"no file was written: {error}")
         return 1
-    checked = f"right for {count_text(len(loaded.inputs), 'call')}" if arguments.check else "not checked"
     if arguments.json:
-        print_json(
-            {"file": str(exported.path), "inputs": exported.inputs, "outputs": exported.outputs, "results": checked}
-        )
+        names = ("inputs", "outputs", "sizes", "checked", "unchecked")
+        print_json({"file": str(exported.path), **{name: getattr(exported, name) for name in names}})
         return 0
-    rows = [(kind, *item) for kind in ("input", "output") for item in getattr(exported, f"{kind}s").items()]
-    print(fit_table(rows, ("", "name", "type")))
-    print(f"\nwrote {exported.path}; its results are {checked}")
+    rows = [(kind, *item) for kind in ("input", "output", "size") for item in getattr(exported, f"{kind}s").items()]
+    print(fit_table(rows, ("", "name", "type or limits")))
+    checked = f"right for {count_text(len(exported.checked), 'call')}" if exported.checked else "not checked"
+    print(f"\nwrote {arguments.file}; its results are {checked}")
+    for text in exported.unchecked:
+        print(f"not checked: {text}")
     return 0

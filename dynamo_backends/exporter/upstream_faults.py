@@ -12,9 +12,11 @@ import math
 import operator
 from collections.abc import Iterable, Iterator
 
+import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
+from torch.utils._sympy.functions import Max
 
 from passes.engine.fx.editing import UNINITIALIZED, is_view
 
@@ -237,7 +239,24 @@ def _may_multiply_empty(node: fx.Node) -> bool:
 
 
 def _may_be_empty(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and not all(statically_known_true(size > 0) for size in value.shape)
+    return isinstance(value, torch.Tensor) and not all(map(_is_positive, value.shape))
+
+
+def _is_positive(size: int | torch.SymInt) -> bool:
+    """Whether a size is known to be larger than 0."""
+    if isinstance(size, int) or statically_known_true(size > 0):
+        return size > 0
+    return _is_above_0(size.node.expr, size.node.shape_env)
+
+
+def _is_above_0(size: sympy.Expr, environment: ShapeEnv) -> bool:
+    """The same of an expression such as ``Max(0, s - Max(0, s - 4))``, the length of ``x[-4:]``."""
+    if isinstance(size, Max):
+        return any(_is_above_0(item, environment) for item in size.args)
+    for term in sympy.Add.make_args(size):
+        if isinstance(-term, Max):  # a - Max(b, c) is the smaller one of a - b and a - c
+            return all(_is_above_0(size - term - item, environment) for item in (-term).args)
+    return bool(environment.bound_sympy(size).lower > 0)
 
 
 def _includes_self(node: fx.Node) -> bool:

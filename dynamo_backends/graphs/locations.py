@@ -219,6 +219,13 @@ def is_user_file(file: str) -> bool:
 
 
 @functools.cache
+def is_of_pytorch_or_ours(file: str) -> bool:
+    """Whether a file belongs to PyTorch or to this package, rather than to the model or a library it comes from."""
+    folders = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.abspath(file).startswith(tuple(os.path.join(folder, "") for folder in folders))
+
+
+@functools.cache
 def _library_folders() -> tuple[str, ...]:
     found = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(torch.__file__)}
     return tuple(os.path.join(os.path.abspath(folder), "") for folder in found)

@@ -1,15 +1,17 @@
-"""Detects assumptions about symbolic sizes that a compile adds, such as ``s77 != 4``.
+"""Assumptions about symbolic sizes, such as ``s77 != 4``: detects those that a compile adds, and avoids them.
 
 After Dynamo has written its guards, no guard checks a new assumption: the compiled graph may be wrong for other sizes.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -68,3 +70,22 @@ def _snapshot(environment: ShapeEnv) -> dict[str, Any]:
         "guards": sorted(str(guard.expr) for guard in environment.guards),
         "asserts": sorted(str(item.expr) for items in environment.deferred_runtime_asserts.values() for item in items),
     }
+
+
+def sizes_may_be_one() -> contextlib.AbstractContextManager[object]:
+    """A context in which ``torch.export`` assumes no relation of dynamic sizes to 0, 1 or other numbers.
+
+    So does ``torch.onnx.export``. A slice ``x[:8]`` is then right for all sizes.
+    """
+    patched: contextlib.AbstractContextManager[object] = _config.patch(backed_size_oblivious=True)
+    return patched
+
+
+def assume_not_empty(module: fx.GraphModule) -> None:
+    """Assumes that the sizes of a graph's inputs are not 0, so that its passes and translations need not handle 0."""
+    environment = _environment(module)
+    for node in module.graph.find_nodes(op="placeholder"):
+        for number in _numbers(node.meta.get("val")):
+            if environment is not None and isinstance(number, torch.SymInt) and number.node.expr.is_Symbol:
+                limits = environment.var_to_range[number.node.expr]
+                environment.constrain_symbol_range(number.node.expr, max(limits.lower, 1), limits.upper)

@@ -7,11 +7,14 @@ Arguments that are no tensors (``None``, flags, numbers) are constants of the gr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.export import ExportedProgram
@@ -20,10 +23,16 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ExportError
 from ..exporter.decompositions import table_for_export
-from ..graphs.locations import UserName, set_user_name, where
+from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
+from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
 from ..weights.frozen_session import Weight
+from .arguments import Call, ordered, without_sharing
+from .sizes import Size, dims_of_leaves, named_sizes, other_sizes, resized
 
 aten = torch.ops.aten
+
+TRAINING_MODE = ". The model is in training mode: model.eval() turns off dropout and updates of batch norm"
+"""What to do about what only a model in training mode does."""
 
 _CHECKS = {
     aten._assert_tensor_metadata.default,
@@ -40,13 +49,15 @@ class Captured:
     """A captured module.
 
     Attributes:
-        graph: its placeholders are ``weights`` and ``inputs``; it returns a tuple of nodes.
+        graph: its placeholders are ``weights`` and ``inputs``; it returns a tuple of different nodes.
         weights: by placeholder.
         inputs: the user's names of the other placeholders, in the order of the arguments.
-        leaves: for each input, its position among the leaves of ``(args, kwargs)``.
+        leaves: for each input, its position among the leaves of ``call``.
         outputs: the user's names of the results, in the order of what the module returns.
+        nodes: for each result, its position among what the graph returns.
         returned: for each result, its position among the leaves of what the module returns; the others are ``None``.
-        sizes: the user's names of symbolic sizes.
+        sizes: the symbolic sizes.
+        call: the example, with its arguments ``ordered``.
         program: what ``torch.export`` captured.
     """
 
@@ -55,15 +66,17 @@ class Captured:
     inputs: Mapping[fx.Node, str]
     leaves: Sequence[int]
     outputs: Sequence[str]
+    nodes: Sequence[int]
     returned: Sequence[int]
-    sizes: Mapping[str, str]
+    sizes: Mapping[sympy.Symbol, Size]
+    call: Call
     program: ExportedProgram
 
     def renamed(self, inputs: Sequence[str], outputs: Sequence[str]) -> Captured:
         """A copy with new names for the first inputs and results.
 
         Raises:
-            ValueError: too many names, or two that are equal.
+            ValueError: too many names, an empty one, or two that are equal.
         """
         if len(inputs) > len(self.inputs) or len(outputs) > len(self.outputs):
             raise ValueError(
@@ -72,51 +85,36 @@ class Captured:
             )
         names = [*inputs, *list(self.inputs.values())[len(inputs) :]]
         others = [*outputs, *(f"output_{name}" if name in names else name for name in self.outputs[len(outputs) :])]
-        if len({*names, *others}) < len(names) + len(others):
-            raise ValueError(f"two inputs or results have the same name: {', '.join([*names, *others])}")
+        if len({*names, *others}) < len(names) + len(others) or not all([*names, *others]):
+            raise ValueError(f"a name is empty, or two inputs or results have it: {', '.join([*names, *others])}")
         return dataclasses.replace(self, inputs=dict(zip(self.inputs, names, strict=True)), outputs=others)
 
-    def with_other_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """The same call with each dynamic size one larger or, if the program rejects that, doubled.
+    @functools.cached_property
+    def reference(self) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+        """The program with PyTorch's decompositions, and the tensors that are its first arguments."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
+            program = self.program.run_decompositions()
+        without_checks(program.graph_module)
+        names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None]
+        return program.graph_module, [_tensor(program, name) for name in names]
 
-        Elements are repeated to fill them. ``None`` if no size is dynamic, or the program rejects both.
-        """
-        fakes = [node.meta["val"] for node in self.inputs]
-        sizes = [size for fake in fakes for size in _sizes_of(fake) if isinstance(size, torch.SymInt)]
-        hints = {size.node.expr: size.node.hint for size in sizes if size.node.expr.is_Symbol}
-        for factor, more in ((1, 1), (2, 0)) if hints else ():
-            leaves, structure = pytree.tree_flatten((args, kwargs))
-            symbols = {symbol: factor * hint + more for symbol, hint in hints.items()}
-            for i, fake in zip(self.leaves, fakes, strict=True):
-                leaves[i] = _resized(leaves[i], fake, symbols)
-            call: Call = pytree.tree_unflatten(leaves, structure)
-            try:
-                with torch.no_grad():
-                    self.program.module()(*call[0], **call[1])
-            except Exception:  # a guard of the program, or whatever an operator raises
-                continue
-            return call
-        return None
-
-
-Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
-"""Positional and keyword arguments."""
-
-
-def _sizes_of(fake: Any) -> Sequence[Any]:
-    """The sizes of a fake tensor, or a number itself."""
-    return fake.shape if isinstance(fake, torch.Tensor) else [fake]
-
-
-def _resized(value: Any, fake: Any, symbols: Mapping[Any, int]) -> Any:
-    """A value with other sizes; ``symbols`` are the numbers of a fake value's symbols."""
-    for dim, size in enumerate(_sizes_of(fake)):
-        if isinstance(size, torch.SymInt) and size.node.expr.free_symbols <= symbols.keys():
-            number = int(size.node.expr.subs(symbols))
-            if not isinstance(value, torch.Tensor):
-                return number
-            value = value.index_select(dim, torch.arange(number) % value.shape[dim])
-    return value
+    def calls_with_other_sizes(self, module: torch.nn.Module) -> list[Call]:
+        """A call with larger, and one with smaller sizes, if some are dynamic and the program and module take them."""
+        inputs = list(zip(self.leaves, (node.meta["val"] for node in self.inputs), strict=True))
+        found = []
+        for choices in other_sizes(self.sizes):
+            for call in (resized(inputs, self.call, symbols) for symbols in choices):
+                try:
+                    with torch.no_grad():
+                        for run in (self.program.module(), module):
+                            args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call)
+                            run(*args, **kwargs)
+                except Exception:  # a guard of the program, or whatever an operator raises
+                    continue
+                found.append(call)
+                break
+        return found
 
 
 def capture(
@@ -133,19 +131,23 @@ def capture(
         ExportError: ``torch.export`` cannot capture it, it changes a parameter, a buffer or an argument, or it returns
             neither a tensor nor a number.
     """
+    if isinstance(dynamic_shapes, (torch.export.ShapesCollection, torch.export.AdditionalInputs)):
+        dynamic_shapes = dynamic_shapes.dynamic_shapes(module, args, kwargs)
+    call = ordered(module, (args, kwargs))
     dims = pytree.tree_map_only(str, lambda _: torch.export.Dim.DYNAMIC, dynamic_shapes)
-    with torch.no_grad(), warnings.catch_warnings():
+    given = without_sharing(module, call)
+    with torch.no_grad(), warnings.catch_warnings(), sizes_may_be_one():
         warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
         try:
-            original = torch.export.export(module, args, kwargs, dynamic_shapes=dims)
+            original = torch.export.export(module, *given, dynamic_shapes=dims)
             program = original.run_decompositions(table_for_export(opset))
         except Exception as error:  # the model and PyTorch raise any type
-            raise ExportError(f"torch.export cannot capture the model: {_summary(error)}") from error
+            raise ExportError(_reason(error)) from error
     graph = program.graph_module
-    for node in [node for node in graph.graph.nodes if node.target in _CHECKS]:
-        graph.graph.erase_node(node)
-    _check_effects(program)
-    outputs, returned = _results(program)
+    without_checks(graph)
+    assume_not_empty(graph)
+    _check_effects(program, is_training=module.training)
+    outputs, returned, nodes = _results(program)
     placeholders = list(graph.graph.find_nodes(op="placeholder"))
     specs = list(zip(placeholders, program.graph_signature.input_specs, strict=True))
     weights = _weights(program, [(node, str(spec.target)) for node, spec in specs if spec.target is not None])
@@ -157,20 +159,39 @@ def capture(
     for node, _ in user:
         if node not in inputs:
             graph.graph.erase_node(node)
-    values = pytree.tree_leaves((args, kwargs))
-    named = _named_sizes(dynamic_shapes, _arguments_by_name(module, args, kwargs))
-    sizes = _sizes(inputs, [values[i] for i in leaves], list(named))
+    by_name = inspect.signature(module.forward).bind(*call[0], **call[1]).arguments
+    dims_of_inputs = dims_of_leaves(dict(by_name), _by_name(dynamic_shapes, by_name))
+    named = [(name, node.meta["val"]) for node, name in inputs.items()]
+    sizes = named_sizes(original, named, [dims_of_inputs[i] for i in leaves])
     graph.recompile()
-    return Captured(graph, weights, inputs, leaves, outputs, returned, sizes, original)
+    return Captured(graph, weights, inputs, leaves, outputs, nodes, returned, sizes, call, original)
 
 
-def _summary(error: BaseException) -> str:
-    """The type of an error and the first paragraph of its message, in a line."""
-    paragraph = str(error).strip().split("\n\n")[0]
-    return f"{type(error).__name__}: {' '.join(paragraph.split())[:500]}"
+def without_checks(module: fx.GraphModule) -> None:
+    """Removes the operators that only check an argument."""
+    for node in [node for node in module.graph.nodes if node.target in _CHECKS]:
+        module.graph.erase_node(node)
 
 
-def _check_effects(program: ExportedProgram) -> None:
+def _by_name(dynamic_shapes: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """``dynamic_shapes`` by the names of arguments."""
+    if dynamic_shapes is None or isinstance(dynamic_shapes, Mapping):
+        return dynamic_shapes
+    return dict(zip(arguments, dynamic_shapes, strict=False))
+
+
+def _reason(error: BaseException) -> str:
+    """Why ``torch.export`` failed, in a line: the error of the model, or that of PyTorch with the model's line."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_of_pytorch_or_ours(frame.filename)]
+    paragraph = " ".join(str(error).strip().split("\n\n")[0].split())[:500]
+    text = f"{type(error).__name__}: {paragraph}"
+    line = f" ({short_file(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    raised_at = traceback.extract_tb(error.__traceback__)[-1].filename
+    who = "torch.export cannot capture the model" if is_of_pytorch_or_ours(raised_at) else "the model raises"
+    return f"{who}{': ' if who.endswith('model') else ' '}{text}{line}"
+
+
+def _check_effects(program: ExportedProgram, *, is_training: bool) -> None:
     """Raises ``ExportError`` for a program that changes a buffer, a parameter or an argument, or uses other objects."""
     for spec in program.graph_signature.input_specs:
         if spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
@@ -183,11 +204,15 @@ def _check_effects(program: ExportedProgram) -> None:
             raise ExportError(
                 f"the model changes its {' '.join(what[:-1]).lower()} {spec.target!r} at {line}, and an ONNX model has "
                 "no state: return the new value, or if it changes only in its first call, call the model once before"
+                f"{TRAINING_MODE if is_training else ''}"
             )
 
 
-def _results(program: ExportedProgram) -> tuple[list[str], list[int]]:
-    """The names of the results and their positions among the leaves; makes nodes of numbers, and drops ``None``."""
+def _results(program: ExportedProgram) -> tuple[list[str], list[int], list[int]]:
+    """The names of the results, their positions among the leaves, and among the nodes that the graph returns.
+
+    Makes nodes of numbers, and drops ``None`` and repeated nodes.
+    """
     graph = program.graph_module.graph
     output = graph.output_node()
     leaves: Sequence[Any] = output.args[0]
@@ -204,8 +229,9 @@ def _results(program: ExportedProgram) -> tuple[list[str], list[int]]:
         returned.append(i)
     if not nodes:
         raise ExportError("the model returns no tensor")
-    output.args = (tuple(nodes),)
-    return [names[i] for i in returned], returned
+    different = list(dict.fromkeys(nodes))
+    output.args = (tuple(different),)
+    return [names[i] for i in returned], returned, list(map(different.index, nodes))
 
 
 def _constant(program: ExportedProgram, value: object, name: str) -> fx.Node:
@@ -237,12 +263,19 @@ def _names_of_leaves(structure: pytree.TreeSpec) -> list[str]:
     return found
 
 
+def _tensor(program: ExportedProgram, name: str) -> torch.Tensor:
+    """A parameter, buffer or constant."""
+    found = program.state_dict[name] if name in program.state_dict else program.constants[name]
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
 def _weights(program: ExportedProgram, placeholders: Sequence[tuple[fx.Node, str]]) -> dict[fx.Node, Weight]:
     """The parameters, buffers and constants by placeholder. Placeholders of one tensor become one."""
     first: dict[object, fx.Node] = {}
     tensors = {}
     for node, name in placeholders:
-        tensor = program.state_dict[name] if name in program.state_dict else program.constants[name]
+        tensor = _tensor(program, name)
         memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
         node.replace_all_uses_with(first.setdefault(memory, node))
         tensors[node] = Weight(name, tensor.detach())
@@ -252,46 +285,3 @@ def _weights(program: ExportedProgram, placeholders: Sequence[tuple[fx.Node, str
         else:
             program.graph_module.graph.erase_node(node)
     return {node: weight for node, weight in tensors.items() if node.users}
-
-
-def _arguments_by_name(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    return inspect.signature(module.forward).bind(*args, **kwargs).arguments
-
-
-def _named_sizes(dims: Any, value: Any) -> Iterator[tuple[torch.Tensor, int, str]]:
-    """The tensors, dimensions and names of the dimensions that ``dynamic_shapes`` names."""
-    if not isinstance(dims, (Mapping, list, tuple)):
-        return
-    if isinstance(value, torch.Tensor):
-        for i, dim in dims.items() if isinstance(dims, Mapping) else enumerate(dims):
-            name = dim if isinstance(dim, str) else getattr(dim, "__name__", "")
-            if name.isidentifier():
-                yield value, i, name
-    elif isinstance(dims, Mapping):
-        for key in dims:
-            yield from _named_sizes(dims[key], value[key])
-    else:
-        values = value.values() if isinstance(value, Mapping) else pytree.tree_leaves(value)
-        for part, item in zip(dims, values, strict=False):
-            yield from _named_sizes(part, item)
-
-
-def _sizes(
-    inputs: Mapping[fx.Node, str], values: Sequence[object], named: Sequence[tuple[torch.Tensor, int, str]]
-) -> dict[str, str]:
-    """The names of the symbols in the sizes of inputs: the user's, else ``input_ids_dim_0``."""
-    found: dict[str, str] = {}
-    symbols = [
-        (node, i, str(size), value)
-        for node, value in zip(inputs, values, strict=True)
-        for i, size in enumerate(_sizes_of(node.meta["val"]))
-        if isinstance(size, torch.SymInt)
-    ]
-    for _, i, symbol, value in symbols:
-        for tensor, position, name in named:
-            if tensor is value and i == position:
-                found.setdefault(symbol, name)
-    for node, i, symbol, _ in symbols:
-        is_tensor = isinstance(node.meta["val"], torch.Tensor)
-        found.setdefault(symbol, f"{inputs[node]}_dim_{i}" if is_tensor else inputs[node])
-    return found

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnxruntime
 import torch
-from torch.func import functional_call
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import ExportError
-from ..numerics.reference_runs import ReferenceRuns, SharedCopies, copies
-from ..numerics.same_results import difference_of_results
+from ..numerics.reference_runs import ReferenceRuns, Results, SharedCopies
 from ..runtime.messages import ORT_ERRORS, without_code
 from ..runtime.ort_internals import CALLS
 from ..runtime.providers import CPU, SILENT
 from ..runtime.tensors import memory_from_ort, number_to_ort, to_ort
-from .capture import Call
+from .arguments import Call
+from .capture import Captured
 
 
 class FileSession:
@@ -59,36 +59,47 @@ class FileSession:
         ]
 
 
-def difference(module: torch.nn.Module, call: Call, actual: Mapping[str, torch.Tensor], returned: Sequence[int]) -> str:
+def difference(
+    captured: Captured, module: torch.nn.Module, call: Call, actual: Mapping[str, torch.Tensor]
+) -> tuple[str, Mapping[str, str]]:
     """How results differ from those of the module by more than rounding; empty if they do not.
 
-    A module that does not run in float64 is compared with eager alone, of which half of the digits must agree.
+    The float64 results are those of the captured program. The module in eager must be as near to them as the program
+    is, or ``torch.export`` captured something else.
 
     Args:
-        module, call: what eager runs, on copies of its state and its arguments.
+        captured: what was exported.
+        module, call: what eager runs, on copies of the arguments.
         actual: the results to judge, by name.
-        returned: for each result, its position among the leaves of what the module returns.
+
+    Returns:
+        The difference, and the operators whose reference is not float64, with the reason.
     """
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    leaves, structure = pytree.tree_flatten(call)
+    graph, weights = captured.reference
+    interpreter = fx.Interpreter(graph)
 
     def run(*values: object) -> list[object]:
-        given = dict(zip(state, values, strict=False))
-        args, kwargs = pytree.tree_unflatten(list(values[len(state) :]), structure)
-        results = pytree.tree_leaves(functional_call(module, given, args, kwargs))
-        return [results[i] for i in returned]
+        results = interpreter.run(*values, enable_io_processing=False)
+        return [results[i] for i in captured.returned]
 
-    arguments = [*state.values(), *leaves]
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call)
     with torch.no_grad():
-        try:
-            runs = ReferenceRuns(run, SharedCopies(arguments), torch.get_rng_state())
-        except Exception:  # whatever the model raises in float64
-            expected = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, run(*copies(arguments)))
-            return difference_of_results(expected, list(actual.values()))
+        runs = ReferenceRuns(run, SharedCopies([*weights, *pytree.tree_leaves(call)]), torch.get_rng_state())
+        eager = pytree.tree_leaves(module(*args, **kwargs))
+    results, inexact = runs.outputs, runs.inexact
+    for i, name in enumerate(actual):
+        if message := _message(results, eager[captured.returned[i]], i):
+            captured_other = "torch.export captured something else than the model computes in this call"
+            return f"{captured_other}; result {name}: {message}", inexact
     for i, (name, value) in enumerate(actual.items()):
-        eager = runs.outputs.eager[i]
-        if isinstance(eager, torch.Tensor) and value.dtype != eager.dtype:
-            return f"result {name}: dtype {value.dtype} instead of {eager.dtype}"
-        if message := str(runs.outputs.verdict(value, i)):
-            return f"result {name}: {message}"
-    return ""
+        if message := _message(results, value, i):
+            return f"result {name}: {message}", inexact
+    return "", inexact
+
+
+def _message(results: Results, value: object, i: int) -> str:
+    """How a value differs from the i-th result."""
+    expected = results.eager[i]
+    if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor) and value.dtype != expected.dtype:
+        return f"dtype {value.dtype} instead of {expected.dtype}"
+    return str(results.verdict(value, i))

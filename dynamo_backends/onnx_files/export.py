@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +26,8 @@ from torch.utils import _pytree as pytree
 from ..errors import ExportError
 from ..options import parse_options
 from ..runtime.integer_kernels import for_any_processor
-from .capture import Call, Captured, capture
+from .arguments import Call, like
+from .capture import Captured, capture
 from .checking import FileSession, difference
 from .model import onnx_model
 
@@ -37,15 +40,23 @@ class ExportedFile:
     """An ONNX file that ``export`` wrote.
 
     Attributes:
-        path: of the file. Weights of more than 2 GB are beside it, in ``model.onnx.data`` for ``model.onnx``.
+        path: of the file, absolute. Weights of more than 2 GB are beside it, in ``model.onnx.<8 digits>.data`` for
+            ``model.onnx``.
         inputs, outputs: the names of the model's inputs and results in order, each with its dtype and sizes as text,
             ``INT64[batch, sequence]``.
+        sizes: the names of dynamic sizes with the limits within which the file computes what the model does, as text,
+            ``from 1`` or ``2 to 512``. PyTorch found them out; outside, the model may compute something else.
+        checked: the calls whose results were compared, by the shapes of their tensors as text.
+        unchecked: what ``check`` could not compare, and why.
         model: what was exported.
     """
 
     path: Path
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
+    sizes: Mapping[str, str]
+    checked: Sequence[str]
+    unchecked: Sequence[str]
     model: torch.nn.Module
     _captured: Captured = dataclasses.field(repr=False)
 
@@ -53,26 +64,24 @@ class ExportedFile:
         """The results of the file in ONNX Runtime, by name.
 
         Args:
-            args, kwargs: arguments as in the export. Those that are no tensors have no effect: the file has them as
-                constants.
+            args, kwargs: arguments as in the export. Those that are no tensors are constants of the file.
 
         Raises:
+            TypeError: the arguments have another structure than in the export.
+            ValueError: a constant has another value.
             ExportError: ONNX Runtime fails.
         """
-        return self._run(self._session, (args, kwargs))
+        return self._run(self._session, like(self.model, (args, kwargs), self._captured.call))
 
     def difference(self, *args: Any, **kwargs: Any) -> str:
         """How a result differs from eager's by more than rounding; empty if none does.
 
-        Arguments that are no tensors are constants of the file: pass them as in the export.
-
-        Rounding is judged by the errors against float64. If the model does not run in float64, results are right that
-        agree with eager's in half of the digits.
+        Rounding is judged by the errors against float64; where an operator has no float64 kernel, by eager's.
 
         Raises:
-            ExportError: ONNX Runtime fails.
+            TypeError, ValueError, ExportError: see ``run``.
         """
-        return self._difference(self._session, (args, kwargs))
+        return self._difference(self._session, like(self.model, (args, kwargs), self._captured.call))[0]
 
     @functools.cached_property
     def _session(self) -> FileSession:
@@ -83,8 +92,8 @@ class ExportedFile:
         inputs = {name: leaves[i] for name, i in zip(self.inputs, self._captured.leaves, strict=True)}
         return dict(zip(self.outputs, session.run(inputs), strict=True))
 
-    def _difference(self, session: FileSession, call: Call) -> str:
-        return difference(self.model, call, self._run(session, call), self._captured.returned)
+    def _difference(self, session: FileSession, call: Call) -> tuple[str, Mapping[str, str]]:
+        return difference(self._captured, self.model, call, self._run(session, call))
 
 
 def export(
@@ -126,29 +135,33 @@ def export(
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"export takes a torch.nn.Module, not {type(model).__name__}")
-    path = Path(f)
+    path = Path(f).resolve()
     call: Call = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {}))
     options = parse_options({} if opset_version is None else {"opset": opset_version})
     options = dataclasses.replace(options, providers=("CPUExecutionProvider",), verify_passes=False)
-    try:
-        with for_any_processor():
-            captured = capture(model, *call, dynamic_shapes, options.opset)
-            captured = captured.renamed(input_names or (), output_names or ())
-            written = onnx_model(captured, options, type(model).__name__)
-    except ExportError as error:
-        hint = ". The model is in training mode: model.eval() turns off dropout and updates of batch norm"
-        raise ExportError(f"{error}{hint if model.training else ''}") from error
+    with for_any_processor():
+        captured = capture(model, *call, dynamic_shapes, options.opset)
+        captured = captured.renamed(input_names or (), output_names or ())
+        with torch.autocast("cpu", enabled=False):  # the program has its casts already
+            written = onnx_model(captured, options, type(model).__name__, is_training=model.training)
     inputs, outputs = (
         {str(item.name): _type(item) for item in items} for items in (written.graph.inputs, written.graph.outputs)
     )
-    exported = ExportedFile(path, inputs, outputs, model, captured)
-    with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=f".{path.name}.") as folder:
+    sizes = {size.name: size.limits for size in captured.sizes.values()}
+    if sizes:
+        written.metadata_props["sizes"] = ", ".join(f"{name} {limits}" for name, limits in sizes.items())
+    exported = ExportedFile(path, inputs, outputs, sizes, (), (), model, captured)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = _write(written, Path(folder) / path.name)
-        session = FileSession(made)
-        if check:
-            _check(exported, session, call, None if check is True else check)
-        for file in sorted(Path(folder).iterdir(), reverse=True):  # the model last
+        if check is not False:
+            exported = _check(exported, FileSession(made), None if check is True else check)
+        else:
+            FileSession(made)
+        old = [file for file in path.parent.iterdir() if _is_data_of(file, path)]
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # the model last: a killed process leaves the old one
             file.replace(path.parent / file.name)
+        for file in old:
+            file.unlink()
     return exported
 
 
@@ -161,16 +174,39 @@ def _write(model: ir.Model, path: Path) -> Path:
     """Writes a model and checks it by ``onnx.checker``."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     is_large = sum(tensor.nbytes for tensor in tensors if tensor is not None) > LARGEST_FILE
-    ir.save(model, path, external_data=f"{path.name}.data" if is_large else None)
+    ir.save(model, path, external_data=f"{path.name}.{secrets.token_hex(4)}.data" if is_large else None)
     onnx.checker.check_model(path, full_check=True)
     return path
 
 
-def _check(exported: ExportedFile, session: FileSession, call: Call, others: Sequence[Call] | None) -> None:
-    """Compares results with eager's; raises ``ExportError``. If ``others`` are ``None``, other sizes are made up."""
-    if others is None:
-        other = exported._captured.with_other_sizes(*call)
-        others = [] if other is None else [other]
-    for i, item in enumerate((call, *others)):
-        if message := exported._difference(session, item):
-            raise ExportError(f"the file is wrong{' for other sizes' if i else ''}: {message}")
+def _is_data_of(file: Path, model: Path) -> bool:
+    """Whether a file has the weights of this model file, see ``_write``."""
+    return re.fullmatch(rf"{re.escape(model.name)}\.[0-9a-f]{{8}}\.data", file.name) is not None
+
+
+def _check(exported: ExportedFile, session: FileSession, others: Sequence[Call] | None) -> ExportedFile:
+    """Compares results with eager's, and says which; raises ``ExportError``. If ``others`` are ``None``, other sizes
+    are made up."""
+    captured, unchecked, checked = exported._captured, dict[str, None](), []
+    calls = [like(exported.model, call, captured.call) for call in others or ()]
+    if others is None and captured.sizes:
+        calls = captured.calls_with_other_sizes(exported.model)
+        if not calls:
+            unchecked["other sizes than the example's: the model takes none of those that were tried"] = None
+    for i, call in enumerate((captured.call, *calls)):
+        message, inexact = exported._difference(session, call)
+        if message:
+            raise ExportError(f"the file is wrong{f' for {_shapes(exported, call)}' if i else ''}: {message}")
+        checked.append(_shapes(exported, call))
+        unchecked |= {f"eager is the reference of {name}, not float64: {why}": None for name, why in inexact.items()}
+    return dataclasses.replace(exported, checked=checked, unchecked=list(unchecked))
+
+
+def _shapes(exported: ExportedFile, call: Call) -> str:
+    """``input_ids[2, 7], attention_mask[2, 7]``."""
+    leaves = pytree.tree_leaves(call)
+    values = {name: leaves[i] for name, i in zip(exported.inputs, exported._captured.leaves, strict=True)}
+    texts = (
+        f"{name}{list(item.shape) if isinstance(item, torch.Tensor) else f'={item}'}" for name, item in values.items()
+    )
+    return ", ".join(texts)

@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
+import sympy
 from onnx_ir import tensor_adapters
 from torch import fx
 
-from ..errors import ExportError, KernelFaultError, Reason, TranslationError
+from ..errors import ExportError, KernelFaultError, Kind, Reason, TranslationError
 from ..exporter.translate import fold_constants, translate
 from ..graphs.artifacts import GraphName, Region, is_operator, operator_name
 from ..graphs.locations import where
@@ -26,7 +27,8 @@ from ..pipeline.lowering import Lowering, PostGradGraph, mark_weights
 from ..pipeline.observer import Observer
 from ..pipeline.stage_passes import StagePasses
 from ..runtime.kernel_faults import check
-from .capture import Captured
+from .capture import TRAINING_MODE, Captured
+from .sizes import Size
 
 _MOST_REASONS = 10
 
@@ -34,32 +36,38 @@ _RMS_NORMALIZATION = 23
 """The opset with ``RMSNormalization``. Before, that is left to ONNX Runtime's optimizer."""
 
 
-def onnx_model(captured: Captured, options: Options, name: str) -> ir.Model:
+def onnx_model(captured: Captured, options: Options, name: str, *, is_training: bool) -> ir.Model:
     """The ONNX model of a captured module; the module's graph is changed.
 
     Args:
         captured: the module.
         options: of the backend; only ``opset`` and ``passes`` matter.
         name: of the ONNX graph.
+        is_training: whether the module is in training mode.
 
     Raises:
         ExportError: an operator cannot be in an ONNX model.
     """
     observer = Observer()
-    lowering = _WholeGraphLowering(options, observer, name)
+    lowering = _WholeGraphLowering(options, observer, name, is_training=is_training)
     compiler = Compiler(options, observer, lowering)
     compiler.aten(GraphName(0, "inference"), captured.graph, None, captured.weights, is_joint=True)
     model, region = lowering.model, lowering.region
     inputs = dict(zip((item.node for item in region.inputs), list(model.graph.inputs), strict=True))
+    model.graph.outputs[:] = [model.graph.outputs[i] for i in captured.nodes]
     _name_values(model, [(inputs[node], text) for node, text in captured.inputs.items()], captured.outputs)
     _name_sizes(model, captured.sizes)
     for node, value in inputs.items():
         if node in captured.weights:
             model.graph.inputs.remove(value)
             if value.uses():
-                tensor = captured.weights[node].tensor.contiguous()
+                tensor = captured.weights[node].tensor.resolve_conj().resolve_neg().contiguous()
                 value.const_value = tensor_adapters.TorchTensor(tensor, name=value.name)
                 model.graph.register_initializer(value)
+    for unused in [
+        item for item in model.graph.initializers.values() if not item.uses() and not item.is_graph_output()
+    ]:
+        del model.graph.initializers[str(unused.name)]
     return model
 
 
@@ -74,18 +82,19 @@ class _WholeGraphLowering(Lowering):
     region: Region
     model: ir.Model
 
-    def __init__(self, options: Options, observer: Observer, name: str) -> None:
+    def __init__(self, options: Options, observer: Observer, name: str, *, is_training: bool) -> None:
         if options.opset < _RMS_NORMALIZATION:
             disabled = (*options.passes.disable, "onnx.layer_norm")
             options = dataclasses.replace(options, passes=dataclasses.replace(options.passes, disable=disabled))
-        self._options, self._name = options, name
+        self._options, self._name, self._is_training = options, name, is_training
         self._support = Support(options.opset, options.providers)
         self._passes = StagePasses(options, observer, self._support)
 
     def record(self, graph: PostGradGraph) -> None:
         self.region, in_pytorch = whole_graph(graph.module, self._support)
         if in_pytorch:
-            raise ExportError(_refusal(in_pytorch))
+            is_random = any(reason.kind is Kind.RANDOM for reason in in_pytorch.values())
+            raise ExportError(_refusal(in_pytorch) + (TRAINING_MODE if is_random and self._is_training else ""))
         region = self.region
         try:
             model = translate(region.nodes, region.inputs, region.outputs, opset=self._options.opset, name=self._name)
@@ -149,13 +158,15 @@ def _values(model: ir.Model) -> Iterable[ir.Value]:
         yield from node.outputs
 
 
-def _name_sizes(model: ir.Model, names: Mapping[str, str]) -> None:
-    """Replaces the symbols in all shapes by the user's names."""
+def _name_sizes(model: ir.Model, sizes: Mapping[sympy.Symbol, Size]) -> None:
+    """Replaces the symbols in all shapes by the user's names; a size that is no sum or product of them has no name."""
+    names = {str(symbol): size.name for symbol, size in sizes.items()}
 
     def renamed(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
         if isinstance(size, int) or size.value is None:
             return size
-        return ir.SymbolicDim(re.sub(r"\b[su]\d+\b", lambda found: names.get(found[0], found[0]), size.value))
+        found = re.sub(r"\b[su]\d+\b", lambda symbol: names.get(symbol[0], symbol[0]), size.value)
+        return ir.SymbolicDim(None if "(" in found or "." in found else found)
 
     for value in _values(model):
         if value.shape is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,106 @@ def test_rms_normalization_is_in_onnx_at_each_opset(tmp_path: Path) -> None:
         assert operator in {node.op_type for node in proto.graph.node}
 
 
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor, *, b: torch.Tensor, c: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+        return x - 2 * b + c * c * factor
+
+
+def test_arguments_go_to_their_inputs_however_they_are_passed(tmp_path: Path) -> None:
+    x, b, c = torch.randn(3, 2, 4)
+    exported = export(Named(), x, tmp_path / "m.onnx", kwargs={"c": c, "b": b}, check=[((x,), {"b": c, "c": b})])
+    assert list(exported.inputs) == ["x", "b", "c"] and len(exported.checked) == 2
+    for kwargs in ({"b": b, "c": c}, {"c": c, "b": b}, {"c": c, "factor": 2.0, "b": b}):
+        torch.testing.assert_close(exported.run(x, **kwargs)["output"], Named()(x, **kwargs))
+        assert exported.difference(x, **kwargs) == ""
+    for missing_or_constant in ({"b": b}, {"b": b, "c": c, "factor": 3.0}):
+        with pytest.raises(TypeError, match="'c'|factor"):
+            exported.run(x, **missing_or_constant)
+    with_factor = export(Named(), x, tmp_path / "m.onnx", kwargs={"c": c, "b": b, "factor": 3.0})
+    with pytest.raises(ValueError, match="constant of the file"):
+        with_factor.run(x, b=b, c=c)
+
+
+def test_a_tensor_that_is_passed_twice_is_two_inputs(tmp_path: Path) -> None:
+    model = Function(lambda self, parts: parts[0] - parts[1] * self.weight)
+    model.weight = nn.Parameter(torch.randn(4))
+    exported = export(model, ([X, X],), tmp_path / "m.onnx", check=True)
+    torch.testing.assert_close(exported.run([X, X + 1])["output"], model([X, X + 1]))
+    exported = export(model, ([X, model.weight],), tmp_path / "m.onnx", check=True)
+    torch.testing.assert_close(exported.run([X, X[0]])["output"], model([X, X[0]]))
+
+
+@pytest.mark.parametrize(
+    ("function", "limits", "rows"),
+    [
+        (lambda self, x: x[-4:].sum(0), "from 1", 17),  # longer than in the example
+        (lambda self, x: x[:8] + 1, "from 1", 17),
+        (lambda self, x: x.flip(0).cumsum(0), "from 1", 1),
+        (lambda self, x: x + 1 if x.shape[0] < 5 else x * 2, "1 to 4", 4),
+    ],
+)
+def test_files_are_right_for_the_sizes_that_they_name(
+    function: Callable[..., Any], limits: str, rows: int, tmp_path: Path
+) -> None:
+    model = Function(function)
+    exported = export(model, X, tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
+    assert exported.sizes == {"rows": limits}
+    assert exported.checked == ["x[3, 4]", "x[4, 4]", "x[1, 4]"] and not exported.unchecked
+    assert exported.difference(torch.randn(rows, 4)) == ""
+    assert [item.value for item in onnx.load(tmp_path / "m.onnx").metadata_props if item.key == "sizes"] == [
+        f"rows {limits}"
+    ]
+
+
+def test_the_largest_size_as_the_example_is_checked_with_smaller_ones(tmp_path: Path) -> None:
+    shapes = ({0: torch.export.Dim("rows", max=3)},)
+    exported = export(Function(lambda self, x: x * 2), X, tmp_path / "m.onnx", dynamic_shapes=shapes, check=True)
+    assert exported.checked == ["x[3, 4]", "x[1, 4]"]
+
+
+def test_sizes_of_nested_arguments_have_their_own_names(tmp_path: Path) -> None:
+    model = Function(lambda self, parts: parts[0][0].sum(0) + parts[0][1].sum(0) + parts[1]["c"].sum(0))
+    parts = ((torch.randn(3, 2), torch.randn(4, 2)), {"c": torch.randn(5, 2)})
+
+    def inputs_with(*names: str) -> list[str]:
+        shapes = ((({0: names[0]}, {0: names[1]}), {"c": {0: names[2]}}),)
+        return list(export(model, (parts,), tmp_path / "m.onnx", dynamic_shapes=shapes, check=True).inputs.values())
+
+    assert inputs_with("a", "b", "c") == ["FLOAT[a, 2]", "FLOAT[b, 2]", "FLOAT[c, 2]"]
+    assert len(set(inputs_with("n", "n", "n"))) == 3, "sizes that may differ have one name"
+    with pytest.raises(ValueError, match="identifier"):
+        inputs_with("a-1", "b", "c")
+
+
+def test_a_branch_on_the_dtype_excuses_nothing(tmp_path: Path) -> None:
+    def halves(self: Function, x: torch.Tensor) -> torch.Tensor:
+        return twice(x) if x.dtype is torch.float32 else x
+
+    with planted_converter(3.0), pytest.raises(ExportError, match="the file is wrong"):
+        export(Function(halves), X, tmp_path / "m.onnx", check=True)
+
+
+def test_a_model_that_computes_something_else_in_each_call_is_refused(tmp_path: Path) -> None:
+    calls = itertools.count()
+    with pytest.raises(ExportError, match="something else"):
+        export(Function(lambda self, x: x + next(calls)), X, tmp_path / "m.onnx", check=True)
+
+
+def test_export_under_autocast_and_of_a_result_that_is_returned_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def twice_returned(self: Function, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.linear(x, x).mean(0)
+        return y, y, x
+
+    with torch.autocast("cpu", torch.bfloat16):
+        exported = export(Function(twice_returned), X, tmp_path / "m.onnx", check=True)
+    assert list(exported.outputs.values()) == ["BFLOAT16[3]", "BFLOAT16[3]", "FLOAT[3, 4]"]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    assert {item.name for item in graph.initializer} <= {name for node in graph.node for name in node.input}
+
+
 class Unknown:
     """A result that PyTorch does not know."""
 
@@ -150,7 +253,8 @@ class Unknown:
             X,
             r"_linalg_svd \(aten._linalg_svd.default\) at .*test_export.py:\d+",
         ),
-        (lambda self, x: x if x.sum() > 0 else -x, X, "torch.export cannot capture the model"),
+        (lambda self, x: x if x.sum() > 0 else -x, X, r"torch.export cannot capture the model.*test_export.py:\d+"),
+        (lambda self, x: {}["weights"], X, r"the model raises KeyError: 'weights' .*test_export.py:\d+"),
         (lambda self, x: x * 2, X.to(torch.complex64), "complex"),
         (lambda self, x: (x, "text"), X, "'text' as output_1"),
         (lambda self, x: None, X, "no tensor"),
@@ -176,35 +280,44 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@pytest.mark.parametrize("factor, said", [(3.0, "the file is wrong: result output"), ("rows", "for other sizes")])
-def test_a_wrong_file_is_not_written(factor: float | str, said: str, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def planted_converter(factor: float | str) -> Iterator[None]:
+    """``twice`` is translated with another factor, or so that it is right for three rows only."""
     from onnxscript import opset18 as op
 
     def converter(x: Any) -> Any:
         if factor != "rows":
             return op.Mul(x, op.CastLike(factor, x))
         rows = op.CastLike(op.Gather(op.Shape(x), 0), x)
-        return op.Mul(x, op.Sub(rows, op.CastLike(1.0, x)))  # right for three rows
+        return op.Mul(x, op.Sub(rows, op.CastLike(1.0, x)))
 
     dynamo_backends.register_converter(torch.ops.test_export.twice.default)(converter)
     try:
-        with pytest.raises(ExportError, match=said):
-            model = Function(lambda self, x: twice(x) + 1)
-            export(model, X, tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
+        yield
     finally:
         dynamo_backends.unregister_converter(torch.ops.test_export.twice.default)
+
+
+@pytest.mark.parametrize("factor, said", [(3.0, "the file is wrong: result output"), ("rows", r"for x\[4, 4\]")])
+def test_a_wrong_file_is_not_written(factor: float | str, said: str, tmp_path: Path) -> None:
+    model = Function(lambda self, x: twice(x) + 1)
+    with planted_converter(factor), pytest.raises(ExportError, match=said):
+        export(model, X, tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
     assert not list(tmp_path.iterdir())
 
 
 def test_weights_beyond_protobufs_limit_are_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_module, "LARGEST_FILE", 1000)
-    exported = export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx", check=True)
-    assert {file.name for file in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
+    export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx", check=True)
+    [old] = tmp_path.glob("m.onnx.*.data")
+    export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx")
+    [new] = tmp_path.glob("m.onnx.*.data")
+    assert new != old, "a process that is killed in between must not leave weights of another model"
     (tmp_path / "elsewhere").mkdir()
-    for file in ("m.onnx", "m.onnx.data"):
+    for file in ("m.onnx", new.name):
         (tmp_path / file).rename(tmp_path / "elsewhere" / file)
     InferenceSession(tmp_path / "elsewhere" / "m.onnx", providers=CPU)
-    assert exported.path.name == "m.onnx"
+    assert [file.name for file in tmp_path.iterdir()] == ["elsewhere"]
 
 
 def test_integer_products_do_not_depend_on_the_processor(tmp_path: Path) -> None:
