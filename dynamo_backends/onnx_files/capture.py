@@ -168,9 +168,10 @@ def capture(
 
 
 def without_checks(module: fx.GraphModule) -> None:
-    """Removes the operators that only check an argument."""
+    """Removes the operators that only check an argument, and what only they read."""
     for node in [node for node in module.graph.nodes if node.target in _CHECKS]:
         module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
 
 
 def _by_name(dynamic_shapes: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
