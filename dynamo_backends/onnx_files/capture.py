@@ -17,7 +17,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
@@ -27,7 +27,7 @@ from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, s
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
 from ..weights.frozen_session import Weight
 from .arguments import Call, ordered, without_sharing
-from .sizes import Size, dims_of_leaves, named_sizes, other_sizes, resized
+from .sizes import Size, dims_of_leaves, limit_of, named_sizes, other_sizes, resized
 
 aten = torch.ops.aten
 
@@ -134,12 +134,10 @@ def capture(
     if isinstance(dynamic_shapes, (torch.export.ShapesCollection, torch.export.AdditionalInputs)):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(module, args, kwargs)
     call = ordered(module, (args, kwargs))
-    dims = pytree.tree_map_only(str, lambda _: torch.export.Dim.DYNAMIC, dynamic_shapes)
-    given = without_sharing(module, call)
-    with torch.no_grad(), warnings.catch_warnings(), sizes_may_be_one():
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
         try:
-            original = torch.export.export(module, *given, dynamic_shapes=dims)
+            original = _exported(module, without_sharing(module, call), dynamic_shapes)
             program = original.run_decompositions(table_for_export(opset))
         except Exception as error:  # the model and PyTorch raise any type
             raise ExportError(_reason(error)) from error
@@ -165,6 +163,30 @@ def capture(
     sizes = named_sizes(original, named, [dims_of_inputs[i] for i in leaves])
     graph.recompile()
     return Captured(graph, weights, inputs, leaves, outputs, nodes, returned, sizes, call, original)
+
+
+def _exported(module: torch.nn.Module, call: Call, dynamic_shapes: Any) -> ExportedProgram:
+    """The program of ``torch.export``.
+
+    If that limits a size to numbers near the example's, or rejects the example, the one that assumes less of sizes, if
+    there is one.
+    """
+    limits = {getattr(dim, "max", None) for dim in pytree.tree_leaves(dynamic_shapes)}
+    dims = pytree.tree_map_only(str, lambda _: Dim.DYNAMIC, dynamic_shapes)
+    program, failure = None, None
+    try:
+        program = torch.export.export(module, *call, dynamic_shapes=dims)
+        if all(limit_of(known) in {None, *limits} for known in program.range_constraints.values()):
+            return program
+    except Exception as error:  # the model and PyTorch raise any type
+        failure = error
+    try:
+        with sizes_may_be_one():
+            return torch.export.export(module, *call, dynamic_shapes=dims)
+    except Exception as error:  # the same
+        if program is None:
+            raise failure or error from None
+        return program
 
 
 def without_checks(module: fx.GraphModule) -> None:

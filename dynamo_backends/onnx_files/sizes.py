@@ -71,16 +71,16 @@ def named_sizes(
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 found.setdefault(size.node.expr, f"{name}_dim_{i}" if isinstance(fake, torch.Tensor) else name)
                 examples[size.node.expr] = size.node.hint
-    ranges = program.range_constraints
-    return {symbol: Size(name, *_limits(ranges.get(symbol)), examples[symbol]) for symbol, name in found.items()}
+    known = program.range_constraints
+    return {
+        symbol: Size(name, max(int(known[symbol].lower), 1), limit_of(known[symbol]), examples[symbol])
+        for symbol, name in found.items()
+    }
 
 
-def _limits(known: Any) -> tuple[int, int | None]:
-    """The limits of a value range: a size is at least 1."""
-    if known is None:
-        return 1, None
-    largest = int(known.upper) if known.upper.is_Integer and known.upper < 2**62 else None
-    return max(int(known.lower), 1) if known.lower.is_Integer else 1, largest
+def limit_of(known: Any) -> int | None:
+    """The upper end of a value range of sympy; ``None`` if it is infinite."""
+    return int(known.upper) if known.upper.is_Integer and known.upper < 2**62 else None
 
 
 def _names(part: Any) -> Iterator[tuple[int, str]]:
