@@ -100,14 +100,15 @@ def warn(logger: logging.Logger, text: str, causes: Mapping[Hashable, str] | Non
     Args:
         logger: of the caller's module.
         text: the message, or its start.
-        causes: texts that follow it, by cause. Those whose cause is not new are left out; without any, nothing is
+        causes: texts that follow it, by cause. Those whose cause is not new are counted; without a new one, nothing is
             logged.
     """
 
     def log() -> None:
         new = [part for cause, part in (causes or {}).items() if is_new(cause)]
+        known = len(causes or ()) - len(new)
         if new or causes is None:
-            logger.warning("%s", text + "; ".join(new))
+            logger.warning("%s", text + "; ".join([*new, *([f"and {known} that were logged before"] if known else [])]))
 
     warnings = _collected.get()
     if warnings is None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..common.operator_watchers import watchers_disabled
 from ..dumps.blame import Cause, CauseKind
@@ -28,7 +29,15 @@ from ..graphs import aot
 from ..graphs.layout import significant_strides
 from ..graphs.locations import UserName, set_user_name
 from ..numerics.randomness import PrivateRandomness
-from ..numerics.reference_runs import ReferenceRuns, Results, SharedCopies, as_given, copies, is_strided
+from ..numerics.reference_runs import (
+    NotRepeatableError,
+    ReferenceRuns,
+    Results,
+    SharedCopies,
+    as_given,
+    copies,
+    is_strided,
+)
 from ..numerics.verdicts import Verdict
 from .chosen_runs import SelectedRun
 from .interpreter import flat
@@ -365,7 +374,13 @@ class ComparedCall:
             with self._as_called():
                 return run_graph(graph, args)
 
-        return ReferenceRuns(run, copied, self.state, self._leaves)
+        try:
+            return ReferenceRuns(run, copied, self.state, self._leaves)
+        except NotImplementedError as error:
+            subclasses = {type(item).__name__ for item in self.arguments if is_traceable_wrapper_subclass(item)}
+            if not subclasses:
+                raise
+            raise NotRepeatableError(f"{', '.join(sorted(subclasses))} does not run in float64") from error
 
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:
