@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .exporter.decompositions import decomposition_table
     from .exporter.registration import register_converter, unregister_converter
     from .exporter.torch_internals import operator_set
-    from .graphs.saved_guards import keep_value_guards_unsafe
+    from .graphs.guard_filter import keep_value_guards_unsafe
     from .onnx_files.export import export
     from .pipeline.dump_block import dump
     from .serving.metrics import metrics, prometheus_collector
@@ -83,7 +83,7 @@ _MODULES = {
     "dump": ".pipeline.dump_block",
     "explain": ".explanations.functions",
     "export": ".onnx_files.export",
-    "keep_value_guards_unsafe": ".graphs.saved_guards",
+    "keep_value_guards_unsafe": ".graphs.guard_filter",
     "metrics": ".serving.metrics",
     "onnx_compiler": ".backends",
     "operator_set": ".exporter.torch_internals",

@@ -40,6 +40,7 @@ NOTICED_BY = {
     "torch.autograd._get_sequence_nr": "test_op_tools.py",
     "torch.compiler._cache": "test_saved_graphs.py",
     "torch.compiler._compile_session_context": "test_dynamo_features.py",
+    "torch.fx.experimental._config": "test_export.py",
     "torch.fx.node": "test_stage_graphs.py",
     "torch.onnx._internal": "test_converters.py",
     "torch.overrides": "test_op_tools.py",

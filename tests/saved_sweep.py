@@ -33,13 +33,13 @@ import numpy as np
 import torch
 from torch._dynamo.utils import counters
 
-from dynamo_backends.bench import saved
+from dynamo_backends.bench import ahead_of_time
 from dynamo_backends.bench.case import Case
 from dynamo_backends.bench.loading import Inputs, LoadedCase, load
 from dynamo_backends.bench.models import MODELS
 from dynamo_backends.bench.reference import CaseJudge
 from dynamo_backends.bench.steps import Steps
-from dynamo_backends.pipeline.saved_file import saved_programs
+from dynamo_backends.pipeline.file_inspection import saved_programs
 
 MODES = ("inference", "train")
 OF_PYTORCH = {"wav2vec2": "PyTorch cannot pickle modules with parametrized weights, which its guards contain"}
@@ -51,7 +51,7 @@ _THREADS = 8
 def save_case(case: Case, path: Path) -> None:
     loaded = load(case)
     with torch.set_grad_enabled(case.mode == "train"):
-        saved.save(loaded.model, loaded.inputs[0], {"backend": "onnxrt"}, path)
+        ahead_of_time.save(loaded.model, loaded.inputs[0], {"backend": "onnxrt"}, path)
 
 
 def check_case(case: Case, path: Path) -> None:
@@ -62,7 +62,7 @@ def check_case(case: Case, path: Path) -> None:
     with torch.no_grad():
         for weight in loaded.model.parameters():  # other weights of the same size
             weight.copy_(weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view(weight.shape))
-    function = saved.load(loaded.model, path)
+    function = ahead_of_time.load(loaded.model, path)
     with torch.set_grad_enabled(case.mode == "train"):
         if case.mode == "inference":
             _check_threads(function, loaded.inputs[0])

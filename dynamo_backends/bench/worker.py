@@ -120,7 +120,7 @@ class RequestHandler:
 
     def save(self, path: str) -> dict[str, object]:
         """Compiles the model for its first size and writes it to a file, for another process."""
-        from .saved import save
+        from .ahead_of_time import save
 
         if self.backend in (EAGER, EXPORT, DYNAMO_EAGER) or self.case.mode == "decode" or self.case.optimizer:
             raise WorkerError("not supported", "only a forward or a training step that a backend compiled")
@@ -130,7 +130,7 @@ class RequestHandler:
         return {}
 
     def _loaded(self, path: str) -> Callable[..., Any]:
-        from .saved import load
+        from .ahead_of_time import load
 
         return load(self.loaded.model, Path(path))
 

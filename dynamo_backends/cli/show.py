@@ -11,7 +11,7 @@ from ..common.text_table import fit_table
 from ..dumps.schema import StageEntry
 from ..dumps.stage_graphs import FX_STAGES, STAGES, StageGraph, stage_graphs, stages_of
 from .common import GRAPH, add_graph_arguments, count_text, is_coloured, print_json, run_of_graph, try_next
-from .saved import show_saved
+from .show_file import show_saved
 
 DETAILS = (
     "FX graphs are printed as Python and ONNX models as text, with types and the lines of the user's code. Without "

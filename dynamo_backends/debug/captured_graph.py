@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..common.operator_watchers import watchers_disabled
 from ..dumps.blame import Cause, CauseKind
@@ -377,7 +376,8 @@ class ComparedCall:
         try:
             return ReferenceRuns(run, copied, self.state, self._leaves)
         except NotImplementedError as error:
-            subclasses = {type(item).__name__ for item in self.arguments if is_traceable_wrapper_subclass(item)}
+            classes = {type(item) for item in self.arguments if isinstance(item, torch.Tensor)}
+            subclasses = {item.__name__ for item in classes - {torch.Tensor, torch.nn.Parameter}}
             if not subclasses:
                 raise
             raise NotRepeatableError(f"{', '.join(sorted(subclasses))} does not run in float64") from error

@@ -37,8 +37,8 @@ from ..events import count
 from ..graphs import aot
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.fake_tensors import correct_strides, fake_tensors_as_kernels
+from ..graphs.guard_filter import take_thread_count_from_loader
 from ..graphs.locations import UserName
-from ..graphs.saved_guards import take_thread_count_from_loader
 from ..options import Options
 from ..placement.engines import placement_of
 from .observer import Observer
@@ -187,7 +187,7 @@ class Pipeline:
         is_plain = placement is not None and placement.is_plain
         compilers = {"fw_compiler": compile_direction("forward"), "inference_compiler": inference}
         if is_cached:
-            from ..graphs.saving import serializable  # imported lazily: it imports Inductor
+            from ..graphs.aot_serialization import serializable  # imported lazily: it imports Inductor
 
             compilers = {name: serializable(compiler) for name, compiler in compilers.items()}
         return aot_autograd(
@@ -205,7 +205,7 @@ class Pipeline:
         if not aot.is_saving():
             yield False
             return
-        from ..graphs.saving import keyed, share_memory  # imported lazily: it imports Inductor
+        from ..graphs.aot_serialization import keyed, share_memory  # imported lazily: it imports Inductor
 
         take_thread_count_from_loader()
         # PyTorch's key does not say which arguments share memory; such a graph is saved, but not found by its key.

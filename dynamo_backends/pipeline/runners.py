@@ -149,7 +149,7 @@ class Runners:
         program.coverage.log(name, self.place)
         if not aot.is_saving() or self.observer.watches:
             return run
-        from .saved_graph import saved_graph  # imported lazily: it imports Inductor
+        from .output_code import saved_graph  # imported lazily: it imports Inductor
 
         return saved_graph(run, name, program, by_position, self.options, sources)
 
@@ -220,7 +220,7 @@ class Runners:
         )
         if not aot.is_saving():
             return runner
-        from .saved_graph import as_saved
+        from .output_code import as_saved
 
         reason = "the option verify_passes" if self.options.verify_passes else "a compile that failed"
         if self.observer.watches or self._lowering is not None:

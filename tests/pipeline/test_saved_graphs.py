@@ -31,7 +31,7 @@ from torch._functorch import config as functorch_config
 from dynamo_backends import keep_value_guards_unsafe, onnx_compiler
 from dynamo_backends.cli import main
 from dynamo_backends.errors import AheadOfTimeError, SessionError
-from dynamo_backends.pipeline import pass_target, saved_data
+from dynamo_backends.pipeline import pass_target, program_payload
 from dynamo_backends.runtime import integer_kernels, kernel_faults
 
 PROGRAM = Path(__file__).parents[1] / "saved_models.py"
@@ -61,7 +61,7 @@ def test_what_one_process_saves_another_runs(tmp_path: Path, capsys: pytest.Capt
         shown = show(tmp_path / file, capsys, onnx=tmp_path / "models")
         assert len(shown) >= graphs and max(len(graph["weights"]) for graph in shown) == weights
         assert any(graph["operators_on_onnx"] for graph in shown)
-        assert all(graph["versions"] == saved_data.versions() for graph in shown)
+        assert all(graph["versions"] == program_payload.versions() for graph in shown)
         for region in (region for graph in shown for region in graph["regions"]):
             model = onnx.load(tmp_path / "models" / region["model"])
             onnx.checker.check_model(model)
@@ -153,8 +153,8 @@ def test_a_failed_compile_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_file_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     save("onnxrt", tmp_path / "function")
-    now = saved_data.versions()
-    monkeypatch.setattr(saved_data, "versions", lambda: {**now, "onnxruntime": "99.9"})
+    now = program_payload.versions()
+    monkeypatch.setattr(program_payload, "versions", lambda: {**now, "onnxruntime": "99.9"})
     with (tmp_path / "function").open("rb") as file, pytest.raises(AheadOfTimeError, match="99.9"):
         torch.compiler.load_compiled_function(file)
 

@@ -88,7 +88,7 @@ def test_must_not_import(package: str, imported: str) -> None:
     ("imported", "where"),
     [
         ("torch.onnx._internal", {"dynamo_backends/exporter/torch_internals.py"}),
-        ("torch._functorch", {"dynamo_backends/graphs/aot.py", "dynamo_backends/graphs/saving.py"}),
+        ("torch._functorch", {"dynamo_backends/graphs/aot.py", "dynamo_backends/graphs/aot_serialization.py"}),
         ("torch._inductor.compile_fx", {"dynamo_backends/graphs/inductor.py"}),
         ("onnxscript._internal.evaluator", {"dynamo_backends/exporter/torch_internals.py"}),
         ("onnxruntime.capi", {f"dynamo_backends/runtime/{name}.py" for name in ("messages", "ort_internals")}),
@@ -245,7 +245,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
     [
         ("RunnableRegion", {"partition/program"}),  # one construction of what runs
         ("LoadedProgram", {"partition/program"}),
-        ("partition.program.load", {"pipeline/runners", "pipeline/saved_data"}),  # whatever a Program comes from
+        ("partition.program.load", {"pipeline/runners", "pipeline/program_payload"}),  # whatever a Program comes from
         (
             "dynamo_compile_lock",
             {"graphs/late_compile", "placement/autotuner"},

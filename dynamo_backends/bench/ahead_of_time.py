@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..graphs.saved_guards import keep_value_guards_unsafe
+from ..graphs.guard_filter import keep_value_guards_unsafe
 from .loading import Inputs
 
 

@@ -16,18 +16,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import AheadOfTimeError
 from ..events import count
 from ..graphs.aot import is_ahead_of_time
+from ..graphs.aot_serialization import NotSavedError, OutputCode
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.late_compile import compile_at_first_call
-from ..graphs.saving import NotSavedError, OutputCode
 from ..graphs.traced_sources import TracedModule
 from ..options import Options
 from ..partition.program import Program
 from ..weights.frozen_session import Weight
-from .saved_data import SavedData
+from .program_payload import ProgramPayload
 
 
-class SavedGraph(OutputCode):
+class OnnxOutputCode(OutputCode):
     """A runner that can be pickled.
 
     Args:
@@ -35,7 +35,7 @@ class SavedGraph(OutputCode):
         content: returns what is pickled, or raises ``CannotStoreError``.
     """
 
-    def __init__(self, run: Runner, content: Callable[[], SavedData]) -> None:
+    def __init__(self, run: Runner, content: Callable[[], ProgramPayload]) -> None:
         self._run = run
         self._content = content
         self._boxed_call = True  # AOTAutograd, which copies the attributes to its wrappers, passes arguments in a list
@@ -44,8 +44,8 @@ class SavedGraph(OutputCode):
         """Runs the graph; ``inputs`` is a list, which is emptied."""
         return self._run(inputs)
 
-    def __copy__(self) -> SavedGraph:
-        return SavedGraph(self._run, self._content)
+    def __copy__(self) -> OnnxOutputCode:
+        return OnnxOutputCode(self._run, self._content)
 
     def prepare_for_serialization(self) -> None:
         """Called on a copy before it is pickled.
@@ -62,10 +62,10 @@ class SavedGraph(OutputCode):
             raise kind(f"a graph cannot be saved because of {error}") from error
         self._content = lambda: content
 
-    def __getstate__(self) -> SavedData:
+    def __getstate__(self) -> ProgramPayload:
         return self._content()
 
-    def __setstate__(self, content: SavedData) -> None:
+    def __setstate__(self, content: ProgramPayload) -> None:
         self.__init__(compile_at_first_call(content.load), lambda: content)  # type: ignore[misc]
 
     def post_compile(self, *args: object) -> None:
@@ -82,16 +82,16 @@ def saved_graph(
     weights: Mapping[int, Weight],
     options: Options,
     sources: Sequence[TracedModule],
-) -> SavedGraph:
-    """A runner of a Program, as PyTorch can save it; see ``SavedData.of``."""
+) -> OnnxOutputCode:
+    """A runner of a Program, as PyTorch can save it; see ``ProgramPayload.of``."""
     names = {i: (weight.name, weight.is_statistic) for i, weight in weights.items()}  # tensors would stay alive
-    return SavedGraph(run, functools.partial(SavedData.of, name, program, names, options, sources))
+    return OnnxOutputCode(run, functools.partial(ProgramPayload.of, name, program, names, options, sources))
 
 
-def as_saved(run: Runner, reason: str) -> SavedGraph:
+def as_saved(run: Runner, reason: str) -> OnnxOutputCode:
     """A runner in the form that PyTorch's caches expect; if it runs no Program, saving it raises ``reason``."""
 
-    def content() -> SavedData:
+    def content() -> ProgramPayload:
         raise CannotStoreError(reason)
 
-    return run if isinstance(run, SavedGraph) else SavedGraph(run, content)
+    return run if isinstance(run, OnnxOutputCode) else OnnxOutputCode(run, content)

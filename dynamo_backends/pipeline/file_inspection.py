@@ -17,7 +17,7 @@ from ..cache.program_record import from_record
 from ..graphs.artifacts import GraphName
 from ..options import Options
 from ..partition.program import Program
-from .saved_data import read_content
+from .program_payload import read_content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def saved_programs(path: Path) -> list[SavedProgram]:
     try:
         roots = [_load(content)] if content[:1] == _PICKLE else _artifacts(content)
         items = _items(roots, _MOST_BYTES * len(content))
-        states = [item.state for item in items if type(item).__name__ == "SavedData"]
+        states = [item.state for item in items if type(item).__name__ == "ProgramPayload"]
         found = [_program(state) for state in {(_name(state), state["content"]): state for state in states}.values()]
     except _DAMAGED as error:
         message = f"{path} is damaged, or not a file of save_compiled_function or save_cache_artifacts"
@@ -79,7 +79,7 @@ _MOST_BYTES = 20
 
 
 def _artifacts(content: bytes) -> list[bytes]:
-    from ..graphs.saving import artifact_contents  # imported lazily: it imports Inductor
+    from ..graphs.aot_serialization import artifact_contents  # imported lazily: it imports Inductor
 
     return artifact_contents(content)
 

@@ -32,7 +32,7 @@ _KEY = "a saved graph, format 2"
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedData:
+class ProgramPayload:
     """A compiled graph as it is saved.
 
     Attributes:
@@ -53,7 +53,7 @@ class SavedData:
         weights: Mapping[int, tuple[str, bool]],
         options: Options,
         sources: Sequence[TracedModule],
-    ) -> SavedData:
+    ) -> ProgramPayload:
         """The content of a compiled graph.
 
         Args:
@@ -91,7 +91,7 @@ class SavedData:
         except ValueError as error:
             raise AheadOfTimeError(f"a saved graph cannot run here: {error}") from error
 
-    def read(self) -> SavedContent:
+    def read(self) -> PayloadContent:
         """What ``content`` holds.
 
         Raises:
@@ -123,8 +123,8 @@ class SavedData:
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedContent:
-    """What was saved of a graph: its Program, and the rest as in ``SavedData.of``, with the libraries' versions."""
+class PayloadContent:
+    """What was saved of a graph: its Program, and the rest as in ``ProgramPayload.of``, with versions of libraries."""
 
     record: StoredRecord
     weights: Mapping[int, tuple[str, bool]]
@@ -132,8 +132,8 @@ class SavedContent:
     sources: Sequence[TracedModule]
 
 
-def read_content(content: bytes, *, is_to_run: bool = False) -> SavedContent:
-    """What ``SavedData.content`` holds.
+def read_content(content: bytes, *, is_to_run: bool = False) -> PayloadContent:
+    """What ``ProgramPayload.content`` holds.
 
     Raises:
         AheadOfTimeError: it was damaged; or it is to run, and was saved by other versions, or for another processor.
@@ -155,7 +155,7 @@ def read_content(content: bytes, *, is_to_run: bool = False) -> SavedContent:
             )
     weights = {i: (name, is_statistic) for i, name, is_statistic in header["weights"]}
     sources = [TracedModule(*item) for item in header["sources"]]
-    return SavedContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)
+    return PayloadContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)
 
 
 def versions() -> dict[str, str]:
