@@ -48,7 +48,7 @@ class StoredRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class Usage:
+class FolderSize:
     """The number of entries in a folder, and their bytes."""
 
     entries: int
@@ -181,7 +181,7 @@ class Store:
         with contextlib.suppress(OSError):
             self._path(key).unlink()
 
-    def clear(self) -> Usage:
+    def clear(self) -> FolderSize:
         """Removes all entries, unfinished files and locks; returns the usage before."""
         usage = self.usage()
         for path, _ in self._files():
@@ -189,9 +189,9 @@ class Store:
                 path.unlink()
         return usage
 
-    def usage(self) -> Usage:
+    def usage(self) -> FolderSize:
         sizes = [status.st_size for path, status in self._files() if path.suffix == _SUFFIX]
-        return Usage(len(sizes), sum(sizes))
+        return FolderSize(len(sizes), sum(sizes))
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_SUFFIX}"

@@ -25,7 +25,7 @@ from torch._dynamo.utils import counters
 from dynamo_backends.cache import environment
 from dynamo_backends.cache.graphs import CachedGraphs
 from dynamo_backends.cache.program_record import check_expression
-from dynamo_backends.cache.store import Store, StoredRecord, Usage, folder_named
+from dynamo_backends.cache.store import FolderSize, Store, StoredRecord, folder_named
 from dynamo_backends.cli import main
 from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -857,7 +857,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(folder) in capsys.readouterr().out
     assert main(["cache", "--clear"]) == 0
     assert "removed 2 entries" in capsys.readouterr().out
-    assert Store(folder, 2**30).usage() == Usage(0, 0)
+    assert Store(folder, 2**30).usage() == FolderSize(0, 0)
     forget()
     run_once()
     assert counted("cache_misses") == 1
