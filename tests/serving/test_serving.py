@@ -17,10 +17,11 @@ from pathlib import Path
 import prometheus_client
 import pytest
 import torch
-from conftest import compiled
+from conftest import compiled, counted
 from torch import nn
 
 from dynamo_backends import WarmUpError, metrics, prometheus_collector, warm_up
+from dynamo_backends.cache import store as store_module
 from dynamo_backends.cache.store import Store
 from dynamo_backends.common.call_statistics import CallStatistics
 from dynamo_backends.errors import SessionError
@@ -319,6 +320,11 @@ def test_warm_up_checks_its_arguments() -> None:
         warm_up(compiled(torch.sin), [], fallback="never")
 
 
+def test_without_a_terminal_nothing_is_imported_for_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # its import fails
+    assert warm_up(lambda x: x, [(torch.ones(2),)]).is_settled
+
+
 # Processes that start at once
 
 
@@ -391,8 +397,16 @@ def test_processes_that_start_at_once_compile_a_graph_once(tmp_path: Path) -> No
             process.process.communicate()
 
 
-def test_a_lock_that_is_never_free_is_not_waited_for_forever(tmp_path: Path) -> None:
+def test_a_lock_that_is_never_free_is_not_waited_for_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each wait is counted; a warning says while it lasts what is waited for, and one that it was in vain."""
+    monkeypatch.setattr(store_module, "_SILENT_SECONDS", 0.01)
     store = Store(tmp_path, 1000)
-    with store.locked("key", 0.0), store.locked("key", 0.1), store.locked("another key", 0.0):
-        assert len(list(tmp_path.iterdir())) == 2
+    with store.locked("key", 0.0), store.locked("another key", 0.0):
+        assert counted("cache_waits") == 0
+        with store.locked("key", 0.2):
+            assert len(list(tmp_path.iterdir())) == 2
     assert not list(tmp_path.iterdir())
+    assert counted("cache_waits") == 1
+    assert [record.levelname for record in caplog.records if record.name == store_module.__name__] == ["WARNING"] * 2
