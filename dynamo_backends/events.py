@@ -45,7 +45,7 @@ EVENTS = {
     "weights_written_unseen": "changes of large weights that PyTorch's version counter missed, found in memory",
     "weights_made_inputs": "weights that kept changing and became inputs",
     "weight_sets": "additional sets of weights of a graph, each with its own session",
-    "idle_sessions_freed": "sessions that were freed because another graph with the same weights is called instead",
+    "replaced_sessions_freed": "sessions that were freed because a graph for symbolic sizes replaced theirs",
     "cache_hits": "compiled graphs found on disk",
     "cache_misses": "graphs not found on disk, and compiled",
     "cache_stored": "compiled graphs written to disk",
