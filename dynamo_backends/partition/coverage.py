@@ -35,7 +35,7 @@ class CoverageCounts:
         return cls(len(split.regions), coverage.on_onnx, fallbacks)
 
     def of_calls(self, name: GraphName) -> GraphSummary:
-        """What recorders of calls keep."""
+        """What statistics of calls keep."""
         unintended = [(target, reason, number) for target, reason, number in self.fallbacks if not reason.by_design]
         fallbacks = [FallbackCount(target, str(reason), number) for target, reason, number in unintended]
         return GraphSummary(str(name), self.on_onnx, sum(number for _, _, number in self.fallbacks), fallbacks)
