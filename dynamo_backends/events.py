@@ -1,6 +1,6 @@
 """Counts events under ``torch._dynamo.utils.counters["dynamo_backends"]``, and logs warnings.
 
-During a call of a compiled model, its recorder gets each event too (``common.call_recorder``).
+During a call of a compiled model, its statistics get each event too (``common.call_statistics``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 EVENTS = {
     "graphs": "graphs of Dynamo that were compiled; with onnx_compiler, graphs from AOTAutograd",
-    "recompiles": "graphs of code that was compiled before",
+    "recompiles": "graphs of code that the same result of torch.compile had compiled before",
     "regions": "regions on ONNX Runtime",
     "nodes_on_onnx": "operators in regions",
     "nodes_in_pytorch": "operators that run in PyTorch, including graphs that are faster there",
@@ -30,6 +30,7 @@ EVENTS = {
     "internal_failures": "exceptions in this package that the safety net caught; PyTorch ran instead",
     "not_compiled_at_a_call": "graphs that PyTorch runs because a compile at a call would need new guards on sizes",
     "inductor_failures": "groups of operators that Inductor could not compile or run; PyTorch runs them",
+    "calls_without_graph": "calls in which no compiled graph ran; counted if metrics or warm_up observe the model",
     "calls_inside_forward_ad": "calls of a region in forward-mode AD; PyTorch computed them",
     "autotuning_calls": "calls of graphs in which autotuning tried an engine",
     "autotuned DIRECTION ENGINE": "graphs for which autotuning chose this engine",
@@ -44,10 +45,11 @@ EVENTS = {
     "weights_written_unseen": "changes of large weights that PyTorch's version counter missed, found in memory",
     "weights_made_inputs": "weights that kept changing and became inputs",
     "weight_sets": "additional sets of weights of a graph, each with its own session",
-    "idle_sessions_freed": "sessions that were freed because another graph with the same weights is called instead",
+    "replaced_sessions_freed": "sessions that were freed because a graph for symbolic sizes replaced theirs",
     "cache_hits": "compiled graphs found on disk",
     "cache_misses": "graphs not found on disk, and compiled",
     "cache_stored": "compiled graphs written to disk",
+    "cache_waits": "graphs for which this process waited while another one compiled them",
     "not_cached": "graphs that cannot be stored on disk",
     "not_cached: REASON": "of these, those with this reason",
     "graphs_loaded": "graphs that PyTorch had saved, loaded at their first call",
@@ -133,8 +135,8 @@ class FallbackCount:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RanGraph:
-    """A summary of a compiled graph, for the recorders of calls in which it runs.
+class GraphSummary:
+    """A summary of a compiled graph, for the statistics of calls in which it runs.
 
     Attributes:
         name: ``graph 0 inference``.
@@ -149,14 +151,14 @@ class RanGraph:
 
 
 class Listener(Protocol):
-    """Receives the events and the graphs of the current calls of compiled models; see ``call_recorder.Recorder``."""
+    """Receives the events and the graphs of the current calls of compiled models; see ``common.call_statistics``."""
 
     def add(self, event: str, number: int, reason: str) -> None:
         """Called with an event, and a reason or an empty text."""
         ...
 
-    def ran(self, graph: RanGraph) -> None:
-        """Called with a graph that runs."""
+    def graph_called(self, graph: GraphSummary) -> None:
+        """Called with a graph that is called."""
         ...
 
 

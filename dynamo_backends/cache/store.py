@@ -16,11 +16,13 @@ import json
 import logging
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..events import count
 from . import folder_trust
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,9 @@ _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
 _ABANDONED_SECONDS = 3600.0
 """Age at which the process that wrote an unfinished file, or created a lock, is assumed dead."""
+
+_SILENT_SECONDS = 5.0
+"""How long a process waits for another's lock before it logs a warning."""
 
 
 class DamagedError(Exception):
@@ -48,7 +53,7 @@ class StoredRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class Usage:
+class FolderSize:
     """The number of entries in a folder, and their bytes."""
 
     entries: int
@@ -72,6 +77,14 @@ def folder_named(name: str | None) -> Path:
 def warn_once(reason: str) -> None:
     """Warns that nothing is cached, once for each reason."""
     logger.warning("compiled graphs are not cached: %s", reason)
+
+
+@functools.cache
+def _warn_of_wait(folder: Path, seconds: float) -> None:
+    """Warns of a lock that another process holds, once for each folder."""
+    logger.warning(
+        "waiting up to %.0f s for another process to compile the same graph: its lock is in %s", seconds, folder
+    )
 
 
 class Store:
@@ -137,7 +150,7 @@ class Store:
                     os.unlink(unfinished)
                 raise
         except OSError as error:
-            warn_once(f"{self.folder} cannot be written: {error.strerror or error}")
+            self._warn_not_written(error)
             return False
         self._evict(self._path(key))
         return True
@@ -157,10 +170,17 @@ class Store:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                logger.info("another process compiles the same graph: waiting up to %.0f s for it", seconds)
-                lock.acquire(timeout=seconds)
-        except (OSError, NotImplementedError) as error:  # the first includes ``Timeout``
+                count("cache_waits")
+                warning = threading.Timer(_SILENT_SECONDS, _warn_of_wait, [self.folder, seconds])
+                warning.start()
+                try:
+                    lock.acquire(timeout=seconds)
+                finally:
+                    warning.cancel()
+        except (Timeout, NotImplementedError) as error:
             logger.warning("compiling without the cache's lock, perhaps at the same time as another process: %s", error)
+        except OSError as error:
+            self._warn_not_written(error)
         try:
             yield
         finally:
@@ -181,7 +201,7 @@ class Store:
         with contextlib.suppress(OSError):
             self._path(key).unlink()
 
-    def clear(self) -> Usage:
+    def clear(self) -> FolderSize:
         """Removes all entries, unfinished files and locks; returns the usage before."""
         usage = self.usage()
         for path, _ in self._files():
@@ -189,9 +209,12 @@ class Store:
                 path.unlink()
         return usage
 
-    def usage(self) -> Usage:
+    def usage(self) -> FolderSize:
         sizes = [status.st_size for path, status in self._files() if path.suffix == _SUFFIX]
-        return Usage(len(sizes), sum(sizes))
+        return FolderSize(len(sizes), sum(sizes))
+
+    def _warn_not_written(self, error: OSError) -> None:
+        warn_once(f"{self.folder} cannot be written: {error.strerror or error}")
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_SUFFIX}"

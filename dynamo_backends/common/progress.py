@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -20,13 +21,13 @@ def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
     Yields:
         A function to call after each step.
     """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda: None
+        return
     from rich.console import Console  # imported lazily: most programs that serve have no terminal
     from rich.progress import Progress
 
     bar = Progress(console=Console(stderr=True), transient=True)
-    if not bar.console.is_terminal:
-        yield lambda: None
-        return
     task = bar.add_task(title, total=total)
     timer = threading.Timer(_SECONDS_WITHOUT_BAR, bar.start)
     timer.start()

@@ -30,8 +30,8 @@ from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, T
 from passes.engine.fx.snapshot import FxSnapshot
 
 from ..errors import AheadOfTimeError, CandidateError, UnsupportedOperatorError, first_line
-from ..events import FallbackCount, RanGraph, count, is_new
-from .call_recorder import reporting
+from ..events import FallbackCount, GraphSummary, count, is_new
+from .call_statistics import reporting
 
 logger = logging.getLogger(__name__)
 
@@ -151,4 +151,4 @@ def or_captured(
 def _captured(module: fx.GraphModule) -> Callable[..., object]:
     number = sum(node.op.startswith("call_") for node in module.graph.nodes)
     fallback = FallbackCount("all operators", "the compile of the graph failed", number)
-    return reporting(module.forward, RanGraph("a graph", 0, number, [fallback]))
+    return reporting(module.forward, GraphSummary("a graph", 0, number, [fallback]))

@@ -1,6 +1,6 @@
 """How long the sessions of ONNX Runtime have run in the current thread.
 
-The runtime adds to it and ``call_recorder`` reads it. It is a module of its own, so that the runtime need not
+The runtime adds to it and ``call_statistics`` reads it. It is a module of its own, so that the runtime need not
 import ``events``.
 """
 

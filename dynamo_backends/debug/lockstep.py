@@ -126,8 +126,8 @@ class Lockstep:
         ]
         return [*self._unchecked, *alone, *inexact]
 
-    def rows(self) -> Iterator[Row]:
-        """A row for each tensor, in execution order."""
+    def rows(self) -> Iterator[list[Row]]:
+        """For each node but the output, in execution order, a row for each tensor."""
         for node in self._graph.module.graph.nodes:
             if node.op == "output":
                 leaves = flat(node.args[0])
@@ -138,8 +138,7 @@ class Lockstep:
             if region is not None:
                 self._expose(region)
             self._runtime[node] = self._runtime_value(node)
-            if node.target is not operator.getitem:
-                yield from self._rows_of(node)
+            yield self._rows_of(node) if node.target is not operator.getitem else []
             for dead in self._execution.release(*node.all_input_nodes):
                 self._runtime.pop(dead, None)
                 self._missing.pop(dead, None)
@@ -196,7 +195,7 @@ class Lockstep:
                 given[arg] = self._runtime[arg] if actual is None else actual
         return Segment([*nodes, node], {arg: value for arg, value in given.items() if arg not in nodes})
 
-    def _rows_of(self, node: fx.Node) -> Iterator[Row]:
+    def _rows_of(self, node: fx.Node) -> list[Row]:
         results = self._execution.eager[node]
         several = isinstance(results, (tuple, list))
         eager_values: Sequence[object] = results if isinstance(results, (tuple, list)) else [results]
@@ -219,7 +218,7 @@ class Lockstep:
         if is_computed:
             self._measure_local(rows, node)
             self._repeat_alone(node, rows, eager_values)
-        yield from rows.values()
+        return list(rows.values())
 
     def _new_row(self, node: fx.Node, index: int | None, eager: torch.Tensor) -> Row:
         return Row(

@@ -34,7 +34,7 @@ from ..graphs.aot import call_being_compiled, frame_being_compiled
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, operator_name
 from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
 from ..options import Options
-from ..pipeline.usage import Usage
+from ..pipeline.usage import ExtensionUsage
 from .chosen_runs import MOST_SIZES
 from .dump_folder import DumpFolder, graph_folder
 from .read_me import README, TEXT
@@ -72,7 +72,7 @@ class Manifest:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
-        self._usage = Usage()
+        self._usage = ExtensionUsage()
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._faulty: set[GraphName] = set()
         self._unused: list[str] = []

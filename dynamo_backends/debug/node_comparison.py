@@ -46,9 +46,9 @@ def compare_run(
     rows: list[Row] = []
     failures: list[str] = []
     try:
-        with progress(f"comparing {graph.name}", len(graph.module.graph.nodes)) as advance:
-            for row in lockstep.rows():
-                rows.append(row)
+        with progress(f"comparing {graph.name}", len(graph.module.graph.nodes) - 1) as advance:
+            for rows_of_node in lockstep.rows():
+                rows += rows_of_node
                 advance()
     except Exception as error:
         caught(f"the comparison of {graph.name}", error, "The graph runs")

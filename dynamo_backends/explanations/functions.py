@@ -35,7 +35,7 @@ from ..pipeline.lowering import Lowering, PostGradGraph, mark_weights
 from ..pipeline.observer import Observer
 from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
-from ..pipeline.usage import Usage
+from ..pipeline.usage import ExtensionUsage
 from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
 from ..runtime.product_kernels import ProductKernel, product_kernels
@@ -153,7 +153,7 @@ def _advice(function: Callable[..., object]) -> Iterator[str]:
 class _GraphRecorder(Observer):
     """Records Dynamo's graphs and messages."""
 
-    def __init__(self, usage: Usage) -> None:
+    def __init__(self, usage: ExtensionUsage) -> None:
         self._usage = usage
         self.graphs: dict[int, DynamoGraph] = {}
         self.guards: list[Any] = []
@@ -209,7 +209,7 @@ class _SplitLowering(Lowering):
         self._options, self._support = options, support
         self._passes = PassManager(options.passes, pass_target(options, support), explain=True)
         self.graphs: dict[int, list[AtenGraph]] = {}
-        self.usage = Usage()
+        self.usage = ExtensionUsage()
 
     def record(self, graph: PostGradGraph) -> None:
         split = split_graph(graph.module, self._support, {})

@@ -4,7 +4,7 @@ The only module that uses private parts of ``torch.onnx``: ``_building.py``, ``_
 ``torch/onnx/_internal/exporter``. What is used is the same in all versions listed in ``versions.py``.
 
 onnxscript executes operators by an evaluator that is a global variable. Other threads may translate, export or run
-onnxscript functions at the same time, so a ``Recorder`` is the evaluator of its own thread only.
+onnxscript functions at the same time, so a ``NodeRecorder`` is the evaluator of its own thread only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SymbolicTensor = _tensors.SymbolicTensor
 
 
 class _ThreadState(threading.local):
-    recorder: Recorder | None = None
+    recorder: NodeRecorder | None = None
 
 
 _thread = _ThreadState()
@@ -130,7 +130,7 @@ def _is_negative_zero(number: object) -> bool:
     return isinstance(number, float) and number == 0 and math.copysign(1, number) < 0
 
 
-class Recorder(_building.OpRecorder):
+class NodeRecorder(_building.OpRecorder):
     """Records the ONNX nodes that a converter emits, and infers the dtype of each result.
 
     PyTorch's recorder does not infer dtypes: a Python number that is combined with an intermediate result becomes

@@ -183,7 +183,7 @@ class _Translation:
         function = find_translation(node.target, self.opset)
         if function is None:
             raise TranslationError("no translation to ONNX")
-        recorder = torch_internals.Recorder(torch_internals.opset_object(self.opset), self.constants)
+        recorder = torch_internals.NodeRecorder(torch_internals.opset_object(self.opset), self.constants)
         casts = {arg: self._cast(arg, dtype, recorder) for arg, dtype in promoted_dtypes(node).items()}
         args = [self._argument(arg, casts) for arg in node.args]
         kwargs = {key: self._argument(arg, {}) for key, arg in node.kwargs.items()}
@@ -221,7 +221,7 @@ class _Translation:
             self.graph.append(constant)
         self.values[node] = results
 
-    def _cast(self, node: fx.Node, dtype: torch.dtype, recorder: torch_internals.Recorder) -> ir.Value:
+    def _cast(self, node: fx.Node, dtype: torch.dtype, recorder: torch_internals.NodeRecorder) -> ir.Value:
         value = self._value(node)
         if not isinstance(value, ir.Value):
             raise TranslationError(f"{node.name} has several results")
@@ -235,7 +235,7 @@ class _Translation:
         return cast
 
     def _add_results(
-        self, node: fx.Node, results: object, promoted: Collection[ir.DataType], recorder: torch_internals.Recorder
+        self, node: fx.Node, results: object, promoted: Collection[ir.DataType], recorder: torch_internals.NodeRecorder
     ) -> list[ir.Value | None]:
         """Adds the recorded ONNX nodes to the graph; returns the results, with the FX node's names, shapes and dtypes.
 

@@ -18,6 +18,7 @@ import random
 import re
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -102,10 +103,20 @@ def dynamo_compile_lock() -> Iterator[None]:
         yield
 
 
+_first_compiles: weakref.WeakKeyDictionary[object, dict[int, int]] = weakref.WeakKeyDictionary()
+"""For the backend of each result of ``torch.compile``, by frame: Dynamo's number of its first compile of it."""
+
+
 def is_recompile() -> bool:
-    """Whether Dynamo is compiling a frame again because a guard failed."""
-    compile_id = CompileContext.current_compile_id()
-    return bool(compile_id is not None and compile_id.frame_compile_id)
+    """Whether the called result of ``torch.compile`` had compiled the same frame before, so that a guard failed.
+
+    Dynamo numbers the compiles of a frame's code, which models of one class share.
+    """
+    frame, compile_id = _translator(), CompileContext.current_compile_id()
+    if frame is None or compile_id is None or compile_id.frame_id is None or compile_id.frame_compile_id is None:
+        return False
+    numbers = _first_compiles.setdefault(frame.output.compiler_fn, {})
+    return compile_id.frame_compile_id > numbers.setdefault(compile_id.frame_id, compile_id.frame_compile_id)
 
 
 def lifted_attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..common.call_recorder import reporting
-from ..events import FallbackCount, RanGraph, count
+from ..common.call_statistics import reporting
+from ..events import FallbackCount, GraphSummary, count
 from .artifacts import GraphName, Runner, is_operator, without_graph
 
 aten = torch.ops.aten
@@ -44,4 +44,4 @@ def boxed_code(module: fx.GraphModule, name: GraphName | None, failure: str = ""
     number = sum(node.op == "call_function" and is_operator(node) for node in module.graph.nodes)
     count("nodes_in_pytorch", number)
     fallbacks = [FallbackCount("all operators", failure, number)] if failure else []
-    return reporting(without_graph(module), RanGraph(str(name or "a graph"), 0, number, fallbacks))
+    return reporting(without_graph(module), GraphSummary(str(name or "a graph"), 0, number, fallbacks))

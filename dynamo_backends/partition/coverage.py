@@ -7,7 +7,7 @@ import logging
 from collections.abc import Hashable, Sequence
 
 from ..errors import Reason
-from ..events import FallbackCount, RanGraph, count, warn
+from ..events import FallbackCount, GraphSummary, count, warn
 from ..graphs.artifacts import GraphName, Split
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ class CoverageCounts:
         fallbacks = tuple((target, reason, number) for (target, reason), number in coverage.fallbacks.items())
         return cls(len(split.regions), coverage.on_onnx, fallbacks)
 
-    def of_calls(self, name: GraphName) -> RanGraph:
-        """What recorders of calls keep."""
+    def of_calls(self, name: GraphName) -> GraphSummary:
+        """What statistics of calls keep."""
         unintended = [(target, reason, number) for target, reason, number in self.fallbacks if not reason.by_design]
         fallbacks = [FallbackCount(target, str(reason), number) for target, reason, number in unintended]
-        return RanGraph(str(name), self.on_onnx, sum(number for _, _, number in self.fallbacks), fallbacks)
+        return GraphSummary(str(name), self.on_onnx, sum(number for _, _, number in self.fallbacks), fallbacks)
 
     def log(self, name: GraphName, place: str) -> None:
         """Adds to the counters, and logs a warning if operators run in PyTorch that should run on ONNX Runtime.

@@ -13,9 +13,9 @@ import torch
 
 from ..cache.program_record import from_record, to_record
 from ..cache.store import DamagedError, StoredRecord, decoded, encoded
-from ..common.call_recorder import reporting
+from ..common.call_statistics import reporting
 from ..errors import AheadOfTimeError, SessionError, first_line
-from ..events import FallbackCount, RanGraph, count
+from ..events import FallbackCount, GraphSummary, count
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.traced_sources import TracedModule, changed_function
@@ -117,7 +117,7 @@ class ProgramPayload:
             count("not_loaded")
             number = program.coverage.on_onnx
             fallback = FallbackCount("all operators", f"the graph cannot be loaded: {first_line(str(error))}", number)
-            return reporting(run_in_pytorch(program), RanGraph(str(self.name), 0, number, [fallback]))
+            return reporting(run_in_pytorch(program), GraphSummary(str(self.name), 0, number, [fallback]))
         count("graphs_loaded")
         return reporting(runner, program.coverage.of_calls(self.name))
 

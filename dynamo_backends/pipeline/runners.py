@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..cache.graphs import CachedGraphs, CacheEntry, cached_graphs
-from ..common.call_recorder import reporting
+from ..common.call_statistics import reporting
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_original
 from ..errors import SessionError, first_line

@@ -21,7 +21,7 @@ from ..graphs.locations import is_user_file
 
 
 @dataclasses.dataclass
-class Usage:
+class ExtensionUsage:
     """The operators that graphs have on ONNX Runtime and in PyTorch, and the passes that fired on them."""
 
     _on_onnx: set[object] = dataclasses.field(default_factory=set)  # operators

@@ -18,9 +18,11 @@ from torch import fx
 from passes.engine.registry import are_only_built_in
 
 from ..cache.graphs import cached_graphs
+from ..common.call_statistics import reporting
 from ..errors import CandidateError
+from ..events import GraphSummary
 from ..graphs.aot import NO_WEIGHTS, StaticInput
-from ..graphs.artifacts import GraphName, Runner
+from ..graphs.artifacts import GraphName, Runner, is_operator
 from ..graphs.late_compile import compile_after_guards
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
@@ -167,7 +169,8 @@ def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[o
 def _by_inductor(name: GraphName, module: fx.GraphModule) -> Runner:
     from ..graphs.inductor import compile_with_inductor
 
-    return compile_with_inductor(module, name.direction)
+    number = sum(node.op == "call_function" and is_operator(node) for node in module.graph.nodes)
+    return reporting(compile_with_inductor(module, name.direction), GraphSummary(str(name), 0, number, []))
 
 
 def _is_trained(arguments: Sequence[object]) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from .binding import BoundSession, InputSpec, OutputSpec
 from .constants import declared, declared_as_inputs, with_choices_made
+from .expected_shapes import Size
 from .providers import Provider, only_cpu
 from .session import Session
 from .settings import SessionSettings
@@ -58,6 +59,24 @@ class Executable:
         names = {self.inputs[i].name for i in constants}
         model, made = with_choices_made(self.model, [self.inputs[i].declaration for i in self.weights], names)
         return dataclasses.replace(self, model=model), made
+
+    def generalizes(self, other: Executable) -> bool:
+        """Whether its arguments have symbolic sizes where those of the other have sizes from 2 on, and equal ones
+        elsewhere. Then Dynamo calls its graph instead of that of the other, if their guards are equal otherwise."""
+        mine, others = self._argument_sizes, other._argument_sizes
+        if mine is None or others is None or list(map(len, mine)) != list(map(len, others)):
+            return False
+        pairs = [(new, old) for sizes in zip(mine, others, strict=True) for new, old in zip(*sizes, strict=True)]
+        return any(old != new for new, old in pairs) and all(
+            old == new or (isinstance(old, int) and old > 1 and not isinstance(new, int)) for new, old in pairs
+        )
+
+    @property
+    def _argument_sizes(self) -> list[tuple[Size, ...]] | None:
+        """The shapes of its tensor inputs without ``weights``; ``None`` if one is not known."""
+        specs = [spec for i, spec in enumerate(self.inputs) if i not in self.weights and spec.dtype is not None]
+        known = [spec.sizes for spec in specs if spec.sizes is not None]
+        return known if len(known) == len(specs) else None
 
     def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
         """A session that takes all arguments.

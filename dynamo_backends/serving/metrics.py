@@ -1,7 +1,7 @@
 """What one compiled model did in its calls: as a dictionary, and for Prometheus.
 
-A ``Recorder`` is entered by the hooks that PyTorch runs at the start of each call of a compiled function. It belongs to
-the result of one ``torch.compile``, so that models which share compiled graphs are told apart. ::
+A ``CallStatistics`` is entered by the hooks that PyTorch runs at the start of each call of a compiled function. It
+belongs to the result of one ``torch.compile``, so that models which share compiled graphs are told apart. ::
 
     compiled = torch.compile(model, backend="onnxrt")
     dynamo_backends.metrics(compiled)  # counting begins
@@ -12,13 +12,13 @@ the result of one ``torch.compile``, so that models which share compiled graphs 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from ..common.call_recorder import Recorder
-from ..events import FallbackCount
+from ..common.call_statistics import CallStatistics, Snapshot
+from ..events import FallbackCount, GraphSummary
 from ..graphs.aot import call_hooks
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ FAILED_CALLS = (
     "inductor_failures",
     "not_compiled_at_a_call",
     "calls_inside_forward_ad",
+    "calls_without_graph",
 )
 """The events after which PyTorch runs what should run on ONNX Runtime."""
 
@@ -42,6 +43,8 @@ class Metrics(TypedDict):
 
     calls: int
     """Calls that ended, also by an exception."""
+    calls_without_graph: int
+    """Of these, calls in which no compiled graph ran; also in ``failures``."""
     graphs: int
     """Compiled graphs that ran in these calls and still exist."""
     operators_on_onnx: int
@@ -81,61 +84,61 @@ def metrics(compiled: object) -> Metrics:
     Raises:
         TypeError: it is not compiled, or not by itself alone: a method compiled in its class serves all objects.
     """
-    return _metrics(_recorder(compiled))
+    return _metrics(_statistics(compiled).snapshot())
 
 
-def _metrics(recorder: Recorder) -> Metrics:
-    latencies = recorder.latencies()
-    values = np.percentile(latencies, PERCENTILES).tolist() if latencies else []
-    graphs, counts = list(recorder.graphs), dict(recorder.counts)
-    failures = [(event, recorder.reasons.get(event, ""), counts[event]) for event in FAILED_CALLS if event in counts]
+def _metrics(now: Snapshot) -> Metrics:
+    values = np.percentile(now.latencies, PERCENTILES).tolist() if now.latencies else []
+    counts, reasons = now.counts, now.reasons
+    failures = [(event, reasons.get(event, ""), counts[event]) for event in FAILED_CALLS if event in counts]
     return Metrics(
-        calls=recorder.calls,
-        graphs=len(graphs),
-        operators_on_onnx=sum(graph.on_onnx for graph in graphs),
-        operators_in_pytorch=sum(graph.in_pytorch for graph in graphs),
-        fallbacks=[dataclasses.asdict(item) for item in fallbacks_of(recorder)],
+        calls=now.calls,
+        calls_without_graph=counts["calls_without_graph"],
+        graphs=len(now.graphs),
+        operators_on_onnx=sum(graph.on_onnx for graph in now.graphs),
+        operators_in_pytorch=sum(graph.in_pytorch for graph in now.graphs),
+        fallbacks=[dataclasses.asdict(item) for item in fallback_counts(now.graphs)],
         failures=[{"event": event, "reason": reason, "number": number} for event, reason, number in failures],
-        recompiles=counts.get("recompiles", 0),
-        cache_hits=counts.get("cache_hits", 0),
-        weight_refreshes=counts.get("weight_refreshes", 0),
-        events=counts,
-        seconds=recorder.seconds,
-        seconds_outside_session=recorder.seconds - recorder.session_seconds,
+        recompiles=counts["recompiles"],
+        cache_hits=counts["cache_hits"],
+        weight_refreshes=counts["weight_refreshes"],
+        events=dict(counts),
+        seconds=now.seconds,
+        seconds_outside_session=now.seconds - now.session_seconds,
         latency_seconds={f"p{percent}": value for percent, value in zip(PERCENTILES, values, strict=False)},
     )
 
 
-def fallbacks_of(recorder: Recorder) -> list[FallbackCount]:
+def fallback_counts(graphs: Iterable[GraphSummary]) -> list[FallbackCount]:
     """The operators in PyTorch that should run on ONNX Runtime, of all graphs; equal ones are added up."""
     numbers: dict[tuple[str, str], int] = {}
-    for item in (item for graph in list(recorder.graphs) for item in graph.fallbacks):
+    for item in (item for graph in graphs for item in graph.fallbacks):
         key = item.operator, item.reason
         numbers[key] = numbers.get(key, 0) + item.number
     return [FallbackCount(operator, reason, number) for (operator, reason), number in sorted(numbers.items())]
 
 
-def _recorder(compiled: object) -> Recorder:
-    """The recorder among a compiled model's hooks, added at first use.
+def _statistics(compiled: object) -> CallStatistics:
+    """The statistics among a compiled model's hooks, added at first use.
 
     Raises:
         TypeError: see ``metrics``.
     """
     hooks = call_hooks(compiled)
     for hook in hooks:
-        recorder = getattr(hook, "__self__", None)
-        if isinstance(recorder, Recorder):
-            return recorder
-    recorder = Recorder()
-    hooks.append(recorder.enter)
-    return recorder
+        statistics = getattr(hook, "__self__", None)
+        if isinstance(statistics, CallStatistics):
+            return statistics
+    statistics = CallStatistics()
+    hooks.append(statistics.enter)
+    return statistics
 
 
 class Collector:
     """The metrics of several models as ``prometheus_client`` collects them; see ``prometheus_collector``."""
 
     def __init__(self, models: Mapping[str, object]) -> None:
-        self._recorders = {name: _recorder(compiled) for name, compiled in models.items()}  # keeps no model alive
+        self._models = {name: _statistics(compiled) for name, compiled in models.items()}  # keeps no model alive
 
     def collect(self) -> Iterator[Metric]:
         """The current values, each with the label ``model``."""
@@ -149,8 +152,8 @@ class Collector:
         labels = ["model", "operator", "reason"]
         fallbacks = GaugeMetricFamily(f"{prefix}fallbacks", "Operators that should not run in PyTorch", labels=labels)
         events = CounterMetricFamily(f"{prefix}events", "Events during calls", labels=["model", "event"])
-        for name, recorder in self._recorders.items():
-            now = _metrics(recorder)
+        for name, statistics in self._models.items():
+            now = _metrics(statistics.snapshot())
             for percentile, seconds in now["latency_seconds"].items():
                 quantile = {"model": name, "quantile": str(int(percentile[1:]) / 100)}
                 latency.add_sample(latency.name, quantile, seconds)

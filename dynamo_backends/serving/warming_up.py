@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from ..common.call_recorder import Recorder
+from ..common.call_statistics import CallStatistics
 from ..common.progress import progress
 from ..common.text_table import text_table
 from ..errors import WarmUpError
 from ..events import FallbackCount
-from .metrics import FAILED_CALLS, fallbacks_of
+from .metrics import FAILED_CALLS, fallback_counts
 
 _CHOICES = ("allow", "error")
 
@@ -36,10 +36,10 @@ class WarmedInput:
         first_seconds, last_seconds: the duration of the first and of the last call.
         graphs: the number of Dynamo's graphs that were compiled or loaded from the cache; a recompile adds one.
         cache_hits: the number of AOTAutograd's graphs that were loaded from the cache.
-        recompiles: how many of ``graphs`` are of code that was compiled before.
+        recompiles: how many of ``graphs`` are of code that ``compiled`` had compiled before.
         weight_refreshes: sessions that were rebuilt because a weight changed.
         fallbacks: operators in PyTorch, in all graphs that ran, that should run on ONNX Runtime.
-        failures: what failed in a call, so that PyTorch ran instead.
+        failures: why PyTorch ran instead in a call: what failed, or that no compiled graph ran.
     """
 
     title: str
@@ -70,7 +70,8 @@ class WarmUp:
     def fallbacks(self) -> list[str]:
         """All fallbacks and failures, each in one line."""
         lines = [f"{item.operator} x{item.number}: {item.reason}" for each in self.inputs for item in each.fallbacks]
-        return list(dict.fromkeys([*lines, *(failure for each in self.inputs for failure in each.failures)]))
+        failures = [f"{each.title}: {failure}" for each in self.inputs for failure in each.failures]
+        return list(dict.fromkeys([*lines, *failures]))
 
     def __str__(self) -> str:
         headers = ("input", "calls", "first", "last", "graphs", "cache hits", "recompiles", "in PyTorch")
@@ -111,7 +112,8 @@ def warm_up(
         compiled: the result of ``torch.compile``, or any function that calls one.
         inputs: each a tuple or list of positional arguments, or a mapping of keyword arguments. The objects are passed
             in each call; a model that writes to its arguments sees what it wrote.
-        fallback: ``error`` raises if operators run in PyTorch that should run on ONNX Runtime, or a call failed there.
+        fallback: ``error`` raises if operators run in PyTorch that should run on ONNX Runtime, if a call failed there,
+            or if no compiled graph ran in a call, as if the function is not compiled.
         recompile: ``error`` raises if code was compiled again, as usually in a first warm-up with several sizes, or if
             the last turn still counted an event.
         most_calls: the maximum number of calls for each input, at least 1.
@@ -165,39 +167,39 @@ class _Input:
             )
         self._compiled = compiled
         self._arguments = arguments
-        self._recorder = Recorder()
+        self._statistics = CallStatistics()
 
     def call(self) -> bool:
         """Calls the model. Returns whether an event was counted that does not repeat in each call."""
         before = self._compiled_so_far()
-        leave = self._recorder.enter()
+        end = self._statistics.enter()
         try:
             if isinstance(self._arguments, Mapping):
                 self._compiled(**self._arguments)
             else:
                 self._compiled(*self._arguments)
         finally:
-            leave()
+            end()
         return self._compiled_so_far() != before
 
     def _compiled_so_far(self) -> int:
         """The number of events so far, without ``FAILED_CALLS``, which each call repeats."""
-        return sum(number for event, number in self._recorder.counts.items() if event not in FAILED_CALLS)
+        return sum(number for event, number in self._statistics.snapshot().counts.items() if event not in FAILED_CALLS)
 
     def result(self) -> WarmedInput:
-        recorder, counts, seconds = self._recorder, self._recorder.counts, self._recorder.latencies()
-        failed = [event for event in FAILED_CALLS if event in counts]
+        now = self._statistics.snapshot()
+        counts = now.counts
         return WarmedInput(
             title=_title(self._arguments),
-            calls=recorder.calls,
-            first_seconds=seconds[0],
-            last_seconds=seconds[-1],
+            calls=now.calls,
+            first_seconds=now.latencies[0],
+            last_seconds=now.latencies[-1],
             graphs=counts["graphs"],
             cache_hits=counts["cache_hits"],
             recompiles=counts["recompiles"],
             weight_refreshes=counts["weight_refreshes"],
-            fallbacks=fallbacks_of(recorder),
-            failures=[recorder.reasons.get(event, event) for event in failed],
+            fallbacks=fallback_counts(now.graphs),
+            failures=[now.reasons.get(event, event) for event in FAILED_CALLS if event in counts],
         )
 
 

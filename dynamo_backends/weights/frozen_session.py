@@ -3,8 +3,8 @@
 Before each call a ``Watch`` checks the weights. If one changed, a new session with the new values replaces the old one.
 A weight that keeps changing becomes an input: building sessions must not take longer than running them.
 
-A model that is compiled again, for other sizes, has its weights in another session too. If only the new one is called,
-the old one is freed.
+A model that is compiled again, for symbolic sizes, has its weights in another session too. The old one is freed, since
+Dynamo does not call its graph any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import logging
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 
 import torch
 
@@ -40,9 +40,6 @@ FREE_REFRESHES = 3
 
 WORTH_CALLS = 50
 """Calls that pay for making a session: it takes 0.2 to 1 s, and constants save some 20 % of 5 to 100 ms."""
-
-IDLE_CALLS = 64
-"""Calls of a new session after which sessions of other graphs with the same weights are freed, if they had no call."""
 
 MOST_SETS = 256
 """Sets of weights with a session each: more than the deepest models have layers, which may be compiled one by one."""
@@ -76,16 +73,12 @@ class _State:
     """A session with one set of weights, by the position of the argument, and the watch that detects changes.
 
     Calls in other threads may still use it when it is replaced.
-
-    Attributes:
-        is_idle: whether it was not called since it was set.
     """
 
     def __init__(
         self, owner: FrozenSession, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool
     ) -> None:
-        self.is_idle = False
-        self._owner = weakref.ref(owner)
+        self.owner = weakref.ref(owner)
         self.tensors = [tensor.detach() for tensor in weights.values()]
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them
         executable = _chosen(executable, weights)
@@ -93,24 +86,7 @@ class _State:
         self.calls = itertools.count()  # thread-safe
         self._addresses = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
         with _states_lock:
-            rivals = [other for other in _states if other.is_rival_of(self)]
             _states.add(self)
-        for other in rivals:
-            other.is_idle = True
-        self._rivals = [weakref.ref(other) for other in rivals]
-
-    def is_rival_of(self, other: _State) -> bool:
-        """Whether both hold the same weights, for different graphs."""
-        addresses = set(self.watch.addresses)
-        return bool(addresses) and addresses == set(other.watch.addresses) and self._owner() is not other._owner()
-
-    def free_idle_rivals(self) -> None:
-        """Frees the sessions of other graphs with the same weights that were not called since this one was made."""
-        rivals, self._rivals = self._rivals, []
-        for rival in filter(None, (reference() for reference in rivals)):
-            owner = rival._owner()
-            if owner is not None and rival.is_idle:
-                owner.free(rival)
 
     def is_unused(self, current: Mapping[int, int], held: Mapping[int, int]) -> bool:
         """Whether no model has this set of weights any more: nobody else holds the memory of a weight, or a tensor of
@@ -175,6 +151,7 @@ class FrozenSession:
         self._early_rebuilds = 0  # of sessions with fewer than WORTH_CALLS calls, minus other rebuilds
         self._seen: set[int] = set()  # hashes of addresses
         self._without_constants: _State | None = None  # for sets that came once, or are too many
+        self._was_replaced = False
         self._is_full = False
         self._build([weight.tensor for weight in weights.values()])
 
@@ -195,23 +172,12 @@ class FrozenSession:
         state = self.sets.get(addresses_of(tensors))
         if state is None or complete or not state.watch.is_unchanged(tensors):
             state = self._current_state(args)
-        state.is_idle = False
-        if next(state.calls) == IDLE_CALLS:
-            state.free_idle_rivals()
+        next(state.calls)
         return state.bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
         """Runs the model on all arguments, with the current weights, see ``BoundSession.__call__``."""
         return self.chosen(args)(args)
-
-    def free(self, state: _State) -> None:
-        """Frees a session that is not called any more; later calls are those of a new set of weights."""
-        with self._lock:
-            if self.sets.get(state.watch.addresses) is state:
-                del self.sets[state.watch.addresses]
-                count("idle_sessions_freed")
-                logger.info("a session is freed: another graph with the same weights is called instead")
-        give_back()
 
     def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
         """The positions and names of weights of which the session for these arguments has other values.
@@ -326,8 +292,27 @@ class FrozenSession:
         )
         self.sets[state.watch.addresses] = state
         self._most_sets = max(self._most_sets, len(self.sets))
+        self._free_replaced(set(state.watch.addresses))
         give_back()
         return state
+
+    def _free_replaced(self, weights: Set[int]) -> None:
+        """Frees the sessions with the same weights of graphs that this one replaced."""
+        with _states_lock:
+            owners = [state.owner() for state in _states if set(state.watch.addresses) == weights != set()]
+        for owner in owners:
+            if owner is not None and self._executable.generalizes(owner._executable):
+                owner._free(weights)
+
+    def _free(self, weights: Set[int]) -> None:
+        """Frees the session with these weights, once: if its graph is called all the same, for instance by another
+        compiled model, they are a new set of weights."""
+        with self._lock:
+            if not self._was_replaced:
+                self._was_replaced = True
+                self.sets = {addresses: state for addresses, state in self.sets.items() if set(addresses) != weights}
+                count("replaced_sessions_freed")
+                logger.info("a session is freed: a graph for symbolic sizes replaced its graph")
 
     def _name(self, index: int) -> str:
         return self._names[self._positions[index]]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import json
 import os
 import pwd
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import filelock
 import onnx
 import onnx_ir as ir
 import pytest
@@ -23,9 +26,10 @@ from torch import fx, nn
 from torch._dynamo.utils import counters
 
 from dynamo_backends.cache import environment
+from dynamo_backends.cache import store as store_module
 from dynamo_backends.cache.graphs import CachedGraphs
 from dynamo_backends.cache.program_record import check_expression
-from dynamo_backends.cache.store import Store, StoredRecord, Usage, folder_named
+from dynamo_backends.cache.store import FolderSize, Store, StoredRecord, folder_named
 from dynamo_backends.cli import main
 from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -722,8 +726,25 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptu
         forget()
         run_once(options={"cache_dir": blocked / "cache"})
         assert counted("cache_misses") == 1 and counted("cache_stored") == 0
-    told = [record for record in caplog.records if "cannot be written" in record.getMessage()]
+    told = [record for record in caplog.records if record.name == store_module.__name__]
     assert len(told) == 1
+
+
+def test_a_folder_that_is_read_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image: neither a lock nor an entry can be written."""
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", fails)
+    monkeypatch.setattr(tempfile, "mkstemp", fails)
+    for _ in range(2):
+        forget()
+        run_once(options={"cache_dir": tmp_path})
+        assert counted("cache_misses") == 1 and counted("cache_stored") == 0
+    assert [record.name for record in caplog.records].count(store_module.__name__) == 1
 
 
 def _loose(folder: Path) -> None:
@@ -857,7 +878,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(folder) in capsys.readouterr().out
     assert main(["cache", "--clear"]) == 0
     assert "removed 2 entries" in capsys.readouterr().out
-    assert Store(folder, 2**30).usage() == Usage(0, 0)
+    assert Store(folder, 2**30).usage() == FolderSize(0, 0)
     forget()
     run_once()
     assert counted("cache_misses") == 1

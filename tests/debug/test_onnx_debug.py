@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
@@ -208,6 +209,21 @@ def test_the_option_compare(dump: Path, compare: str, expected: int) -> None:
         for _ in range(3):
             function(torch.randn(3, 8))
     assert counted("compared_runs") == expected
+
+
+def test_progress_of_a_comparison_ends_with_its_last_node(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nodes have no tensor or several."""
+    steps = []
+
+    @contextlib.contextmanager
+    def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+        left = list(range(total))
+        yield lambda: steps.append(left.pop())
+        assert not left
+
+    monkeypatch.setattr("dynamo_backends.debug.node_comparison.progress", progress)
+    debug(lambda x: sum(part * x.shape[0] for part in x.split(2, -1)), dump)(torch.randn(3, 4))
+    assert steps and steps[-1] == 0
 
 
 def test_recompiles_are_counted() -> None:

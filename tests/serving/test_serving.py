@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
 import json
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +17,15 @@ from pathlib import Path
 import prometheus_client
 import pytest
 import torch
-from conftest import compiled
+from conftest import compiled, counted
 from torch import nn
 
 from dynamo_backends import WarmUpError, metrics, prometheus_collector, warm_up
+from dynamo_backends.cache import store as store_module
 from dynamo_backends.cache.store import Store
+from dynamo_backends.common.call_statistics import CallStatistics
 from dynamo_backends.errors import SessionError
+from dynamo_backends.events import GraphSummary
 from dynamo_backends.runtime.binding import BoundSession
 
 
@@ -81,6 +86,7 @@ def test_metrics_of_one_model(way: str) -> None:
         result = json.loads(json.dumps(metrics(model)))
         assert result["calls"] == calls and result["graphs"] == 1 and result["operators_on_onnx"] > 0
         assert not result["fallbacks"] and not result["failures"] and not result["recompiles"]
+        assert not result["calls_without_graph"]
         latency = result["latency_seconds"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= result["seconds"]
         assert 0 < result["seconds_outside_session"] < result["seconds"]
@@ -97,7 +103,9 @@ def test_metrics_count_what_one_model_does() -> None:
     second(torch.randn(3, 4))
     part(torch.randn(4, 4))
     assert metrics(copy.deepcopy(first))["calls"] == 0
-    assert metrics(first)["recompiles"] == 0 and metrics(second)["recompiles"] == 1
+    assert metrics(first)["recompiles"] == 0
+    first(torch.randn(1, 4))
+    assert metrics(first)["recompiles"] == 1 and metrics(second)["recompiles"] == 0  # ``second`` compiled one graph
     assert metrics(first)["weight_refreshes"] == 1 and metrics(second)["weight_refreshes"] == 0
     [fallback] = metrics(part)["fallbacks"]
     assert fallback["operator"] == "aten._linalg_eigh.default" and fallback["number"] == 1 and fallback["reason"]
@@ -137,6 +145,93 @@ def test_a_graph_whose_compile_failed_is_a_fallback(monkeypatch: pytest.MonkeyPa
     function(torch.randn(2))
     [fallback] = metrics(function)["fallbacks"]
     assert "broken" in str(fallback["reason"]) and fallback["number"] == 2
+
+
+class Skipped(nn.Module):
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+NOT_ON_ONNX: dict[str, tuple[Callable[..., object], list[tuple[torch.Tensor]]]] = {
+    "not compiled": (torch.sin, [(torch.ones(2),)]),
+    "another backend": (torch.compile(torch.nn.Tanh(), backend="eager"), [(torch.ones(2),)]),
+    "skipped": (compiled(Skipped()), [(torch.ones(2),)]),
+    "too many sizes": (compiled(lambda x: x.cos(), dynamic=False), [(torch.ones(size),) for size in range(2, 12)]),
+}
+
+
+@pytest.mark.parametrize("case", NOT_ON_ONNX)
+@torch.inference_mode()
+def test_calls_without_a_compiled_graph_are_failures(case: str) -> None:
+    function, inputs = NOT_ON_ONNX[case]
+    if case != "not compiled":
+        metrics(function)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        missed = [item.title for item in warm_up(function, inputs).inputs if item.failures]
+        assert len(missed) == (2 if case == "too many sizes" else 1)
+        with pytest.raises(WarmUpError) as raised:
+            warm_up(function, inputs, fallback="error", recompile="error")
+    assert [reason.split(":")[0] for reason in raised.value.reasons] == missed
+    if case != "not compiled":
+        now = metrics(function)
+        assert now["calls_without_graph"] >= len(missed)
+        assert [failure["event"] for failure in now["failures"]] == ["calls_without_graph"]
+
+
+@torch.inference_mode()
+def test_calls_with_a_graph_or_an_error_are_not_without_graph() -> None:
+    """Also if the graph has no operators for ONNX Runtime, and if the caller handles an error."""
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 3:
+            raise ValueError
+        return x.sin()
+
+    views, failing = compiled(lambda x: x.detach()), compiled(fails)
+    tuned = torch.compile(Model(), backend="onnxrt", mode="max-autotune")
+    for function in (views, failing, tuned):
+        metrics(function)
+        for _ in range(12):
+            function(torch.randn(2, 4))
+        with pytest.raises(ValueError) if function is failing else contextlib.nullcontext():
+            function(torch.randn(3, 4))
+        assert metrics(function)["calls"] == 13 and not metrics(function)["calls_without_graph"]
+    metrics(skips := compiled(Skipped()))
+    try:
+        raise ValueError
+    except ValueError:
+        skips(torch.randn(2))
+    assert metrics(skips)["calls_without_graph"] == 1
+
+
+@torch.inference_mode()
+def test_a_second_model_of_a_class_does_not_recompile() -> None:
+    for layers in (nn.Linear(4, 4), nn.Tanh()):
+        model = compiled(nn.Sequential(layers))
+        warm_up(model, [(torch.randn(2, 4),)], recompile="error")
+        with pytest.raises(WarmUpError):
+            warm_up(model, [(torch.randn(1, 4),)], recompile="error")
+
+
+def test_metrics_are_read_while_graphs_are_called() -> None:
+    statistics, graphs, are_read = CallStatistics(), [], threading.Event()
+
+    def call() -> None:
+        while not are_read.is_set():
+            graphs.append(GraphSummary("a graph", 1, 0, ()))
+            statistics.add_graph(graphs[-1])
+            statistics.add(f"event {len(graphs)}", 1, "")
+            if len(graphs) > 200:
+                graphs.clear()
+
+    calls = threading.Thread(target=call)
+    calls.start()
+    try:
+        assert all(len(statistics.snapshot().graphs) <= 202 for _ in range(1000))
+    finally:
+        are_read.set()
+        calls.join()
 
 
 def test_what_is_not_compiled_by_itself_is_refused() -> None:
@@ -225,6 +320,11 @@ def test_warm_up_checks_its_arguments() -> None:
         warm_up(compiled(torch.sin), [], fallback="never")
 
 
+def test_without_a_terminal_nothing_is_imported_for_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # its import fails
+    assert warm_up(lambda x: x, [(torch.ones(2),)]).is_settled
+
+
 # Processes that start at once
 
 
@@ -297,8 +397,16 @@ def test_processes_that_start_at_once_compile_a_graph_once(tmp_path: Path) -> No
             process.process.communicate()
 
 
-def test_a_lock_that_is_never_free_is_not_waited_for_forever(tmp_path: Path) -> None:
+def test_a_lock_that_is_never_free_is_not_waited_for_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each wait is counted; a warning says while it lasts what is waited for, and one that it was in vain."""
+    monkeypatch.setattr(store_module, "_SILENT_SECONDS", 0.01)
     store = Store(tmp_path, 1000)
-    with store.locked("key", 0.0), store.locked("key", 0.1), store.locked("another key", 0.0):
-        assert len(list(tmp_path.iterdir())) == 2
+    with store.locked("key", 0.0), store.locked("another key", 0.0):
+        assert counted("cache_waits") == 0
+        with store.locked("key", 0.2):
+            assert len(list(tmp_path.iterdir())) == 2
     assert not list(tmp_path.iterdir())
+    assert counted("cache_waits") == 1
+    assert [record.levelname for record in caplog.records if record.name == store_module.__name__] == ["WARNING"] * 2

@@ -739,24 +739,35 @@ def test_weights_of_two_graphs_are_let_go_by_both(
     assert [len(item.sets) for item in frozen_sessions() if item not in before] == [1, 1]
 
 
-@pytest.mark.parametrize("alternate", [True, False])
-def test_a_graph_that_another_replaced_holds_its_weights_no_longer(alternate: bool) -> None:
-    """As after a recompile for dynamic sizes. In its next calls it has the current weights again."""
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_a_graph_that_one_for_symbolic_sizes_replaced_holds_its_weights_no_longer(dynamic: bool | None) -> None:
+    """Size 1 has a graph of its own. With ``dynamic=False`` each size has one, and none is freed."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-    function = torch.compile(model, backend="onnxrt", dynamic=False)
+    function = torch.compile(model, backend="onnxrt", dynamic=dynamic)
     others = frozen_sessions()
     with torch.no_grad():
-        function(torch.ones(2, 4))
+        for size in (2, 3, 1, 2, 3, 1):
+            torch.testing.assert_close(function(torch.ones(size, 4)), model(torch.ones(size, 4)))
+    is_symbolic = dynamic is None
+    sets = sorted(len(item.sets) for item in frozen_sessions() if item not in others)
+    assert sets == ([0, 1, 1] if is_symbolic else [1, 1, 1]) and counted("weight_sets") == 0
+    assert counted("replaced_sessions_freed") == is_symbolic
+
+
+def test_a_replaced_session_that_another_model_calls_is_rebuilt_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    static, symbolic = (torch.compile(model, backend="onnxrt", dynamic=dynamic) for dynamic in (False, True))
+    others = frozen_sessions()
+    with torch.no_grad():
+        static(torch.ones(2, 4))
         [session] = [item for item in frozen_sessions() if item not in others]
-        for _ in range(frozen_session.IDLE_CALLS + 1):
-            function(torch.ones(3, 4))
-            if alternate:
-                function(torch.ones(2, 4))
-        assert counted("idle_sessions_freed") == (0 if alternate else 1)
-        assert len(session.sets) == (1 if alternate else 0)
+        symbolic(torch.ones(3, 4))
+        assert counted("replaced_sessions_freed") == 1 and not session.sets
         model[0].weight.add_(1)
         for _ in range(3):
-            torch.testing.assert_close(function(torch.ones(2, 4)), model(torch.ones(2, 4)))
+            for function, size in ((static, 2), (symbolic, 3)):
+                torch.testing.assert_close(function(torch.ones(size, 4)), model(torch.ones(size, 4)))
+        assert counted("replaced_sessions_freed") == counted("weight_sets") == len(session.sets) == 1
 
 
 def test_memory_that_is_written_to_while_another_has_its_place() -> None:
