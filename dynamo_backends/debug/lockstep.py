@@ -127,7 +127,7 @@ class Lockstep:
         return [*self._unchecked, *alone, *inexact]
 
     def rows(self) -> Iterator[Row]:
-        """A row for each tensor, in execution order."""
+        """A row for each tensor, and for each symbolic integer that is wrong, in execution order."""
         for node in self._graph.module.graph.nodes:
             if node.op == "output":
                 leaves = flat(node.args[0])
@@ -204,6 +204,8 @@ class Lockstep:
         exact_values = self._execution.exact_of(node) if is_computed else None
         rows: dict[int, Row] = {}
         for i, eager in enumerate(eager_values):
+            if isinstance(eager, int) and not several:
+                yield from self._wrong_number(node, eager)
             if not isinstance(eager, torch.Tensor):
                 continue
             index = i if several else None
@@ -220,6 +222,17 @@ class Lockstep:
             self._measure_local(rows, node)
             self._repeat_alone(node, rows, eager_values)
         yield from rows.values()
+
+    def _wrong_number(self, node: fx.Node, eager: int) -> Iterator[Row]:
+        """A row for a symbolic integer or boolean that the region's model computes wrongly from the numbers it has."""
+        region, actual = self._region_of.get(node), self._runtime[node]
+        if region is None:
+            return
+        expected = run_eager(node, {arg: self._runtime[arg] for arg in node.all_input_nodes})
+        if actual != expected:
+            row = self._new_row(node, None, torch.tensor(eager))
+            row.region, row.complaint = region.index, f"{actual} instead of {expected}"
+            yield row
 
     def _new_row(self, node: fx.Node, index: int | None, eager: torch.Tensor) -> Row:
         return Row(
