@@ -177,7 +177,8 @@ class Blame(BlamedValue):
         gradients = ", ".join(self.gradients[:_MOST_GRADIENTS]) + (f" and {hidden} more" if hidden > 0 else "")
         text = ": ".join(filter(None, parts))
         text += f", on the way to {gradients}" if gradients else ""
-        text += f", and {self.more} more nodes are wrong by themselves" if self.more else ""
+        more = "1 more node is wrong by itself" if self.more == 1 else f"{self.more} more nodes are wrong by themselves"
+        text += f", and {more}" if self.more else ""
         return text + (f", because {self.because}" if self.because else "")
 
     @property

@@ -119,6 +119,7 @@ class Measure:
         share: largest ratio of an error to its tolerance: up to 1 it is rounding.
         position: of that element, in row-major order.
         error, limit: the error and the tolerance of that element.
+        missing: how many of ``nonfinite`` are finite in the value.
     """
 
     max_abs: float = 0.0
@@ -131,6 +132,7 @@ class Measure:
     position: int = 0
     error: float = 0.0
     limit: float = 0.0
+    missing: int = 0
 
     @property
     def is_rounding(self) -> bool:
@@ -267,6 +269,7 @@ def _measured(
         max_rel=max(one.max_rel for one in found),
         max_ulp=max(one.max_ulp for one in found),
         nonfinite=sum(one.nonfinite for one in found),
+        missing=sum(one.missing for one in found),
         scale=max(one.scale for one in found),
         rmse=math.sqrt(squares / max(finite, 1)),
     )
@@ -400,7 +403,7 @@ def _chunk(
     library = _library(value)
     error = library.abs(value - exact)
     largest = float(error.max())
-    nonfinite, where, positions = 0, 0, slice(0)
+    nonfinite, missing, where, positions = 0, 0, 0, slice(0)
     if not math.isfinite(largest):
         finite = library.isfinite(value) & library.isfinite(exact)
         wrong = _one_sided(value, exact, rule)
@@ -409,6 +412,7 @@ def _chunk(
             wrong &= ~_one_sided(other, exact, rule) & ~(leaves & (value == _infinite(other)))
         positions = library.where(wrong)[0]
         nonfinite, where = len(positions), int(positions[0]) if len(positions) else 0
+        missing = int(library.isfinite(value[positions]).sum())
         error, size = library.where(finite, error, 0.0), library.where(library.isfinite(exact), size, 0.0)
         largest = float(error.max())
     scale = float(size.max())
@@ -417,7 +421,9 @@ def _chunk(
     if largest == 0.0:
         shares[positions] = math.inf
         share = math.inf if nonfinite else 0.0
-        return Measure(nonfinite=nonfinite, scale=scale, share=share, position=start + where), error, shares
+        position = start + where
+        found = Measure(nonfinite=nonfinite, missing=missing, scale=scale, share=share, position=position)
+        return found, error, shares
     share, worst = float(shares[position]), float(error[position])
     nonzero = library.where(size > 0, size, math.inf)
     max_rel = float((error / nonzero).max())
@@ -429,6 +435,7 @@ def _chunk(
         max_rel=max_rel,
         max_ulp=float((error / unit).max()) / rule.epsilon,
         nonfinite=nonfinite,
+        missing=missing,
         scale=scale,
         share=math.inf if nonfinite else share,
         position=start + (where if nonfinite else position),
