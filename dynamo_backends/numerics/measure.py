@@ -298,23 +298,26 @@ def _with_errors_of_group(
 ) -> tuple[Measure, Beyond]:
     """The same if the elements ``beyond`` their tolerance may have the errors that others have at their magnitude.
 
-    ``reached`` is the largest error of each group.
+    ``reached`` is the largest error of each group. The arrays of ``beyond`` are overwritten.
     """
-    at = beyond.positions
-    value, exact, *others = (np.asarray(_float64(item[at])) for item in arrays)
-    error, size = np.abs(value - exact), np.abs(exact)
-    usual = np.minimum(_usual_errors(arrays, rule, size), np.asarray(reached[at // group_size]))
-    known = np.maximum(usual, _known(others, exact, size, rule))
-    tolerance = _tolerance(size, rule, None if inner_size is None else np.asarray(inner_size[at]), known)
-    shares = np.where(np.isfinite(error), error / tolerance, math.inf)
-    beyond = Beyond(at[shares > 1.0], shares[shares > 1.0])
-    if found.nonfinite:
-        return found, beyond
-    worst = int(shares.argmax())
-    share, position = float(shares[worst]), int(at[worst])
-    return dataclasses.replace(
-        found, share=share, position=position, error=float(error[worst]), limit=float(tolerance[worst])
-    ), beyond
+    usual, count = _usual_errors(arrays, rule), 0
+    worst = dataclasses.replace(found, share=-1.0)
+    for start in range(0, len(beyond.positions), _CHUNK):
+        at = beyond.positions[start : start + _CHUNK]
+        value, exact, *others = (np.asarray(_float64(item[at])) for item in arrays)
+        error, size = np.abs(value - exact), np.abs(exact)
+        known = np.minimum(usual[_binary(size)], np.asarray(reached[at // group_size]))
+        known = np.maximum(known, _known(others, exact, size, rule))
+        tolerance = _tolerance(size, rule, None if inner_size is None else np.asarray(inner_size[at]), known)
+        shares = np.where(np.isfinite(error), error / tolerance, math.inf)
+        i = int(shares.argmax())
+        if shares[i] > worst.share:
+            share, wrong, limit = float(shares[i]), float(error[i]), float(tolerance[i])
+            worst = dataclasses.replace(found, share=share, position=int(at[i]), error=wrong, limit=limit)
+        kept = shares > 1.0
+        place = slice(count, count := count + int(np.count_nonzero(kept)))
+        beyond.positions[place], beyond.shares[place] = at[kept], shares[kept]
+    return found if found.nonfinite else worst, Beyond(beyond.positions[:count], beyond.shares[:count])
 
 
 def _tolerance(size: Array, rule: Format, inner_size: Array | None, known: Array | None) -> Array:
@@ -471,9 +474,9 @@ def _known(others: Sequence[Array], exact: Array, size: Array, rule: Format) -> 
     return known if math.isfinite(float(known.max())) else library.nan_to_num(known, nan=0.0, posinf=0.0)
 
 
-def _usual_errors(arrays: Sequence[Array], rule: Format, size: np.ndarray) -> np.ndarray:
-    """For each magnitude, the error that 99 % of a sample of no larger elements do not exceed in other computations;
-    for the smallest quarter of magnitudes, that of this quarter."""
+def _usual_errors(arrays: Sequence[Array], rule: Format) -> np.ndarray:
+    """By ``_binary`` of a magnitude, the error that 99 % of a sample of no larger elements do not exceed in other
+    computations; for the smallest quarter of magnitudes, that of this quarter."""
     step = max(len(arrays[0]) // _SAMPLE, 1) | 1  # odd: not the same column of each row
     _, exact, *others = (np.asarray(_float64(item[::step])) for item in arrays)
     sizes = np.abs(exact)
@@ -488,7 +491,7 @@ def _usual_errors(arrays: Sequence[Array], rule: Format, size: np.ndarray) -> np
     if nonzero.size:
         quarter = int(nonzero[(nonzero.size - 1) // 4])
         largest[: quarter + 1] = largest[quarter]
-    return largest[_binary(size)]
+    return largest
 
 
 def _binary(size: np.ndarray) -> np.ndarray:
