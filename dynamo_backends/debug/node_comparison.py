@@ -97,7 +97,8 @@ class _RowVerdict:
             self._wrong_rewrite()
             or self._unexplained()
             or GraphComparison(
-                note="; ".join(filter(None, [self._nearer(self._ties.explained), self._by_chance(), all_in_pytorch]))
+                note="; ".join(filter(None, [self._nearer(self._ties.explained), self._by_chance(), all_in_pytorch])),
+                has_tie=bool(self._ties.turned),
             )
         )
 

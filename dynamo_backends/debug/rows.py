@@ -214,6 +214,7 @@ class GraphComparison:
     blame: Blame | None = None  # the first wrong value; ``None`` if all are right
     not_comparable: str = ""  # why the run cannot be compared
     note: str = ""  # such as what explains a difference that is not a fault
+    has_tie: bool = False  # whether a tie of a quantization explains an error
     rows: list[Row] = dataclasses.field(default_factory=list)  # every value, in execution order
     unchecked: list[str] = dataclasses.field(default_factory=list)
     sizes: SizesByName = dataclasses.field(default_factory=dict)  # those of the run that may differ between runs

@@ -224,6 +224,7 @@ class GraphEntry:
     sizes: dict[str, object] = dataclasses.field(default_factory=dict)  # those of the verdict
     verdict: str | None = None  # ``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared
     note: str = ""  # additional information
+    has_tie: bool = False  # whether a tie of a quantization explains an error, as the note says
     blame: BlameEntry | None = None  # the value that the verdict names
     wrong_nodes: Sequence[WrongNodeEntry] = ()  # the largest errors first; ``blame.more`` counts all but one
     worst: ErrorEntry | None = None  # see ``debug.rows.GraphComparison.worst``
