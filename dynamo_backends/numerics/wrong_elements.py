@@ -204,7 +204,8 @@ def _most_telling(patterns: Sequence[_Pattern], wrong: int, elements: int) -> st
     free = {True: wrong - 1, False: wrong}  # a fitted number is that of one of the wrong elements
     found = [item for item in patterns if item.share <= _MOST and item.share ** free[item.is_fitted] < _CHANCE]
     best = min(found, key=lambda item: item.share * (_FITTED if item.is_fitted else 1), default=None)
-    return f"{best.text} ({round(best.share * elements)} elements)" if best is not None else ""
+    count = round(best.share * elements) if best is not None else 0
+    return f"{best.text} ({count} element{'s' * (count != 1)})" if best is not None else ""
 
 
 def _histogram(name: str, value: np.ndarray, found: _WrongValues, elements: int) -> Iterator[ValueRange]:
