@@ -127,7 +127,7 @@ class Lockstep:
         return [*self._unchecked, *alone, *inexact]
 
     def rows(self) -> Iterator[list[Row]]:
-        """For each node but the output, in execution order, a row for each tensor."""
+        """For each node but the output, in execution order, a row for each tensor, and for a wrong symbolic integer."""
         for node in self._graph.module.graph.nodes:
             if node.op == "output":
                 leaves = flat(node.args[0])
@@ -203,6 +203,8 @@ class Lockstep:
         exact_values = self._execution.exact_of(node) if is_computed else None
         rows: dict[int, Row] = {}
         for i, eager in enumerate(eager_values):
+            if isinstance(eager, int) and not several:
+                return self._wrong_number(node, eager)
             if not isinstance(eager, torch.Tensor):
                 continue
             index = i if several else None
@@ -219,6 +221,18 @@ class Lockstep:
             self._measure_local(rows, node)
             self._repeat_alone(node, rows, eager_values)
         return list(rows.values())
+
+    def _wrong_number(self, node: fx.Node, eager: int) -> list[Row]:
+        """A row for a symbolic integer or boolean that the region's model computes wrongly from the numbers it has."""
+        region, actual = self._region_of.get(node), self._runtime[node]
+        if region is None:
+            return []
+        expected = run_eager(node, {arg: self._runtime[arg] for arg in node.all_input_nodes})
+        if actual == expected:
+            return []
+        row = self._new_row(node, None, torch.tensor(eager))
+        row.region, row.complaint = region.index, f"{actual} instead of {expected}"
+        return [row]
 
     def _new_row(self, node: fx.Node, index: int | None, eager: torch.Tensor) -> Row:
         return Row(

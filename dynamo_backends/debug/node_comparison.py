@@ -97,7 +97,8 @@ class _RowVerdict:
             self._wrong_rewrite()
             or self._unexplained()
             or GraphComparison(
-                note="; ".join(filter(None, [self._nearer(self._ties.explained), self._by_chance(), all_in_pytorch]))
+                note="; ".join(filter(None, [self._nearer(self._ties.explained), self._by_chance(), all_in_pytorch])),
+                has_tie=bool(self._ties.turned),
             )
         )
 
@@ -237,7 +238,7 @@ class _RowVerdict:
         (first, count), *others = self._ties.turned.items()
         where = next((row.where for row in self.rows if row.name == first), "")
         elements = f"{count} element{'s' if count > 1 else ''} of {first} ({where or 'no source line'})"
-        elements += f" and some of {len(others)} more nodes" if others else ""
+        elements += f" and some of {len(others)} more node{'s' if len(others) > 1 else ''}" if others else ""
         names = ", ".join(row.name for row in results)
         return f"tie of a quantization: eager rounds {elements} to the other side, and so differs at {names}"
 
@@ -255,5 +256,6 @@ def _by_operator(wrong: Sequence[Row]) -> str:
     """``wrong by themselves: 12 of aten.gelu.default, 1 of aten.silu.default``; ``""`` for a single node."""
     counted = collections.Counter(row.operator for row in wrong).most_common()
     texts = [f"{number} of {operator}" for operator, number in counted[:_MOST_OPERATORS]]
-    texts += [f"{len(counted) - _MOST_OPERATORS} more operators"] if len(counted) > _MOST_OPERATORS else []
+    hidden = len(counted) - _MOST_OPERATORS
+    texts += [f"{hidden} more operator{'s' if hidden > 1 else ''}"] if hidden > 0 else []
     return f"wrong by themselves: {', '.join(texts)}" if wrong[1:] else ""

@@ -177,7 +177,8 @@ class Blame(BlamedValue):
         gradients = ", ".join(self.gradients[:_MOST_GRADIENTS]) + (f" and {hidden} more" if hidden > 0 else "")
         text = ": ".join(filter(None, parts))
         text += f", on the way to {gradients}" if gradients else ""
-        text += f", and {self.more} more nodes are wrong by themselves" if self.more else ""
+        more = "1 more node is wrong by itself" if self.more == 1 else f"{self.more} more nodes are wrong by themselves"
+        text += f", and {more}" if self.more else ""
         return text + (f", because {self.because}" if self.because else "")
 
     @property
@@ -213,6 +214,7 @@ class GraphComparison:
     blame: Blame | None = None  # the first wrong value; ``None`` if all are right
     not_comparable: str = ""  # why the run cannot be compared
     note: str = ""  # such as what explains a difference that is not a fault
+    has_tie: bool = False  # whether a tie of a quantization explains an error
     rows: list[Row] = dataclasses.field(default_factory=list)  # every value, in execution order
     unchecked: list[str] = dataclasses.field(default_factory=list)
     sizes: SizesByName = dataclasses.field(default_factory=dict)  # those of the run that may differ between runs

@@ -42,7 +42,8 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         blame = dataclasses.replace(culprits[0], user_name=row.user_name if row is not None else "")
         notes, not_comparable = [str(blame.difference)], ""
         if not comparison.ok:
-            notes.append(f"the graph after it {comparison.verdict}")
+            after = comparison.blame and _with_code(comparison.blame, comparison.row_of(comparison.blame.value))
+            notes.append(f"the graph after it {dataclasses.replace(comparison, blame=after).verdict}")
     elif comparison.ok and wrong:
         notes = [] if because else ["no stage, no pass and no node by itself explains it"]
         blame = dataclasses.replace(_with_row(wrong[0], comparison.rows), because=because)
@@ -52,10 +53,7 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         if elements is None and row is not None and not culprits:
             elements = row.wrong_elements
         blame = dataclasses.replace(
-            blame,
-            module=blame.module or (row.module if row is not None else ""),
-            code=blame.code or _code(blame, row),
-            has_own_converter=row is not None and row.is_registered,
+            _with_code(blame, row),
             gradients=_gradients(blame, comparison.rows),
             elements=elements,
         )
@@ -88,6 +86,16 @@ def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -
     note = f"the error is no larger than rounding to bfloat16 makes: {name} may compute float32 with fewer digits"
     note += f"; the options {options} ask for float32" if options else ""
     return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, note])))
+
+
+def _with_code(blame: Blame, row: Row | None) -> Blame:
+    """Adds the module, and the line of the pass or the converter."""
+    return dataclasses.replace(
+        blame,
+        module=blame.module or (row.module if row is not None else ""),
+        code=blame.code or _code(blame, row),
+        has_own_converter=row is not None and row.is_registered,
+    )
 
 
 def _code(blame: Blame, row: Row | None) -> str:

@@ -224,6 +224,7 @@ class GraphEntry:
     sizes: dict[str, object] = dataclasses.field(default_factory=dict)  # those of the verdict
     verdict: str | None = None  # ``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared
     note: str = ""  # additional information
+    has_tie: bool = False  # whether a tie of a quantization explains an error, as the note says
     blame: BlameEntry | None = None  # the value that the verdict names
     wrong_nodes: Sequence[WrongNodeEntry] = ()  # the largest errors first; ``blame.more`` counts all but one
     worst: ErrorEntry | None = None  # see ``debug.rows.GraphComparison.worst``
@@ -365,7 +366,7 @@ class ValueFacts:
     inputs: Sequence[str] = ()  # the names of the rows that the node reads
     has_infinite_argument: bool = False  # whether a number among its arguments is infinite or NaN, as in a mask
     is_uninitialized: bool = False  # whether it is uninitialized memory
-    complaint: str = ""  # a dtype or shape that is not eager's
+    complaint: str = ""  # a dtype, shape, or symbolic integer that is not eager's
     converter: str = ""  # the file and line of the converter of a node on ONNX Runtime
     is_registered: bool = False  # whether that is a user's, see ``register_converter``
     wrong_elements: WrongElements | None = None  # those that exceed the tolerance, of a wrong value

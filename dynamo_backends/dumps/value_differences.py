@@ -70,9 +70,10 @@ class Difference:
         if self.what:
             return self.what
         if self.measured.nonfinite:
-            return f"{self.measured.nonfinite} elements are NaN or infinite in one only"
+            several = self.measured.nonfinite > 1
+            return f"{self.measured.nonfinite} element{'s are' if several else ' is'} NaN or infinite in one only"
         if not self.dtype:
-            return f"{self.differing} elements differ"
+            return f"{self.differing} elements differ" if self.differing > 1 else "1 element differs"
         return f"error {self.measured.error:.2g}, tolerance {self.measured.limit:.1g}"
 
     def as_json(self) -> dict[str, object]:

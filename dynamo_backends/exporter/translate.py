@@ -22,6 +22,7 @@ import torch
 from onnx_ir.passes import common as ir_passes
 from onnxscript import optimizer
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import TranslationError
 from ..graphs.artifacts import RegionInput, RegionOutput
@@ -29,6 +30,7 @@ from ..graphs.locations import module_path, source_line, user_name
 from ..versions import IR_VERSION
 from . import torch_internals
 from .converters import converter_of
+from .converters.symbolic_integers import IS_NONNEGATIVE
 from .indices import INDEX_ARGUMENT, reject_negative
 from .known_constants import KNOWN_VALUE, known_value
 from .promotion import promoted_dtypes
@@ -356,6 +358,8 @@ def _set_type(value: ir.Value, meta: object) -> None:
         raise TranslationError(f"ONNX has no values of type {type(meta).__name__}")
     value.type = ir.TensorType(dtype)
     value.shape = ir.Shape(expected_shape(meta))
+    if isinstance(meta, torch.SymInt):
+        value.meta[IS_NONNEGATIVE] = statically_known_true(meta >= 0)
 
 
 def _origin(node: fx.Node) -> dict[str, str]:

@@ -47,5 +47,5 @@ class WrongElements:
     @property
     def text(self) -> str:
         """How many, and what all have in common."""
-        counted = f"{self.wrong} of {self.elements} elements exceed the tolerance"
+        counted = f"{self.wrong} of {self.elements} elements {'exceeds' if self.wrong == 1 else 'exceed'} the tolerance"
         return f"{counted}, {self.pattern}" if self.pattern else counted

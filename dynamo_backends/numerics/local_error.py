@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..graphs.locations import user_name
 from .exact import KERNEL_ERRORS, Environment, floats, run_eager, run_exact, run_only_exact, widened
 from .measure import Measure
 from .randomness import MOST_PERTURBATIONS, PERTURBATIONS, perturbed, size_near_one
@@ -151,10 +152,10 @@ class NodeCheck:
 
     @functools.cached_property
     def _elementwise_inputs(self) -> dict[str, torch.Tensor]:
-        """By name, the inputs of an elementwise operator; none of another one."""
+        """By the user's name, or else the node's, the inputs of an elementwise operator; none of another one."""
         if not self._has_tag_pointwise:
             return {}
-        read = ((node.name, self._segment.given[node]) for node in self._node.all_input_nodes)
+        read = ((user_name(node) or node.name, self._segment.given[node]) for node in self._node.all_input_nodes)
         return {name: dense(item) for name, item in read if isinstance(item, torch.Tensor)}
 
     @property

@@ -119,6 +119,7 @@ class Measure:
         share: largest ratio of an error to its tolerance: up to 1 it is rounding.
         position: of that element, in row-major order.
         error, limit: the error and the tolerance of that element.
+        missing: how many of ``nonfinite`` are finite in the value.
     """
 
     max_abs: float = 0.0
@@ -131,6 +132,7 @@ class Measure:
     position: int = 0
     error: float = 0.0
     limit: float = 0.0
+    missing: int = 0
 
     @property
     def is_rounding(self) -> bool:
@@ -267,6 +269,7 @@ def _measured(
         max_rel=max(one.max_rel for one in found),
         max_ulp=max(one.max_ulp for one in found),
         nonfinite=sum(one.nonfinite for one in found),
+        missing=sum(one.missing for one in found),
         scale=max(one.scale for one in found),
         rmse=math.sqrt(squares / max(finite, 1)),
     )
@@ -295,23 +298,26 @@ def _with_errors_of_group(
 ) -> tuple[Measure, Beyond]:
     """The same if the elements ``beyond`` their tolerance may have the errors that others have at their magnitude.
 
-    ``reached`` is the largest error of each group.
+    ``reached`` is the largest error of each group. The arrays of ``beyond`` are overwritten.
     """
-    at = beyond.positions
-    value, exact, *others = (np.asarray(_float64(item[at])) for item in arrays)
-    error, size = np.abs(value - exact), np.abs(exact)
-    usual = np.minimum(_usual_errors(arrays, rule, size), np.asarray(reached[at // group_size]))
-    known = np.maximum(usual, _known(others, exact, size, rule))
-    tolerance = _tolerance(size, rule, None if inner_size is None else np.asarray(inner_size[at]), known)
-    shares = np.where(np.isfinite(error), error / tolerance, math.inf)
-    beyond = Beyond(at[shares > 1.0], shares[shares > 1.0])
-    if found.nonfinite:
-        return found, beyond
-    worst = int(shares.argmax())
-    share, position = float(shares[worst]), int(at[worst])
-    return dataclasses.replace(
-        found, share=share, position=position, error=float(error[worst]), limit=float(tolerance[worst])
-    ), beyond
+    usual, count = _usual_errors(arrays, rule), 0
+    worst = dataclasses.replace(found, share=-1.0)
+    for start in range(0, len(beyond.positions), _CHUNK):
+        at = beyond.positions[start : start + _CHUNK]
+        value, exact, *others = (np.asarray(_float64(item[at])) for item in arrays)
+        error, size = np.abs(value - exact), np.abs(exact)
+        known = np.minimum(usual[_binary(size)], np.asarray(reached[at // group_size]))
+        known = np.maximum(known, _known(others, exact, size, rule))
+        tolerance = _tolerance(size, rule, None if inner_size is None else np.asarray(inner_size[at]), known)
+        shares = np.where(np.isfinite(error), error / tolerance, math.inf)
+        i = int(shares.argmax())
+        if shares[i] > worst.share:
+            share, wrong, limit = float(shares[i]), float(error[i]), float(tolerance[i])
+            worst = dataclasses.replace(found, share=share, position=int(at[i]), error=wrong, limit=limit)
+        kept = shares > 1.0
+        place = slice(count, count := count + int(np.count_nonzero(kept)))
+        beyond.positions[place], beyond.shares[place] = at[kept], shares[kept]
+    return found if found.nonfinite else worst, Beyond(beyond.positions[:count], beyond.shares[:count])
 
 
 def _tolerance(size: Array, rule: Format, inner_size: Array | None, known: Array | None) -> Array:
@@ -400,7 +406,7 @@ def _chunk(
     library = _library(value)
     error = library.abs(value - exact)
     largest = float(error.max())
-    nonfinite, where, positions = 0, 0, slice(0)
+    nonfinite, missing, where, positions = 0, 0, 0, slice(0)
     if not math.isfinite(largest):
         finite = library.isfinite(value) & library.isfinite(exact)
         wrong = _one_sided(value, exact, rule)
@@ -409,6 +415,7 @@ def _chunk(
             wrong &= ~_one_sided(other, exact, rule) & ~(leaves & (value == _infinite(other)))
         positions = library.where(wrong)[0]
         nonfinite, where = len(positions), int(positions[0]) if len(positions) else 0
+        missing = int(library.isfinite(value[positions]).sum())
         error, size = library.where(finite, error, 0.0), library.where(library.isfinite(exact), size, 0.0)
         largest = float(error.max())
     scale = float(size.max())
@@ -417,7 +424,9 @@ def _chunk(
     if largest == 0.0:
         shares[positions] = math.inf
         share = math.inf if nonfinite else 0.0
-        return Measure(nonfinite=nonfinite, scale=scale, share=share, position=start + where), error, shares
+        position = start + where
+        found = Measure(nonfinite=nonfinite, missing=missing, scale=scale, share=share, position=position)
+        return found, error, shares
     share, worst = float(shares[position]), float(error[position])
     nonzero = library.where(size > 0, size, math.inf)
     max_rel = float((error / nonzero).max())
@@ -429,6 +438,7 @@ def _chunk(
         max_rel=max_rel,
         max_ulp=float((error / unit).max()) / rule.epsilon,
         nonfinite=nonfinite,
+        missing=missing,
         scale=scale,
         share=math.inf if nonfinite else share,
         position=start + (where if nonfinite else position),
@@ -464,9 +474,9 @@ def _known(others: Sequence[Array], exact: Array, size: Array, rule: Format) -> 
     return known if math.isfinite(float(known.max())) else library.nan_to_num(known, nan=0.0, posinf=0.0)
 
 
-def _usual_errors(arrays: Sequence[Array], rule: Format, size: np.ndarray) -> np.ndarray:
-    """For each magnitude, the error that 99 % of a sample of no larger elements do not exceed in other computations;
-    for the smallest quarter of magnitudes, that of this quarter."""
+def _usual_errors(arrays: Sequence[Array], rule: Format) -> np.ndarray:
+    """By ``_binary`` of a magnitude, the error that 99 % of a sample of no larger elements do not exceed in other
+    computations; for the smallest quarter of magnitudes, that of this quarter."""
     step = max(len(arrays[0]) // _SAMPLE, 1) | 1  # odd: not the same column of each row
     _, exact, *others = (np.asarray(_float64(item[::step])) for item in arrays)
     sizes = np.abs(exact)
@@ -481,7 +491,7 @@ def _usual_errors(arrays: Sequence[Array], rule: Format, size: np.ndarray) -> np
     if nonzero.size:
         quarter = int(nonzero[(nonzero.size - 1) // 4])
         largest[: quarter + 1] = largest[quarter]
-    return largest[_binary(size)]
+    return largest
 
 
 def _binary(size: np.ndarray) -> np.ndarray:

@@ -35,7 +35,10 @@ class Verdict:
             return self.complaint
         where = f" at element {list(self.index)}" if self.index else ""
         if self.ours.nonfinite:
-            return f"{self.ours.nonfinite} elements are NaN or infinite and should not be, the first{where}"
+            made, lost = self.ours.nonfinite - self.ours.missing, self.ours.missing
+            counts = (made, "wrongly NaN or infinite"), (lost, "finite and should be NaN or infinite")
+            texts = [f"{n} element{'s are' if n > 1 else ' is'} {what}" for n, what in counts if n]
+            return " and ".join(texts) + (", the first" if made + lost > 1 else "," * bool(where)) + where
         return f"error {self.ours.error:.3g}{where}, tolerance {self.ours.limit:.3g}"
 
 

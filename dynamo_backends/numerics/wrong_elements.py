@@ -36,7 +36,7 @@ _FITTED = 1.2
 """A pattern with a number chosen to fit must hold for fewer elements than one without, by this factor."""
 
 _CHUNK = 2**16
-"""Elements whose ranges are found at a time."""
+"""Elements that are looked at together, so that a large tensor needs little memory."""
 
 _DECADES = 4
 """The histogram has the powers of ten from ``10**-_DECADES`` to ``10**_DECADES``."""
@@ -67,14 +67,14 @@ def wrong_elements(
     read = {name: item for name, item in (inputs or {}).items() if _is_broadcast(item.shape, actual.shape)}
     values = {**dict(list(read.items())[:_INPUTS]), "expected": expected}
     patterns, rows = list(_index_patterns(positions, actual.shape)), list[ValueRange]()
+    worst = _largest(beyond.shares)
     with np.errstate(all="ignore"):
-        wide = np.complex128 if actual.dtype.kind == "c" else np.float64
-        errors = np.abs(np.subtract(actual.reshape(-1)[positions], expected.reshape(-1)[positions], dtype=wide))
         for name, item in values.items():
             if item.dtype.kind in "fiu":
-                wrong = _at(item, actual.shape, positions)
-                patterns += _value_patterns(name, item, wrong)
-                rows += _histogram(name, item, wrong, errors, actual.size)
+                found = _at_wrong_elements(item, actual, expected, positions)
+                patterns += _value_patterns(name, item, found)
+                rows += _histogram(name, item, found, actual.size)
+        errors = _errors(actual, expected, positions[worst])
     return WrongElements(
         len(positions),
         actual.size,
@@ -83,10 +83,10 @@ def wrong_elements(
                 place := tuple(int(i) for i in np.unravel_index(positions[i], actual.shape)),
                 _number(actual[place]),
                 _number(expected[place]),
-                float(errors[i] / beyond.shares[i]) if math.isfinite(beyond.shares[i]) else None,
+                float(error / beyond.shares[i]) if math.isfinite(beyond.shares[i]) else None,
                 {name: _number(np.broadcast_to(item, actual.shape)[place]) for name, item in read.items()},
             )
-            for i in _largest(beyond.shares)
+            for i, error in zip(worst, errors, strict=True)
         ],
         _most_telling(patterns, len(positions), actual.size),
         rows,
@@ -100,10 +100,16 @@ def _is_broadcast(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 def _largest(shares: np.ndarray) -> list[int]:
     """The positions of the largest shares, in descending order; of equal ones, the first."""
-    least = -np.partition(-shares, min(_SHOWN, len(shares)) - 1)[min(_SHOWN, len(shares)) - 1]
+    place = max(len(shares) - _SHOWN, 0)
+    least = np.partition(shares, place)[place]
     above = np.flatnonzero(shares > least)
     ordered = above[np.argsort(-shares[above], kind="stable")]
     return [int(i) for i in (*ordered, *np.flatnonzero(shares == least)[: _SHOWN - len(above)])]
+
+
+def _errors(actual: np.ndarray, expected: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    wide = np.complex128 if actual.dtype.kind == "c" else np.float64
+    return np.abs(np.subtract(actual.reshape(-1)[positions], expected.reshape(-1)[positions], dtype=wide))
 
 
 def _at(item: np.ndarray, shape: tuple[int, ...], positions: np.ndarray) -> np.ndarray:
@@ -119,39 +125,72 @@ def _number(element: np.generic) -> Number:
     return float(number) if is_finite else str(number)
 
 
-def _value_patterns(name: str, value: np.ndarray, wrong: np.ndarray) -> Iterator[_Pattern]:
+@dataclasses.dataclass
+class _WrongValues:
+    """A value at the wrong elements: how many, their range, and by ``_bins`` how many and their largest error."""
+
+    count: int
+    nan: int
+    smallest: float
+    largest: float
+    least: float  # the smallest magnitude
+    counts: np.ndarray
+    errors: np.ndarray
+
+
+def _at_wrong_elements(
+    item: np.ndarray, actual: np.ndarray, expected: np.ndarray, positions: np.ndarray
+) -> _WrongValues:
+    nan, counts, largest_errors, ranges = 0, np.zeros(_BINS, np.int64), np.zeros(_BINS), []
+    for start in range(0, len(positions), _CHUNK):
+        part = positions[start : start + _CHUNK]
+        wrong = _at(item, actual.shape, part)
+        bins = _bins(wrong)
+        counts += np.bincount(bins, minlength=_BINS)
+        np.maximum.at(largest_errors, bins, _errors(actual, expected, part))
+        nan += int(np.count_nonzero(np.isnan(wrong)))
+        ranges.append((wrong.min(), wrong.max(), np.abs(wrong).min()))
+    smallest, largest, least = np.array(ranges).T
+    range_ = float(smallest.min()), float(largest.max()), float(least.min())
+    return _WrongValues(len(positions), nan, *range_, counts, largest_errors)
+
+
+def _value_patterns(name: str, value: np.ndarray, found: _WrongValues) -> Iterator[_Pattern]:
     """Properties of a value at all wrong elements. Broadcasting repeats each element of it equally often."""
-    size = max(value.size, 1)
+    size, nonfinite = max(value.size, 1), int(found.counts[-1])
+    low, high, least, most = found.smallest, found.largest, found.least, max(-found.smallest, found.largest)
 
-    def pattern(text: str, has: np.ndarray, *, is_fitted: bool = False) -> _Pattern:
-        return _Pattern(f"all where {text}", float(np.count_nonzero(has)) / size, is_fitted)
+    def pattern(text: str, *has: np.ndarray, is_fitted: bool = False) -> _Pattern:
+        return _Pattern(f"all where {text}", sum(map(np.count_nonzero, has)) / size, is_fitted)
 
-    if np.isnan(wrong).all():
+    if found.nan == found.count:
         yield pattern(f"{name} is NaN", np.isnan(value))
-    elif np.isinf(wrong).all():
+    elif nonfinite == found.count and not found.nan:
         yield pattern(f"{name} is infinite", np.isinf(value))
-    elif not wrong.any():
+    elif found.counts[_ZERO] == found.count:
         yield pattern(f"{name} is zero", value == 0)
-    elif np.isfinite(wrong).all():
-        if (wrong < 0).all():
+    elif not nonfinite:
+        if high < 0:
             yield pattern(f"{name} is negative", value < 0)
-            yield pattern(f"{name} <= {wrong.max():.3g}", value <= wrong.max(), is_fitted=True)
-        elif (wrong > 0).all():
+            yield pattern(f"{name} <= {high:.3g}", value <= high, is_fitted=True)
+        elif low > 0:
             yield pattern(f"{name} is positive", value > 0)
-            yield pattern(f"{name} >= {wrong.min():.3g}", value >= wrong.min(), is_fitted=True)
-        sizes = np.abs(wrong)
-        yield pattern(f"|{name}| >= {sizes.min():.3g}", np.abs(value) >= sizes.min(), is_fitted=True)
-        yield pattern(f"|{name}| <= {sizes.max():.3g}", np.abs(value) <= sizes.max(), is_fitted=True)
+            yield pattern(f"{name} >= {low:.3g}", value >= low, is_fitted=True)
+        if least > 0:
+            yield pattern(f"|{name}| >= {least:.3g}", value >= least, value <= -least, is_fitted=True)
+        yield pattern(f"|{name}| <= {most:.3g}", (-most <= value) & (value <= most), is_fitted=True)
 
 
 def _index_patterns(positions: np.ndarray, shape: tuple[int, ...]) -> Iterator[_Pattern]:
     """Ranges of indices with all wrong elements."""
     names = [*(f"dimension {i}, index" for i in range(len(shape) - 2)), "row", "column"]
-    below = math.prod(shape)
-    for name, size in zip(names if shape[1:] else ["element"], shape, strict=True) if shape else ():
-        below //= size
-        index = positions // below % size
-        low, high = int(index.min()), int(index.max())
+    is_wrong = np.zeros(math.prod(shape), bool)
+    is_wrong[positions] = True
+    for axis, size in enumerate(shape):
+        name = names[axis] if shape[1:] else "element"
+        others = tuple(i for i in range(len(shape)) if i != axis)
+        indices = np.flatnonzero(is_wrong.reshape(shape).any(axis=others))
+        low, high = int(indices[0]), int(indices[-1])
         if low == high:
             yield _Pattern(f"all in {name} {low}", 1 / size, is_fitted=True)
         elif low > 0:
@@ -165,24 +204,20 @@ def _most_telling(patterns: Sequence[_Pattern], wrong: int, elements: int) -> st
     free = {True: wrong - 1, False: wrong}  # a fitted number is that of one of the wrong elements
     found = [item for item in patterns if item.share <= _MOST and item.share ** free[item.is_fitted] < _CHANCE]
     best = min(found, key=lambda item: item.share * (_FITTED if item.is_fitted else 1), default=None)
-    return f"{best.text} ({round(best.share * elements)} elements)" if best is not None else ""
+    count = round(best.share * elements) if best is not None else 0
+    return f"{best.text} ({count} element{'s' * (count != 1)})" if best is not None else ""
 
 
-def _histogram(
-    name: str, value: np.ndarray, wrong: np.ndarray, errors: np.ndarray, elements: int
-) -> Iterator[ValueRange]:
+def _histogram(name: str, value: np.ndarray, found: _WrongValues, elements: int) -> Iterator[ValueRange]:
     """The numbers of elements and of wrong elements, and the largest error, by sign and power of ten of a value."""
     flat = value.reshape(-1)
     counts = np.zeros(_BINS, np.int64)
     for start in range(0, len(flat), _CHUNK):
         counts += np.bincount(_bins(flat[start : start + _CHUNK]), minlength=_BINS)
     counts *= elements // max(value.size, 1)
-    bins, largest = _bins(wrong), np.zeros(_BINS)
-    np.maximum.at(largest, bins, errors)
-    of_wrong = np.bincount(bins, minlength=_BINS)
     for i in map(int, np.flatnonzero(counts)):
-        error = float(largest[i]) if math.isfinite(largest[i]) else None
-        yield ValueRange(name, _LABELS[i], int(counts[i]), int(of_wrong[i]), error)
+        error = float(found.errors[i]) if math.isfinite(found.errors[i]) else None
+        yield ValueRange(name, _LABELS[i], int(counts[i]), int(found.counts[i]), error)
 
 
 def _labels() -> list[str]:
@@ -199,10 +234,12 @@ _BINS = len(_LABELS)
 _ZERO = _LABELS.index("0")
 
 
+_EDGES = np.array([10.0**power for power in range(-_DECADES, _DECADES + 1)])
+
+
 def _bins(value: np.ndarray) -> np.ndarray:
     """The index in ``_LABELS`` of each element."""
     wide = value.astype(np.float64)
-    decades = np.floor(np.log10(np.abs(wide)))
-    steps = np.clip(np.nan_to_num(decades, nan=0.0, posinf=_DECADES, neginf=-_DECADES), -_DECADES - 1, _DECADES)
-    bins = (_ZERO + np.sign(np.nan_to_num(wide)) * (steps + _DECADES + 2)).astype(np.int64)
+    steps = np.searchsorted(_EDGES, np.abs(wide), side="right") + 1
+    bins = np.where(wide == 0, _ZERO, np.where(wide < 0, _ZERO - steps, _ZERO + steps))
     return np.where(np.isfinite(wide), bins, _BINS - 1)

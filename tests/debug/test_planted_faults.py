@@ -345,6 +345,17 @@ def test_a_wrong_operator_that_the_model_damps(monkeypatch: pytest.MonkeyPatch, 
     assert found["inference"] == f"diverges at silu_6 ({silu_lines()}): converter ({converter}) or kernel"
 
 
+def test_a_wrong_symbolic_integer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(CONVERTERS, operator.floordiv, lambda x, divisor: op.Div(x, divisor))  # which truncates
+    function = compiled(
+        lambda x: x * ((x.shape[0] - 7) // 2),  # the size
+        backend="onnx_debug", dynamic=True, options={"dump_dir": str(tmp_path)},
+    )  # fmt: skip
+    function(torch.ones(4, 2))
+    where, converter = line_of("# the size"), line_of("# which truncates")
+    assert f"floordiv ({where}): converter ({converter}) or kernel: -1 instead of -2" in only_verdict(tmp_path)
+
+
 def test_a_kernel_that_is_wrong_only_in_the_session_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """ONNX Runtime's optimizers are made to change a value inside; the model hides it from the results."""
     create = onnxruntime.InferenceSession

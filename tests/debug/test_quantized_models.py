@@ -25,6 +25,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
     get_default_x86_inductor_quantization_config,
 )
 
+from dynamo_backends.cli import main
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from passes import Pass, PassContext
@@ -88,11 +89,12 @@ def test_what_is_right(name: str, tmp_path: Path) -> None:
     assert ("tie of a quantization" in graph.entry.note) == (name == "int8")
 
 
-def test_a_tie_is_named(tmp_path: Path) -> None:
+def test_a_tie_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first node that rounds to the other side, and the result that differs for that."""
     note = graph_of(MODELS["int8"](), tmp_path).entry.note
     assert re.search(r"tie of a quantization: .*\bround_\d+ \(.*:\d+\).*\badd_\d+$", note.split(";")[0]), note
     assert "nearer" not in note
+    assert main(["ls", str(tmp_path)]) == 0 and note in capsys.readouterr().out
 
 
 FAULTS: dict[str, tuple[str, int, Callable[[ir.Value], list[ir.Node]], Callable[[Any, fx.Node], fx.Node]]] = {

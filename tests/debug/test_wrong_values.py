@@ -71,6 +71,26 @@ def test_a_converter_that_is_wrong_where_its_argument_is_negative(tmp_path: Path
     assert errors == sorted(errors, reverse=True)
     table = (graph.folder / "side_by_side.txt").read_text()
     assert blame.elements.text in table and all(item.module in table for item in others)
+    (graph,) = dumped(lambda features: F.gelu(features), tmp_path / "of an argument").graphs
+    assert "all where features is negative" in graph.entry.note
+
+
+@pytest.mark.usefixtures("converters")
+def test_a_wrong_pass_and_a_wrong_converter(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    @register_converter(aten.sinh.default)
+    def wrong_sinh(x: ir.Value) -> object:
+        return op.Mul(op.Sinh(x), op.CastLike(1.1, x))
+
+    def to_sinh(module: fx.GraphModule, context: PassContext) -> int:
+        for node in module.graph.find_nodes(op="call_function", target=aten.gelu.default):
+            node.target, node.kwargs = aten.sinh.default, {}
+        return 1
+
+    planted(Pass("joint.wrong", "Planted by a test.", to_sinh))
+    (graph,) = dumped(Layers(), tmp_path).graphs
+    blame, first = graph.entry.blame, graph.entry.wrong_nodes[0]
+    assert blame is not None and blame.name == "joint.wrong"
+    assert "wrong_values.py" in first.code and f"converter ({first.code})" in graph.entry.note
 
 
 @pytest.mark.parametrize("stage", ["pre_grad", "post_grad"])

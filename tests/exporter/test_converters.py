@@ -272,6 +272,13 @@ def test_embedding_bag_runs_in_pytorch() -> None:
     assert_same_as_eager(bag, torch.randint(0, 5, (7,)), torch.tensor([0, 3]))
 
 
+@pytest.mark.parametrize(("divided", "expected"), [(0, {"Div"}), (7, {"Div", "Mod"})])
+def test_only_a_size_that_may_be_negative_needs_its_remainder(divided: int, expected: set[str]) -> None:
+    """``-(-x.shape[0] // 2)`` and the like; ONNX's ``Div`` truncates."""
+    found = operators_in(lambda x: x * ((x.shape[0] - divided) // 2), symbolic(torch.ones(4, 2), 0))
+    assert found & {"Div", "Mod"} == expected
+
+
 # Indices
 
 

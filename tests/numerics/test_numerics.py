@@ -239,7 +239,13 @@ def test_magnitudes_and_kinds() -> None:
     [
         (torch.ones(2), torch.ones(2) + 8 * EPS, ""),
         (torch.ones(2), torch.tensor([1.0, 1.01]), r" 0\.01 .*\[1\].* 9\.54e-07$"),
-        (torch.ones(2), torch.tensor([1.0, NAN]), r"^1 .*NaN.*\[1\]"),
+        (torch.ones(2), torch.tensor([1.0, NAN]), r"^1 element is wrongly NaN or infinite, at element \[1\]$"),
+        (torch.tensor([NAN, 1.0]), torch.ones(2), r"^1 element is finite and should be NaN .*\[0\]$"),
+        (
+            torch.tensor([NAN, NAN, 1]),
+            torch.tensor([1, 1, -INF]),
+            r"^1 element is w.* and 2 elements are finite .*\[0\]$",
+        ),
         (torch.ones(2), torch.ones(2, 1), r"\(2, 1\) .*\(2,\)"),
         (torch.ones(2), torch.ones(2, dtype=torch.int64), "torch.int64 .*torch.float32"),
         (torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int32), "torch.int32 .*torch.int64"),
@@ -256,7 +262,7 @@ def test_magnitudes_and_kinds() -> None:
     ],
 )
 def test_a_verdict_in_words(old: object, new: object, datum: str) -> None:
-    exact = torch.ones(2).double() if isinstance(old, torch.Tensor) and old.is_floating_point() else old
+    exact = old.double() if isinstance(old, torch.Tensor) and old.is_floating_point() else old
     found = verdict(new, old, exact)
     assert found.is_wrong == bool(datum)
     assert re.search(datum, str(found)) if datum else str(found) == ""

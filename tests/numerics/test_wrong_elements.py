@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -98,3 +99,15 @@ def test_they_are_those_that_the_measure_finds() -> None:
         assert found == measure_tensor(spoiled, exact, eager, group_size=COLUMNS)
         assert len(beyond.positions) == 1 + found.nonfinite and 0 in beyond.positions
         assert beyond.shares.max() == found.share
+
+
+def test_a_large_tensor_that_is_wrong_everywhere_needs_little_memory() -> None:
+    x = torch.randn(2**10, 2**10, generator=torch.Generator().manual_seed(0))
+    actual = x * 1.01
+    actual[-1, -1] += 9
+    tracemalloc.start()
+    found = described(actual, x, x=x)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.wrong == x.numel() and list(found.worst[0].index) == [2**10 - 1] * 2
+    assert peak < 10 * x.nbytes

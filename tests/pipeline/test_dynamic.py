@@ -83,6 +83,12 @@ def test_batch_sizes_zero_and_one() -> None:
 FUNCTIONS: dict[str, Callable[..., object]] = {
     "sizes as results": lambda x: (x + 1, x.shape[0], x.shape[0] * 2, x.numel(), x.shape),
     "floor division": lambda x: (x[: x.shape[0] // 2] * 2, x.shape[0] // 2),
+    "floor division of negative sizes": lambda x: (
+        x * -(-x.shape[0] // 2),
+        (x.shape[0] - 7) // x.shape[1],
+        -9 // -x.shape[0],
+    ),
+    "power": lambda x: ((x.shape[0] + 2**20) ** 3, x * x.shape[0] ** 2, 3 ** x.shape[1] + x),
     "modulo": lambda x: x + x.shape[0] % 3,
     "slices by sizes": lambda x: x[x.shape[0] // 2 :, 1 : x.shape[1] - 1].exp(),
     "view of computed size": lambda x: x.reshape(x.shape[0] * x.shape[1]).relu(),
