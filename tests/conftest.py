@@ -15,6 +15,7 @@ import logging
 import os
 import platform
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -49,24 +50,31 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("dynamo-backends")
-    group.addoption("--all-cases", action="store_true", help="run all cases of the tests that are marked `sampled`")
+    group.addoption("--all-cases", action="store_true", help="run also what is left out otherwise")
     seed = os.environ.get("TEST_SEED", "0")
-    group.addoption("--seed", default=seed, help="which of their cases are run otherwise (default: %(default)s)")
+    group.addoption("--seed", default=seed, help="which slow tests and cases are run otherwise (default: %(default)s)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases of tests that are marked ``sampled(n)``: one of n is run, unless tests are given by name."""
+    """Leaves out cases of tests that are marked ``sampled(n)``, of which one of n is run, and two of three slow tests.
+
+    Not if tests are given by name. A test is slow if ``durations.txt`` names it.
+    """
     if config.option.all_cases or config.option.keyword or any("::" in argument for argument in config.args):
         return
-    cases = collections.defaultdict[str, list[pytest.Item]](list)
+    groups = collections.defaultdict[tuple[str, int], list[pytest.Item]](list)
+    slow = set(re.findall(r"\S+::\S+", DURATIONS.read_text(encoding="utf-8")))
     for item in items:
-        if item.get_closest_marker("sampled"):
-            cases[item.nodeid.split("[")[0]].append(item)
+        test = item.nodeid.split("[")[0]
+        mark = item.get_closest_marker("sampled")
+        if mark is not None:
+            groups[test, mark.args[0]].append(item)
+        elif test.removeprefix("tests/") in slow:
+            groups["slow", 3].append(item)
     left_out: set[pytest.Item] = set()
-    for test, of_test in cases.items():
-        (part,) = of_test[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
-        number = -(-len(of_test) // part)
-        left_out.update(set(of_test) - set(random.Random(f"{test} {config.option.seed}").sample(of_test, number)))
+    for (name, part), of_group in groups.items():
+        number = -(-len(of_group) // part)
+        left_out.update(set(of_group) - set(random.Random(f"{name} {config.option.seed}").sample(of_group, number)))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
@@ -92,28 +100,40 @@ def _processor_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
+DURATIONS = Path(__file__).with_name("durations.txt")
+
+_SLOW = 5.0
+"""Seconds of processor time from which a test is slow, all of its cases together."""
+
 _seconds_by_file: collections.Counter[str] = collections.Counter()
+_seconds_by_test: collections.Counter[str] = collections.Counter()
 _tests_by_file: collections.Counter[str] = collections.Counter()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "teardown":
-        file = report.nodeid.split("::")[0].removeprefix("tests/")
-        _seconds_by_file[file] += dict(report.user_properties)["processor_seconds"]
+        test = report.nodeid.split("[")[0].removeprefix("tests/")
+        file = test.split("::")[0]
+        seconds = dict(report.user_properties)["processor_seconds"]
+        _seconds_by_file[file] += seconds
+        _seconds_by_test[test] += seconds
         _tests_by_file[file] += 1
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Writes the time of each file to ``durations.txt`` if the whole suite ran and passed."""
+    """Writes the time of files and slow tests to ``durations.txt`` if the suite ran with ``--all-cases`` and passed."""
     option = session.config.option
     is_whole = session.config.args == session.config.getini("testpaths") and not (option.keyword or option.markexpr)
-    if exitstatus or not is_whole or "PYTEST_XDIST_WORKER" in os.environ or option.deselect:
+    if exitstatus or not (is_whole and option.all_cases) or "PYTEST_XDIST_WORKER" in os.environ or option.deselect:
         return
     rows = sorted(_seconds_by_file.items(), key=lambda row: (-round(row[1]), row[0]))
     total, tests = sum(_seconds_by_file.values()), _tests_by_file.total()
     lines = [f"{total / 60:.0f} minutes of processor time, {tests} tests, {platform.machine()}; seconds, tests, file:"]
     lines += [f"{seconds:5.0f} {_tests_by_file[file]:5d}  {file}" for file, seconds in rows]
-    Path(__file__).with_name("durations.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    slow = [(test, seconds) for test, seconds in _seconds_by_test.most_common() if seconds > _SLOW]
+    lines += ["", f"Tests of more than {_SLOW:.0f} seconds:"]
+    lines += [f"{seconds:5.0f}  {test}" for test, seconds in slow]
+    DURATIONS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
