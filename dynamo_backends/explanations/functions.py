@@ -240,7 +240,7 @@ class _SplitLowering(Lowering):
         return [
             (
                 dataclasses.replace(item, source=lines.get(item.node) or item.source),
-                item.why or reasons.get(item.node, "") or _is_off(item, off),
+                item.why or reasons.get(item.node, "") or _is_off(item, off) or _has_other_activations(item),
             )
             for item in product_kernels(model, tensors)
         ]
@@ -255,6 +255,12 @@ def _is_off(item: ProductKernel, off: Collection[str]) -> str:
     """The pass that may compute a product of two quantized operands with integers, if it is off."""
     name = _CONVOLUTIONS if item.kernel == "Conv" else _MATRICES
     return f"{name} is off" if item.bits.count("from 8 bits") == 2 and name in off else ""
+
+
+def _has_other_activations(item: ProductKernel) -> str:
+    """That a product has no integers to multiply, if only its weights are quantized and it dequantizes them."""
+    first, second = item.bits.split(" x ")
+    return "its activations are not quantized" if "from 8 bits" in second and "bits" not in first else ""
 
 
 def _grouped(products: Sequence[tuple[ProductKernel, str]]) -> list[Products]:

@@ -189,6 +189,22 @@ def test_products_of_quantized_layers_have_the_line_that_calls_the_layer() -> No
         assert re.fullmatch(rf"transformers/.*modeling_llama.py:\d+, called from {short_file(__file__)}:\d+", line)
 
 
+def test_a_product_in_float32_has_the_reason() -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+
+    for dtype, config in (
+        (torch.float32, Int8WeightOnlyConfig()),
+        (torch.bfloat16, IntxWeightOnlyConfig(torch.int4, PerGroup(32))),
+    ):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).eval().to(dtype)
+        quantize_(model, config)
+        with torch.no_grad():
+            found = dynamo_backends.explain(model)(torch.ones(2, 64, dtype=dtype))
+        (product,) = found.graphs[0].graphs[0].products
+        assert "from 8 bits" in product.bits and "activations" in product.why
+
+
 USERS = """
 import torch
 
