@@ -80,12 +80,14 @@ def graph_of(model: nn.Module, dump: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_right(name: str, tmp_path: Path) -> None:
+def test_what_is_right(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = graph_of(MODELS[name](), tmp_path)
     assert graph.verdict == "ok" and not [
         item for item in graph.entry.unchecked if "does not run in float64" not in item
     ]
     assert counted("internal_failures") == 0
+    assert main(["ls", "-d", str(tmp_path)]) == 0
+    assert all(item in capsys.readouterr().out for item in graph.entry.unchecked[:1])
     assert ("tie of a quantization" in graph.entry.note) == (name == "int8")
 
 
