@@ -162,7 +162,7 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(observer.DebugObserver, "_write_test_data", "writing")
     phases.watch(observer.DebugObserver, "conclude", "writing")
     for module in (lockstep, verdicts, first_changed_node, repeated_runs, stage_comparison):
-        phases.watch(module, "measure_tensor", "distances")
+        phases.watch(module, "measure_tensors" if module is lockstep else "measure_tensor", "distances")
 
 
 def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: Callable[[], float]) -> dict[str, Any]:

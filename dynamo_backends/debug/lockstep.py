@@ -30,7 +30,7 @@ from ..numerics.exact import KERNEL_ERRORS, Environment, run_eager
 from ..numerics.graph_execution import FxExecution
 from ..numerics.local_error import NodeCheck, Segment, name_without_overload
 from ..numerics.measure import Measure, group_size_of
-from ..numerics.tensor_measure import dense, measure_tensor
+from ..numerics.tensor_measure import dense, measure_tensors
 from ..numerics.value_range import extent, nonfinite_elements
 from ..numerics.verdicts import verdict
 from ..partition.regions import is_ordered
@@ -69,19 +69,13 @@ class _Value:
     exact: torch.Tensor
     returned: object  # what the run returned for it: a region's output, or a value PyTorch computed; else ``None``
 
-    def error_of(self, actual: torch.Tensor) -> Measure:
-        """The error of another computation of the value, with upstream errors."""
-        return measure_tensor(actual, self.exact, self.eager, group_size=group_size_of(self.eager.shape))
+    def errors(self, *actual: torch.Tensor) -> tuple[list[Measure], Measure]:
+        """The errors of other computations of the value, with upstream errors, and eager's."""
+        return measure_tensors(actual, self.exact, self.eager, group_size=group_size_of(self.eager.shape))
 
     def describe(self, actual: torch.Tensor) -> None:
         """Describes the wrong elements of another computation of the value."""
         self.row.wrong_elements = verdict(actual, self.eager, self.exact).elements
-
-    @property
-    def eager_error(self) -> Measure:
-        """Eager's error; eager is right by definition, so it has no share of a tolerance."""
-        found = measure_tensor(self.eager, self.exact)
-        return dataclasses.replace(found, share=0.0, position=0, error=0.0, limit=0.0)
 
 
 class Lockstep:
@@ -263,59 +257,52 @@ class Lockstep:
         """Measures eager, the model (or PyTorch in the run) and the session, each with upstream errors."""
         row, node = value.row, value.node
         region = self._region_of.get(node)
-        source = self._measured.get(node.all_input_nodes[0]) if _only_rearranges(node) else None
+        rearranges = _only_rearranges(node)
+        source = self._measured.get(node.all_input_nodes[0]) if rearranges else None
         row.is_output = value.returned is not None and self._is_returned(node, value.index)
-        row.eager = (source and source.eager) or value.eager_error
-        in_model = value.returned
+        in_model, in_session = value.returned, None
         if region is not None:
             row.region = region.index
+            inside = self._in_session.pop(row.name, None)
             in_model = self._in_model.get(row.name)
-        if isinstance(in_model, torch.Tensor):
-            row.complaint = _complaint(in_model, value.eager)
-            if not row.complaint:
-                self._measure_in_model(value, in_model, source)
+            in_session = value.returned if isinstance(value.returned, torch.Tensor) else inside
+        model, session = (_comparable(item, value.eager) for item in (in_model, in_session))
+        row.complaint = _complaint(in_model, value.eager)
+        if in_session is value.returned:
+            row.complaint = row.complaint or _complaint(in_session, value.eager)
+        row.equals_eager = model is not None and torch.equal(model, value.eager)
+        is_same = model is not None and session is not None and torch.equal(session, model)
+        shares_error = rearranges and model is not None and region is not None and self._rearranges(value, model)
+        if shares_error:
+            row.local_onnx = row.local_eager = Measure()
+        of_source = source.onnx if shares_error and source is not None else None
+        measured = [] if model is None or row.equals_eager or of_source is not None else [model]
+        measured += [] if session is None or is_same else [session]
+        errors: list[Measure] = []
+        row.eager = source.eager if source is not None else None
+        if measured or row.eager is None:
+            errors, row.eager = value.errors(*measured)
+        if model is not None:
+            row.onnx = row.eager if row.equals_eager else of_source or errors.pop(0)
         row.onnx_extent = row.eager_extent if row.equals_eager else extent(in_model)
         self._measured[node] = row
-        if region is not None:
-            self._measure_in_session(value, in_model)
+        self._describe_if_wrong(value, row.onnx, model)
+        if session is not None:
+            row.session = row.onnx if is_same else errors.pop(0)
+            self._describe_if_wrong(value, row.session, session)
+        if in_session is not None:
+            row.session_extent = row.onnx_extent if is_same else extent(in_session)
 
-    def _measure_in_model(self, value: _Value, in_model: torch.Tensor, source: Row | None) -> None:
-        row = value.row
-        row.equals_eager = torch.equal(in_model, value.eager)
-        rearranges = row.region is not None and _only_rearranges(value.node) and self._rearranges(value, in_model)
-        if rearranges:
-            row.local_onnx = row.local_eager = Measure()
-        if row.equals_eager:
-            row.onnx = row.eager
-        elif rearranges and source is not None and source.onnx is not None:
-            row.onnx = source.onnx
-        else:
-            row.onnx = value.error_of(in_model)
-            if not row.onnx.is_rounding and self._reads_right_values(value.node):
-                value.describe(in_model)
+    def _describe_if_wrong(self, value: _Value, found: Measure | None, actual: torch.Tensor | None) -> None:
+        """Describes the wrong elements of a value whose inputs are right."""
+        is_wrong = found is not None and not found.is_rounding
+        if actual is not None and is_wrong and self._reads_right_values(value.node):
+            value.describe(actual)
 
     def _reads_right_values(self, node: fx.Node) -> bool:
         """Whether no input of a node is wrong: the fault is in the node, or in a rewrite of it."""
         rows = (self._measured.get(arg) for arg in node.all_input_nodes)
         return all(row is None or (row.explained and row.propagated_explained) for row in rows)
-
-    def _measure_in_session(self, value: _Value, in_model: object) -> None:
-        row, inside = value.row, self._in_session.pop(value.row.name, None)
-        in_session = value.returned if isinstance(value.returned, torch.Tensor) else inside
-        if in_session is None:
-            return
-        complaint = _complaint(in_session, value.eager)
-        if in_session is value.returned:
-            row.complaint = complaint = row.complaint or complaint
-        is_same = isinstance(in_model, torch.Tensor) and not complaint and row.onnx is not None
-        if is_same and torch.equal(in_session, in_model):
-            row.session, row.session_extent = row.onnx, row.onnx_extent
-            return
-        row.session_extent = extent(in_session)
-        if not complaint:
-            row.session = value.error_of(in_session)
-            if not row.session.is_rounding and self._reads_right_values(value.node):
-                value.describe(in_session)
 
     def _rearranges(self, value: _Value, in_model: torch.Tensor) -> bool:
         """Whether a value of the model has the elements of the value that its node rearranges."""
@@ -479,7 +466,15 @@ def _has_infinite_argument(node: fx.Node) -> bool:
     return not all(map(cmath.isfinite, numbers))
 
 
-def _complaint(actual: torch.Tensor, eager: torch.Tensor) -> str:
+def _comparable(actual: object, eager: torch.Tensor) -> torch.Tensor | None:
+    """A tensor that can be compared with eager's, see ``_complaint``."""
+    return actual if isinstance(actual, torch.Tensor) and not _complaint(actual, eager) else None
+
+
+def _complaint(actual: object, eager: torch.Tensor) -> str:
+    """Why the elements of a tensor cannot be compared with eager's, if there is a reason."""
+    if not isinstance(actual, torch.Tensor):
+        return ""
     if actual.dtype != eager.dtype:
         return f"dtype {actual.dtype} instead of {eager.dtype}"
     if actual.shape != eager.shape:

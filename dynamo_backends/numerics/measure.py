@@ -118,7 +118,7 @@ class Measure:
         scale: largest finite magnitude of the reference.
         share: largest ratio of an error to its tolerance: up to 1 it is rounding.
         position: of that element, in row-major order.
-        error, limit: the error and the tolerance of that element.
+        error, limit: the error and the tolerance of that element; the error is infinite if the share is.
         missing: how many of ``nonfinite`` are finite in the value.
     """
 
@@ -209,22 +209,35 @@ def judge(
     if "complex" in str(value.dtype) + str(exact.dtype):
         value, exact, *others = (_parts(item) for item in (value, exact, *others))
         inner_size, group_size = None if inner_size is None else _pairs(inner_size, inner_size), 2 * group_size
-        parts = dtype.replace("complex64", "float32").replace("complex128", "float64")
-        found, beyond = judge(value, exact, parts, others, inner_size=inner_size, group_size=group_size)
+        dtype = _dtype_of_parts(dtype)
+        found, beyond = judge(value, exact, dtype, others, inner_size=inner_size, group_size=group_size)
         positions, starts = np.unique(beyond.positions // 2, return_index=True)
         return found, Beyond(positions, np.maximum.reduceat(beyond.shares, starts) if len(starts) else beyond.shares)
-    arrays = [item.reshape(-1) for item in (value, exact, *others)]
-    if not len(arrays[0]):
+    value, exact, *others = (item.reshape(-1) for item in (value, exact, *others))
+    if not len(value):
         return Measure(), _NONE
     if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
-        return _discrete(*arrays)
-    rule = FORMATS.get(dtype, FORMATS["float64"])
+        return _discrete(value, exact, *others)
     inner_size = None if inner_size is None else inner_size.reshape(-1)
-    with np.errstate(all="ignore"):
-        found, beyond, reached = _measured(arrays, rule, inner_size, group_size)
-        if len(beyond.positions) and group_size > 1 and others:
-            return _with_errors_of_group(found, beyond, arrays, rule, inner_size, reached, group_size)
-    return found, beyond
+    return _judge_each([value], exact, others, _rule(dtype), inner_size, group_size)[0][0]
+
+
+def measure_with_others(
+    values: Sequence[Array], exact: Array, dtype: str, others: Sequence[Array], *, group_size: int = 1
+) -> tuple[list[Measure], list[Measure]]:
+    """Measures floating-point or complex values and ``others`` against one reference, in one walk over it.
+
+    The arguments are as for ``judge``. Others are right by definition: their measures have no share of a tolerance.
+    """
+    if "complex" in str(exact.dtype):
+        exact, group_size, dtype = _parts(exact), 2 * group_size, _dtype_of_parts(dtype)
+        values, others = ([_parts(item) for item in items] for items in (values, others))
+    values, others = ([item.reshape(-1) for item in items] for items in (values, others))
+    exact = exact.reshape(-1)
+    if not len(exact):
+        return [Measure() for _ in values], [Measure() for _ in others]
+    judged, of_others = _judge_each(values, exact, others, _rule(dtype), None, group_size, with_others=True)
+    return [found for found, _ in judged], of_others
 
 
 _NONE = Beyond(np.zeros(0, np.int64), np.zeros(0))
@@ -240,41 +253,83 @@ def _float64(array: Array) -> Array:
     return library.asarray(array, dtype=library.float64)
 
 
-def _measured(
-    arrays: Sequence[Array], rule: Format, inner_size: Array | None, group_size: int
-) -> tuple[Measure, Beyond, Array]:
-    """The measure, chunk by chunk; the elements beyond their tolerance; the largest error of others in each group."""
-    library, size = _library(arrays[0]), len(arrays[0])
-    found, squares, finite, beyond = [], 0.0, 0, [_NONE]
-    reached = library.zeros(size // group_size + 1, dtype=library.float64)
-    for part in _chunks(size, group_size):
-        value, exact, *others = (_float64(item[part]) for item in arrays)
-        magnitude = library.abs(exact)
-        known = _known(others, exact, magnitude, rule) if others else None
-        if known is not None and group_size > 1:
-            first, width = part.start // group_size, min(group_size, len(known))
-            largest = library.amax(known.reshape(-1, width), 1)
-            groups = slice(first, first + len(largest))
-            reached[groups] = library.maximum(reached[groups], largest)
-        tolerance = _tolerance(magnitude, rule, None if inner_size is None else inner_size[part], known)
-        one, error, shares = _chunk(value, exact, magnitude, others, rule, tolerance, part.start)
-        squares, finite = squares + float(library.dot(error, error)), finite + len(error)
-        found.append(one)
-        if one.share > 1.0:
-            positions = library.where(shares > 1.0)[0]
-            beyond.append(Beyond(np.asarray(part.start + positions), np.asarray(shares[positions])))
-    together = dataclasses.replace(
-        max(found, key=lambda one: one.share),
-        max_abs=max(one.max_abs for one in found),
-        max_rel=max(one.max_rel for one in found),
-        max_ulp=max(one.max_ulp for one in found),
-        nonfinite=sum(one.nonfinite for one in found),
-        missing=sum(one.missing for one in found),
-        scale=max(one.scale for one in found),
-        rmse=math.sqrt(squares / max(finite, 1)),
-    )
-    positions, of_positions = ([getattr(item, name) for item in beyond] for name in ("positions", "shares"))
-    return together, Beyond(np.concatenate(positions), np.concatenate(of_positions)), reached
+def _rule(dtype: str) -> Format:
+    return FORMATS.get(dtype, FORMATS["float64"])
+
+
+def _judge_each(
+    values: Sequence[Array],
+    exact: Array,
+    others: Sequence[Array],
+    rule: Format,
+    inner_size: Array | None,
+    group_size: int,
+    *,
+    with_others: bool = False,
+) -> tuple[list[tuple[Measure, Beyond]], list[Measure]]:
+    """The measures of values, with the elements beyond their tolerance; and the measures of others, if wanted."""
+    library, size = _library(exact), len(exact)
+    sums, of_others = ([_Total() for _ in items] for items in (values, others))
+    reached = library.zeros(size // group_size + 1, dtype=library.float64)  # the largest error of each group
+    with np.errstate(all="ignore"):
+        for place in _chunks(size, group_size):
+            inside = None if inner_size is None else inner_size[place]
+            part = _Part(place.start, exact[place], [other[place] for other in others], rule, inside)
+            if values and group_size > 1 and part.known is not None:
+                first, width = place.start // group_size, min(group_size, len(part.known))
+                largest = library.amax(part.known.reshape(-1, width), 1)
+                groups = slice(first, first + len(largest))
+                reached[groups] = library.maximum(reached[groups], largest)
+            for value, total in zip(values, sums, strict=True):
+                part.add(value[place], total)
+            if with_others:
+                for i, total in enumerate(of_others):
+                    part.add_other(i, total)
+        judged = []
+        for value, total in zip(values, sums, strict=True):
+            found, beyond = total.result()
+            if len(beyond.positions) and group_size > 1 and others:
+                arrays = [value, exact, *others]
+                found, beyond = _with_errors_of_group(found, beyond, arrays, rule, inner_size, reached, group_size)
+            judged.append((found, beyond))
+    return judged, [total.result()[0] for total in of_others] if with_others else []
+
+
+class _Total:
+    """The measure of all elements, from those of their parts."""
+
+    def __init__(self) -> None:
+        self.share = -1.0
+        self._found: list[Measure] = []
+        self._beyond = [_NONE]
+        self._squares, self._count = 0.0, 0
+
+    def add(self, found: Measure, error: Array) -> None:
+        """Adds the measure and the errors of a part."""
+        self._squares += float(_library(error).dot(error, error))
+        self._count += len(error)
+        self._found.append(found)
+        self.share = max(self.share, found.share)
+
+    def add_beyond(self, start: int, shares: Array) -> None:
+        """Adds the elements of the part at ``start`` that have a share above 1."""
+        positions = _library(shares).where(shares > 1.0)[0]
+        self._beyond.append(Beyond(np.asarray(start + positions), np.asarray(shares[positions])))
+
+    def result(self) -> tuple[Measure, Beyond]:
+        found = self._found
+        together = dataclasses.replace(
+            max(found, key=lambda one: one.share),
+            max_abs=max(one.max_abs for one in found),
+            max_rel=max(one.max_rel for one in found),
+            max_ulp=max(one.max_ulp for one in found),
+            nonfinite=sum(one.nonfinite for one in found),
+            missing=sum(one.missing for one in found),
+            scale=max(one.scale for one in found),
+            rmse=math.sqrt(self._squares / max(self._count, 1)),
+        )
+        positions, shares = ([getattr(item, name) for item in self._beyond] for name in ("positions", "shares"))
+        return together, Beyond(np.concatenate(positions), np.concatenate(shares))
 
 
 def _chunks(size: int, group_size: int) -> Iterator[slice]:
@@ -307,7 +362,7 @@ def _with_errors_of_group(
         value, exact, *others = (np.asarray(_float64(item[at])) for item in arrays)
         error, size = np.abs(value - exact), np.abs(exact)
         known = np.minimum(usual[_binary(size)], np.asarray(reached[at // group_size]))
-        known = np.maximum(known, _known(others, exact, size, rule))
+        known = np.maximum(known, _known([_error(other, exact) for other in others], size, rule))
         tolerance = _tolerance(size, rule, None if inner_size is None else np.asarray(inner_size[at]), known)
         shares = np.where(np.isfinite(error), error / tolerance, math.inf)
         i = int(shares.argmax())
@@ -358,6 +413,11 @@ def ordinary(value: np.ndarray) -> float:
     return float(np.sqrt(np.square(size[size <= _FAR * quartile]).mean()))
 
 
+def _dtype_of_parts(dtype: str) -> str:
+    """The dtype of a complex number's parts."""
+    return dtype.replace("complex64", "float32").replace("complex128", "float64")
+
+
 def _parts(value: Array) -> Array:
     """Complex numbers as alternating real and imaginary parts."""
     library = _library(value)
@@ -393,60 +453,93 @@ def _discrete(value: np.ndarray, exact: np.ndarray, *others: np.ndarray) -> tupl
     return found, _NONE if found.is_rounding else Beyond(positions, np.full(len(positions), math.inf))
 
 
-def _chunk(
-    value: Array,
-    exact: Array,
-    size: Array,
-    others: Sequence[Array],
-    rule: Format,
-    tolerance: Array,
-    start: int,
-) -> tuple[Measure, Array, Array]:
-    """The measure of some elements, their errors (0 if not finite), and the ratios of errors to tolerances."""
-    library = _library(value)
-    error = library.abs(value - exact)
-    largest = float(error.max())
-    nonfinite, missing, where, positions = 0, 0, 0, slice(0)
-    if not math.isfinite(largest):
-        finite = library.isfinite(value) & library.isfinite(exact)
-        wrong = _one_sided(value, exact, rule)
-        for other in others:  # another right computation cannot represent it either
-            leaves = library.isfinite(exact) & (library.abs(other) > rule.largest)
-            wrong &= ~_one_sided(other, exact, rule) & ~(leaves & (value == _infinite(other)))
-        positions = library.where(wrong)[0]
-        nonfinite, where = len(positions), int(positions[0]) if len(positions) else 0
-        missing = int(library.isfinite(value[positions]).sum())
-        error, size = library.where(finite, error, 0.0), library.where(library.isfinite(exact), size, 0.0)
+class _Part:
+    """Consecutive elements of a reference, with what the measures of all values need."""
+
+    def __init__(
+        self, start: int, exact: Array, others: Sequence[Array], rule: Format, inner_size: Array | None
+    ) -> None:
+        self._start, self._rule = start, rule
+        self._exact = exact = _float64(exact)
+        self._others = [_float64(other) for other in others]
+        library, size = _library(exact), abs(exact)
+        self._errors = [_error(other, exact) for other in self._others]
+        self._magnitude, self._inner_size = size, inner_size
+        self._scale, self._ratios = float(size.max()), library.empty_like(exact)
+        if not math.isfinite(self._scale):
+            size = library.where(library.isfinite(exact), size, 0.0)
+            self._scale = float(size.max())
+        # where the reference is 0, a relative error is 0
+        self._size = size if float(size.min()) > 0.0 else library.where(size > 0, size, math.inf)
+        unit = library.bitwise_and(self._size.view(library.int64), _EXPONENT).view(library.float64)
+        self._unit = library.clip(unit, rule.smallest, None, out=unit)
+
+    @functools.cached_property
+    def known(self) -> Array | None:
+        """The errors of others, see ``_known``."""
+        return _known(self._errors, self._magnitude, self._rule) if self._errors else None
+
+    @functools.cached_property
+    def _tolerance(self) -> Array:
+        return _tolerance(self._magnitude, self._rule, self._inner_size, self.known)
+
+    def add(self, value: Array, total: _Total) -> None:
+        """Adds the measure of a value to its total, and the elements beyond their tolerance."""
+        value = _float64(value)
+        found, error, positions = self._without_share(value, _error(value, self._exact), self._others)
+        shares = _library(error).divide(error, self._tolerance, out=self._ratios)
+        share = float(shares.max())
+        if found.nonfinite:
+            shares[positions] = share = math.inf
+        if share > total.share:  # only the worst element of all parts has a position
+            worst = int(shares.argmax())
+            wrong = math.inf if found.nonfinite else float(error[worst])
+            limit = float(self._tolerance[worst]) if wrong else 0.0
+            found = dataclasses.replace(found, share=share, position=self._start + worst, error=wrong, limit=limit)
+        total.add(found, error)
+        if share > 1.0:
+            total.add_beyond(self._start, shares)
+
+    def add_other(self, i: int, total: _Total) -> None:
+        """Adds the measure of one of the others to its total."""
+        found, error, _ = self._without_share(self._others[i], self._errors[i], ())
+        total.add(found, error)
+
+    def _without_share(self, value: Array, error: Array, others: Sequence[Array]) -> tuple[Measure, Array, Any]:
+        """The measure but for the tolerance, the errors, and the positions that are NaN or infinite on one side only.
+
+        ``others`` excuse values that they cannot represent either.
+        """
+        library, exact, rule = _library(value), self._exact, self._rule
         largest = float(error.max())
-    scale = float(size.max())
-    shares = error / tolerance
-    position = int(shares.argmax())
-    if largest == 0.0:
-        shares[positions] = math.inf
-        share = math.inf if nonfinite else 0.0
-        position = start + where
-        found = Measure(nonfinite=nonfinite, missing=missing, scale=scale, share=share, position=position)
-        return found, error, shares
-    share, worst = float(shares[position]), float(error[position])
-    nonzero = library.where(size > 0, size, math.inf)
-    max_rel = float((error / nonzero).max())
-    bits = nonzero.view(library.int64)
-    bits &= _EXPONENT
-    unit = library.clip(nonzero, rule.smallest, None)
-    found = Measure(
-        max_abs=largest,
-        max_rel=max_rel,
-        max_ulp=float((error / unit).max()) / rule.epsilon,
-        nonfinite=nonfinite,
-        missing=missing,
-        scale=scale,
-        share=math.inf if nonfinite else share,
-        position=start + (where if nonfinite else position),
-        error=worst,
-        limit=worst / share if share else 0.0,
-    )
-    shares[positions] = math.inf
-    return found, error, shares
+        nonfinite, missing, positions = 0, 0, slice(0)
+        if not math.isfinite(largest):
+            finite = library.isfinite(value) & library.isfinite(exact)
+            wrong = _one_sided(value, exact, rule)
+            for other in others:
+                leaves = library.isfinite(exact) & (library.abs(other) > rule.largest)
+                wrong &= ~_one_sided(other, exact, rule) & ~(leaves & (value == _infinite(other)))
+            positions = library.where(wrong)[0]
+            nonfinite = len(positions)
+            missing = int(library.isfinite(value[positions]).sum())
+            error = library.where(finite, error, 0.0)
+            largest = float(error.max())
+        ratios = self._ratios
+        found = Measure(
+            max_abs=largest,
+            max_rel=float(library.divide(error, self._size, out=ratios).max()),
+            max_ulp=float(library.divide(error, self._unit, out=ratios).max()) / rule.epsilon,
+            nonfinite=nonfinite,
+            missing=missing,
+            scale=self._scale,
+        )
+        return found, error, positions
+
+
+def _error(value: Array, exact: Array) -> Array:
+    library = _library(value)
+    error = value - exact
+    return library.abs(error, out=error)
 
 
 def _infinite(value: Array) -> Array:
@@ -463,14 +556,16 @@ def _one_sided(value: Array, exact: Array, rule: Format) -> Array:
     return ~finite & ~same & ~(library.isfinite(exact) & is_beyond & (value == _infinite(exact)))
 
 
-def _known(others: Sequence[Array], exact: Array, size: Array, rule: Format) -> Array:
-    """For each element, the largest error of the other computations; 0 up to a unit in the last place.
+def _known(errors: Sequence[Array], size: Array, rule: Format) -> Array:
+    """For each element, the largest of the errors of other computations; 0 up to a unit in the last place.
 
-    ``size`` is the magnitude of ``exact``.
+    ``size`` is the magnitude of the reference.
     """
-    library = _library(exact)
-    known = functools.reduce(library.maximum, [library.abs(other - exact) for other in others])
-    known *= known > rule.epsilon * size
+    library = _library(size)
+    known = functools.reduce(library.maximum, errors)
+    counts = rule.epsilon * size  # 1 where the error is larger, else 0; faster than a comparison
+    counts = library.sign(library.subtract(known, counts, out=counts), out=counts)
+    known = known * library.clip(counts, 0.0, None, out=counts)
     return known if math.isfinite(float(known.max())) else library.nan_to_num(known, nan=0.0, posinf=0.0)
 
 
@@ -480,7 +575,7 @@ def _usual_errors(arrays: Sequence[Array], rule: Format) -> np.ndarray:
     step = max(len(arrays[0]) // _SAMPLE, 1) | 1  # odd: not the same column of each row
     _, exact, *others = (np.asarray(_float64(item[::step])) for item in arrays)
     sizes = np.abs(exact)
-    errors, bins = _known(others, exact, sizes, rule), _binary(sizes)
+    errors, bins = _known([_error(other, exact) for other in others], sizes, rule), _binary(sizes)
     order = np.lexsort((errors, bins))
     errors, bins = errors[order], bins[order]
     present, starts, counts = np.unique(bins, return_index=True, return_counts=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
-from .measure import Beyond, Measure, judge
+from .measure import Beyond, Measure, judge, measure_with_others
 from .measure import ordinary as ordinary_of_array
 
 FLOAT64_ROUNDING = 1e-14
@@ -64,14 +65,34 @@ def judge_tensor(
     ``exact`` is float64 or complex128 if the value is floating-point. The rounding of ``dtype`` is allowed, by default
     of the value's.
     """
-    name = str(dtype or value.dtype).removeprefix("torch.").replace("complex32", "float16")
     if value.is_floating_point() or value.is_complex():
         ours, right, *more = map(_plain, (value, exact, *others))
     else:
         ours, right, *more = (as_array(item.to(value.dtype)) for item in (value, exact, *others))
     inside = None if inner_size is None else _plain(inner_size)
     with _one_thread():
-        return judge(ours, right, name, more, inner_size=inside, group_size=group_size)
+        return judge(ours, right, _name(dtype or value.dtype), more, inner_size=inside, group_size=group_size)
+
+
+def measure_tensors(
+    values: Sequence[torch.Tensor], exact: torch.Tensor, eager: torch.Tensor, *, group_size: int = 1
+) -> tuple[list[Measure], Measure]:
+    """The errors of values and of eager against ``exact``, all of one shape; faster than one by one.
+
+    Values have eager's dtype. Eager is right by definition, so its error has no share of a tolerance.
+    """
+    if not (eager.is_floating_point() or eager.is_complex()):
+        of_eager = dataclasses.replace(measure_tensor(eager, exact), share=0.0, position=0, error=0.0, limit=0.0)
+        return [measure_tensor(value, exact, eager, group_size=group_size) for value in values], of_eager
+    with _one_thread():
+        found, others = measure_with_others(
+            [*map(_plain, values)], _plain(exact), _name(eager.dtype), [_plain(eager)], group_size=group_size
+        )
+    return found, others[0]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.").replace("complex32", "float16")
 
 
 @contextlib.contextmanager
