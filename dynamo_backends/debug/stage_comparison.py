@@ -224,6 +224,8 @@ def _is_changed(old: object, new: object, eager: object) -> bool:
         return True
     if is_discrete(old):
         return not torch.equal(old, new)
+    if torch.equal(old, new):
+        return False
     found = measure_tensor(new, old)
     if found.nonfinite or found.max_abs <= FLOAT64_ROUNDING * (found.scale or 1.0):
         return bool(found.nonfinite)

@@ -31,12 +31,12 @@ def values_of_model(
 ) -> dict[str, object]:
     """The ``wanted`` values inside a region's model, by name, without optimizations; constants are left out.
 
-    The new session has the settings of the ``bound`` session; the model is not changed.
+    The new session has the settings of the ``bound`` session. The model is changed: the values become its outputs.
 
     Raises:
         SessionError: ONNX Runtime rejects the model with the values as outputs.
     """
-    return _exposed_values(bound, bound.session, model.clone(), args, wanted)
+    return _exposed_values(bound, bound.session, model, args, wanted)
 
 
 _STEP = "__stage"
@@ -58,7 +58,7 @@ def common_values(
         for value in node.outputs
         if value.name and value.dtype is not None and _STEP not in value.name
     ]
-    old, new = (tensors(values_of_model(bound, model, args, wanted)) for model in (before, after))
+    old, new = (tensors(values_of_model(bound, model.clone(), args, wanted)) for model in (before, after))
     for value in (value for node in after.graph for value in node.outputs):
         if value.name in old and value.name in new:
             yield value, old[value.name], new[value.name]
