@@ -219,7 +219,10 @@ def _may_exceed_double(node: fx.Node) -> bool:
     return True
 
 
-_CORRECT_FOR_EMPTY = overloads_of(aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy)
+_CORRECT_FOR_EMPTY = overloads_of(
+    aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy,
+    aten.constant_pad_nd, aten.gather, aten._softmax, aten._log_softmax, aten.sym_size,
+)  # fmt: skip
 
 
 def _may_reduce_empty(node: fx.Node) -> bool:

@@ -154,6 +154,16 @@ def test_empty_operands() -> None:
     assert_same_as_eager(lambda x, w: x @ w, torch.randn(2, 0), torch.randn(0, 4))
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 3)])
+def test_operators_of_nothing_on_onnx(shape: tuple[int, ...]) -> None:
+    def compute(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        padded = torch.nn.functional.pad(x, (1, 2, 2, 0), value=7.0)
+        return padded, x.softmax(-1), x.log_softmax(0), x.gather(-1, index), x.gather(0, index[:0])
+
+    assert_same_as_eager(compute, torch.randn(shape), torch.zeros(shape, dtype=torch.int64))
+    assert_on_onnx()
+
+
 def test_reductions_of_nothing() -> None:
     """ONNX Runtime's mean of nothing is 0, and its any of nothing true."""
 
