@@ -188,6 +188,13 @@ def _where_loses_a_sign() -> bool:
     return bool((_run_optimized(text, c=np.array([True, True]), x=zeros + 1, y=zeros) > 0).any())
 
 
+def _samples_at_infinity() -> bool:
+    text = """g (float[1,1,2,2] x, float[1,1,1,2] at) => (float[1,1,1,1] y)
+        { y = GridSample<mode = "nearest">(x, at) }"""
+    image, at = np.ones((1, 1, 2, 2), np.float32), np.array([np.inf, 0.0], np.float32)
+    return bool(_run_optimized(text, x=image, at=at.reshape(1, 1, 1, 2)) != 0)
+
+
 def _epsilon_loses_its_rank() -> bool:
     text = """<ir_version: 10, opset_import: ["" : 20]>
         m (float[2,4,8] x) => (float[1,2,4,8] z)
@@ -361,6 +368,7 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     ),
     "clip of large integers": differs(torch.nn.functional.relu6, LARGE),
     "sum and product of large integers": differs(lambda x: x.sum(), torch.tensor([2**53 + 1, 0])),
+    "samples at infinite coordinates": _samples_at_infinity,
     "reductions of empty tensors": differs(lambda x: (x.mean(), x.sum(1)), torch.zeros(0, 3)),
     "addmm of empty matrices with beta": differs(
         lambda x, a, b: torch.addmm(x, a, b, beta=0.2), torch.full((3, 3), 2.0), torch.zeros(3, 0), torch.zeros(0, 3)

@@ -349,6 +349,11 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "reductions of empty tensors", set(), "ONNX Runtime's result for an empty tensor may differ", _may_reduce_empty
     ),
     Fault(
+        "samples at infinite coordinates",
+        overloads_of(aten.grid_sampler_2d),
+        "ONNX Runtime samples wrongly at coordinates that are NaN, infinite or huge",
+    ),
+    Fault(
         "addmm of empty matrices with beta",
         {aten.addmm.default},
         "ONNX Runtime's Gemm ignores beta for empty matrices",
