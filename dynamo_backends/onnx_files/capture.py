@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from ..errors import ExportError
+from ..errors import ExportError, first_line
 from ..exporter.decompositions import table_for_export
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
@@ -99,10 +99,11 @@ class Captured:
         names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None]
         return program.graph_module, [_tensor(program, name) for name in names]
 
-    def calls_with_other_sizes(self, module: torch.nn.Module) -> list[Call]:
-        """A call with larger, and one with smaller sizes, if some are dynamic and the program and module take them."""
+    def calls_with_other_sizes(self, module: torch.nn.Module) -> tuple[list[Call], str]:
+        """A call with larger, and one with smaller sizes, if some are dynamic and the program and module take them;
+        and what was raised last for sizes that they do not take."""
         inputs = list(zip(self.leaves, (node.meta["val"] for node in self.inputs), strict=True))
-        found = []
+        found, raised = [], ""
         for choices in other_sizes(self.sizes):
             for call in (resized(inputs, self.call, symbols) for symbols in choices):
                 try:
@@ -110,11 +111,12 @@ class Captured:
                         for run in (self.program.module(), module):
                             args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call)
                             run(*args, **kwargs)
-                except Exception:  # a guard of the program, or whatever an operator raises
+                except Exception as error:  # a guard of the program, or whatever an operator raises
+                    raised = f"{type(error).__name__}: {first_line(str(error))}"
                     continue
                 found.append(call)
                 break
-        return found
+        return found, raised
 
 
 def capture(

@@ -190,9 +190,10 @@ def _check(exported: ExportedFile, session: FileSession, others: Sequence[Call] 
     captured, unchecked, checked = exported._captured, dict[str, None](), []
     calls = [like(exported.model, call, captured.call) for call in others or ()]
     if others is None and captured.sizes:
-        calls = captured.calls_with_other_sizes(exported.model)
+        calls, raised = captured.calls_with_other_sizes(exported.model)
         if not calls:
-            unchecked["other sizes than the example's: the model takes none of those that were tried"] = None
+            text = "other sizes than the example's: the model takes none of those that were tried"
+            unchecked[f"{text} ({raised})" if raised else text] = None
     for i, call in enumerate((captured.call, *calls)):
         message, inexact = exported._difference(session, call)
         if message:
