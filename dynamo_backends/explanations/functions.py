@@ -25,13 +25,12 @@ from passes.engine.manager import PassManager
 from passes.engine.results import PassResult
 
 from ..errors import Reason, TranslationError
-from ..exporter.translate import fold_constants, translate
 from ..graphs import aot
 from ..graphs.artifacts import GraphName, Region, Split, operator_name
 from ..graphs.locations import line_of_layer, module_path, short_file, where
 from ..options import Options, parse_options
 from ..partition.regions import Support, split_graph
-from ..pipeline.lowering import Lowering, PostGradGraph, mark_weights
+from ..pipeline.lowering import Lowering, PostGradGraph, model_of
 from ..pipeline.observer import Observer
 from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
@@ -223,10 +222,9 @@ class _SplitLowering(Lowering):
         if not any(_has_eight_bits(node) for node in (*region.nodes, *(item.node for item in region.inputs))):
             return []
         try:
-            model = fold_constants(translate(region.nodes, region.inputs, region.outputs, opset=self._options.opset))
+            model = model_of(region, weights, opset=self._options.opset)
         except TranslationError:  # the nodes are translated again, without those that fail, when it is compiled
             return []
-        mark_weights(region, model, weights)
         passes = self._passes.run("onnx", model)
         reasons = {miss.node: miss.reason for item in passes if item.name in _PASSES for miss in item.near_misses}
         off = _PASSES - {item.name for item in passes}

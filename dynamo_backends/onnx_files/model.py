@@ -17,13 +17,12 @@ from onnx_ir import tensor_adapters
 from torch import fx
 
 from ..errors import ExportError, KernelFaultError, Kind, Reason, TranslationError
-from ..exporter.translate import fold_constants, translate
 from ..graphs.artifacts import GraphName, Region, is_operator, operator_name
 from ..graphs.locations import where
 from ..options import Options
 from ..partition.regions import Support, whole_graph
 from ..pipeline.compiler import Compiler
-from ..pipeline.lowering import Lowering, PostGradGraph, mark_weights
+from ..pipeline.lowering import Lowering, PostGradGraph, model_of
 from ..pipeline.observer import Observer
 from ..pipeline.stage_passes import StagePasses
 from ..runtime.kernel_faults import check
@@ -97,11 +96,9 @@ class _WholeGraphLowering(Lowering):
             raise ExportError(_refusal(in_pytorch) + (TRAINING_MODE if is_random and self._is_training else ""))
         region = self.region
         try:
-            model = translate(region.nodes, region.inputs, region.outputs, opset=self._options.opset, name=self._name)
-            fold_constants(model)
+            model = model_of(region, graph.weights, opset=self._options.opset, name=self._name)
         except TranslationError as error:
             raise ExportError(f"it cannot be translated to ONNX: {error}") from error
-        mark_weights(region, model, graph.weights)
         self._passes.run("onnx", graph.name, model, 0)
         for node in model.graph.all_nodes():
             if node.op_type == "SimplifiedLayerNormalization":  # ONNX Runtime's name, unknown to ONNX

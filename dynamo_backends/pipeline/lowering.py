@@ -188,8 +188,7 @@ class OnnxLowering(Lowering):
         model_name = f"{graph.name.direction}_region_{region.index}"  # without the graph's number, for the cache
         nodes = region.nodes if graph.name.direction == "inference" else depth_first(region)
         with graph.timed("export"):
-            model = translate(nodes, region.inputs, region.outputs, opset=self.options.opset, name=model_name)
-            fold_constants(model)
+            model = model_of(region, graph.weights, opset=self.options.opset, name=model_name, nodes=nodes)
         inputs, outputs = _input_specs(region, model), output_specs(region, model)
         settings = SessionSettings(
             self.options.providers,
@@ -202,7 +201,6 @@ class OnnxLowering(Lowering):
         if graph.evaluation is not None:
             arguments, results = [item.node for item in region.inputs], [item.node for item in region.outputs]
             checker = ModelChecker(graph.evaluation, arguments, results, inputs, outputs, settings)
-        mark_weights(region, model, graph.weights)
         optimized = model.clone()
         with graph.timed("onnx_passes"):
             passes = self.passes.run("onnx", graph.name, optimized, region.index, checker)
@@ -281,11 +279,32 @@ def _warn_of_unused_converters(split: Split) -> None:
             warn(logger, "", {text: text})
 
 
-def mark_weights(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> None:
-    """Marks the inputs of a region's model that are weights, for the passes."""
+def model_of(
+    region: Region,
+    weights: Mapping[fx.Node, Weight],
+    *,
+    opset: int,
+    name: str = "region",
+    nodes: Sequence[fx.Node] | None = None,
+) -> ir.Model:
+    """A region's ONNX model before the passes, with folded constants; inputs that are weights are marked for them.
+
+    Args:
+        region: the region.
+        weights: the graph's weights, by placeholder.
+        opset: of the model.
+        name: of the ONNX graph.
+        nodes: the region's nodes in another order.
+
+    Raises:
+        TranslationError: a node cannot be translated.
+    """
+    ordered = region.nodes if nodes is None else nodes
+    model = fold_constants(translate(ordered, region.inputs, region.outputs, opset=opset, name=name))
     for item, value in zip(region.inputs, model.graph.inputs, strict=True):
         if item.node in weights:
             mark_weight(value)
+    return model
 
 
 def _input_specs(region: Region, model: ir.Model) -> tuple[InputSpec, ...]:
