@@ -9,6 +9,7 @@ from typing import Any
 
 import onnxruntime
 import torch
+from torch.utils import _pytree as pytree
 
 from .loading import Inputs, LoadedCase
 
@@ -19,7 +20,10 @@ def dynamic_shapes(loaded: LoadedCase) -> Any:
     shapes = torch.export.AdditionalInputs()
     for inputs in others:
         shapes.add(inputs.args, inputs.kwargs)
-    return shapes.dynamic_shapes(loaded.model, first.args, first.kwargs) if others else None
+    if not others:
+        return None
+    dims = shapes.dynamic_shapes(loaded.model, first.args, first.kwargs)
+    return pytree.tree_map(lambda dim: torch.export.Dim.STATIC if dim is None else dim, dims)
 
 
 class Exported:

@@ -214,7 +214,15 @@ def table_for_export(opset: int) -> Decompositions:
     AOTAutograd decomposes composite operators while it traces; an exported program keeps those without an entry. Their
     decompositions run before functionalization, which rejects the views of ``prims`` in PyTorch's other tables.
     """
+    return {**decomposition_table(opset), **_composite_operators()}
+
+
+def table_of_extensions() -> Decompositions:
+    """The composite operators that are not PyTorch's, such as torchao's, which may take float32 only."""
+    return {target: how for target, how in _composite_operators().items() if target.namespace != "aten"}
+
+
+def _composite_operators() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     decompositions = torch.export.default_decompositions().items()
-    composites = {target: how for target, how in decompositions if target.has_kernel_for_dispatch_key(composite)}
-    return {**decomposition_table(opset), **composites}
+    return {target: how for target, how in decompositions if target.has_kernel_for_dispatch_key(composite)}

@@ -7,6 +7,7 @@ calls must have the same structure.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -26,10 +27,11 @@ def ordered(module: torch.nn.Module, call: Call) -> Call:
     return bound.args, bound.kwargs
 
 
-def like(module: torch.nn.Module, call: Call, example: Call) -> Call:
+def like(module: torch.nn.Module, call: Call, example: Call, inputs: Collection[int]) -> Call:
     """The call ``ordered``, with the same arguments as an example; the example's structure, and other tensors.
 
-    Arguments that are missing have their defaults, and others that have their defaults are left out.
+    Arguments that are missing have their defaults, and others that have their defaults are left out. ``inputs`` are
+    the positions of the leaves that are inputs of the file; the others are constants.
 
     Raises:
         TypeError: the module cannot be called so, or the structure is another one.
@@ -40,8 +42,8 @@ def like(module: torch.nn.Module, call: Call, example: Call) -> Call:
     bound.apply_defaults()
     for name, value in list(bound.arguments.items()):
         parameter = signature.parameters[name]
-        if parameter.kind is parameter.VAR_KEYWORD and name in wanted.arguments:
-            bound.arguments[name] = {key: value[key] for key in wanted.arguments[name] if key in value} | value
+        if name in wanted.arguments:
+            bound.arguments[name] = _in_order(value, wanted.arguments[name])
         if name not in wanted.arguments:
             if value is not parameter.default and parameter.kind not in (
                 parameter.VAR_POSITIONAL,
@@ -53,23 +55,45 @@ def like(module: torch.nn.Module, call: Call, example: Call) -> Call:
     (leaves, structure), (known, expected) = (pytree.tree_flatten_with_path(item) for item in (found, example))
     if structure != expected:
         raise TypeError("the arguments have another structure than in the export: other dicts, lists or their lengths")
-    for (path, leaf), (_, constant) in zip(leaves, known, strict=True):
-        if not isinstance(constant, torch.Tensor) and not isinstance(leaf, torch.Tensor) and leaf != constant:
-            where = pytree.keystr(path)
-            raise ValueError(f"argument {where} is {leaf!r}, and {constant!r} is a constant of the file")
+    for i, ((path, leaf), (_, constant)) in enumerate(zip(leaves, known, strict=True)):
+        if i in inputs and isinstance(leaf, torch.Tensor) != isinstance(constant, torch.Tensor):
+            kinds = [f"a {type(item).__name__}" for item in (leaf, constant)]
+            raise TypeError(f"argument {_name(signature, path)} is {kinds[0]}, and was {kinds[1]} in the export")
+        if i not in inputs and not isinstance(leaf, torch.Tensor) and leaf != constant:
+            name = _name(signature, path)
+            raise ValueError(f"argument {name} is {leaf!r}, and {constant!r} is a constant of the file")
     return found
 
 
-def without_sharing(module: torch.nn.Module, call: Call) -> Call:
-    """The call with copies of tensors that it passes twice, or that are the module's own.
+def _in_order(value: Any, example: Any) -> Any:
+    """A value whose dicts have the order of an example's; other keys come last."""
+    if type(value) is dict and type(example) is dict:
+        return {key: _in_order(value[key], example[key]) for key in example if key in value} | {
+            key: item for key, item in value.items() if key not in example
+        }
+    if type(value) is type(example) and type(value) in (list, tuple) and len(value) == len(example):
+        return type(value)(map(_in_order, value, example))
+    return value
 
-    ``torch.export`` makes one input, or none, of the same tensor.
+
+def _name(signature: inspect.Signature, path: Sequence[Any]) -> str:
+    """The name of an argument, or of a part of it, from its path in a call."""
+    kind, argument, *rest = path
+    key = argument.key if kind.idx else [*signature.parameters][min(argument.idx, len(signature.parameters) - 1)]
+    return f"{key}{pytree.keystr(tuple(rest))}"
+
+
+def without_sharing(module: torch.nn.Module, call: Call) -> Call:
+    """The call with tensors that share the memory, and with copies of those that it passes twice, or that are the
+    module's own.
+
+    ``torch.export`` makes one input, or none, of the same tensor, and leaves marks on the tensors that it gets.
     """
     known = {id(item) for item in (*module.parameters(), *module.buffers())}
     leaves, structure = pytree.tree_flatten(call)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[i] = leaf.detach().clone() if id(leaf) in known else leaf
+            leaves[i] = leaf.detach().clone() if id(leaf) in known else leaf.detach()
             known.add(id(leaf))
     result: Call = pytree.tree_unflatten(leaves, structure)
     return result

@@ -22,7 +22,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import ExportError, first_line
-from ..exporter.decompositions import table_for_export
+from ..exporter.decompositions import table_for_export, table_of_extensions
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
 from ..weights.frozen_session import Weight
@@ -91,10 +91,10 @@ class Captured:
 
     @functools.cached_property
     def reference(self) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        """The program with PyTorch's decompositions, and the tensors that are its first arguments."""
+        """The program without ATen's decompositions, which may change strides, and its first arguments."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
-            program = self.program.run_decompositions()
+            program = self.program.run_decompositions(table_of_extensions())
         without_checks(program.graph_module)
         names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None]
         return program.graph_module, [_tensor(program, name) for name in names]
@@ -136,6 +136,8 @@ def capture(
     if isinstance(dynamic_shapes, (torch.export.ShapesCollection, torch.export.AdditionalInputs)):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(module, args, kwargs)
     call = ordered(module, (args, kwargs))
+    by_name = inspect.signature(module.forward).bind(*call[0], **call[1]).arguments
+    dims_of_inputs = dims_of_leaves(dict(by_name), _by_name(dynamic_shapes, by_name))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
         try:
@@ -159,8 +161,6 @@ def capture(
     for node, _ in user:
         if node not in inputs:
             graph.graph.erase_node(node)
-    by_name = inspect.signature(module.forward).bind(*call[0], **call[1]).arguments
-    dims_of_inputs = dims_of_leaves(dict(by_name), _by_name(dynamic_shapes, by_name))
     named = [(name, node.meta["val"]) for node, name in inputs.items()]
     sizes = named_sizes(original, named, [dims_of_inputs[i] for i in leaves])
     graph.recompile()

@@ -21,6 +21,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from torch._dynamo import OptimizedModule
 from torch.utils import _pytree as pytree
 
 from ..errors import ExportError
@@ -71,7 +72,7 @@ class ExportedFile:
             ValueError: a constant has another value.
             ExportError: ONNX Runtime fails.
         """
-        return self._run(self._session, like(self.model, (args, kwargs), self._captured.call))
+        return self._run(self._session, self._like((args, kwargs)))
 
     def difference(self, *args: Any, **kwargs: Any) -> str:
         """How a result differs from eager's by more than rounding; empty if none does.
@@ -81,11 +82,14 @@ class ExportedFile:
         Raises:
             TypeError, ValueError, ExportError: see ``run``.
         """
-        return self._difference(self._session, like(self.model, (args, kwargs), self._captured.call))[0]
+        return self._difference(self._session, self._like((args, kwargs)))[0]
 
     @functools.cached_property
     def _session(self) -> FileSession:
         return FileSession(self.path)
+
+    def _like(self, call: Call) -> Call:
+        return like(self.model, call, self._captured.call, self._captured.leaves)
 
     def _run(self, session: FileSession, call: Call) -> dict[str, torch.Tensor]:
         leaves = pytree.tree_leaves(call)
@@ -129,13 +133,19 @@ def export(
     Raises:
         ExportError: ``torch.export`` cannot capture the model, a part of it must run in PyTorch, it changes its state,
             or with ``check``, a result is wrong. No file is written then.
-        TypeError: ``model`` is no ``torch.nn.Module``.
-        ValueError: the opset is not supported, there are more names than inputs or results, or two names are equal.
+        TypeError: ``model`` is no ``torch.nn.Module``, or a traced one; or ``check`` has something else than pairs.
+        ValueError: the opset is not supported, there are more names than inputs or results, two names are equal, or a
+            tensor has no dimension that ``dynamic_shapes`` names.
         OSError: the file cannot be written.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"export takes a torch.nn.Module, not {type(model).__name__}")
+    model = _module(model)
     path = Path(f).resolve()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} exists, and is no file")
+    if not isinstance(check, bool) and not all(map(_is_call, check)):
+        raise TypeError("check is a bool, or a list of pairs: a tuple of arguments, and a dict of keyword arguments")
     call: Call = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {}))
     options = parse_options({} if opset_version is None else {"opset": opset_version})
     options = dataclasses.replace(options, providers=("CPUExecutionProvider",), verify_passes=False)
@@ -165,6 +175,21 @@ def export(
     return exported
 
 
+def _module(model: object) -> torch.nn.Module:
+    """The module that is exported: of a compiled one, the original."""
+    if isinstance(model, OptimizedModule):
+        model = model._orig_mod
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"export takes a torch.nn.Module that is written in Python, not {type(model).__name__}")
+    return model
+
+
+def _is_call(item: object) -> bool:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        return False
+    return isinstance(item[0], (tuple, list)) and isinstance(item[1], Mapping)
+
+
 def _type(value: ir.Value) -> str:
     assert value.dtype is not None and value.shape is not None
     return f"{value.dtype.name}[{', '.join(str(getattr(size, 'value', size)) for size in value.shape)}]"
@@ -188,7 +213,7 @@ def _check(exported: ExportedFile, session: FileSession, others: Sequence[Call] 
     """Compares results with eager's, and says which; raises ``ExportError``. If ``others`` are ``None``, other sizes
     are made up."""
     captured, unchecked, checked = exported._captured, dict[str, None](), []
-    calls = [like(exported.model, call, captured.call) for call in others or ()]
+    calls = [exported._like(call) for call in others or ()]
     if others is None and captured.sizes:
         calls, raised = captured.calls_with_other_sizes(exported.model)
         if not calls:

@@ -95,9 +95,16 @@ def _names(part: Any) -> Iterator[tuple[int, str]]:
 
 
 def dims_of_leaves(value: Any, dims: Any) -> list[Any]:
-    """For each leaf of a value, its part of ``dynamic_shapes``; ``None`` where there is none."""
+    """For each leaf of a value, its part of ``dynamic_shapes``; ``None`` where there is none.
+
+    Raises:
+        ValueError: a tensor has no such dimension.
+    """
     children, structure = pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
     if structure.is_leaf():
+        keys = dims if isinstance(dims, Mapping) and isinstance(value, torch.Tensor) else ()
+        if wrong := [key for key in keys if key not in range(value.dim())]:
+            raise ValueError(f"dynamic_shapes: a tensor of shape {tuple(value.shape)} has no dimension {wrong[0]!r}")
         return [dims]
     if isinstance(value, dict) and isinstance(dims, Mapping):
         parts = [dims.get(key) for key in value]

@@ -31,6 +31,8 @@ _OUT_OF_MEMORY = re.compile(
 )
 """Out of memory, or of threads: a thread's stack needs memory."""
 
+_LINES_OF_SIZES = re.compile(r"(?:\n\s*index: \d+ Got: .*)+")
+
 _COMPILED_NODES = "model as it contains compiled nodes"
 
 
@@ -47,7 +49,11 @@ def session_error(error: BaseException, model: bytes) -> SessionError:
 
 
 def without_code(text: str) -> str:
-    """The first line of a message, with its kind of error, without the error number and the line of source code."""
+    """The first line of a message, with its kind of error, without the error number and the line of source code.
+
+    The sizes that ONNX Runtime did not get are in further lines.
+    """
+    text = _LINES_OF_SIZES.sub(lambda found: " " + "; ".join(map(str.strip, found[0].strip().split("\n"))), text)
     return first_line(_ERROR_CODE.sub(r"\1: ", _SOURCE_LINE.sub("", text.strip())))
 
 

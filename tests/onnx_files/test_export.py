@@ -218,6 +218,68 @@ def test_a_branch_on_the_dtype_excuses_nothing(tmp_path: Path) -> None:
         export(Function(halves), X, tmp_path / "m.onnx", check=True)
 
 
+def test_a_dynamic_number_and_dicts_in_another_order(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def forward(self, x: dict[str, torch.Tensor], n: int, scale: float = 2.0) -> torch.Tensor:
+            return x["a"][:, :n] - scale * x["b"][:, :n]
+
+    a, b = torch.randn(3, 6), torch.randn(3, 6)
+    shapes = {"x": {"a": None, "b": None}, "n": torch.export.Dim.DYNAMIC, "scale": None}
+    path = tmp_path / "model.onnx"
+    exported = export(Model(), ({"a": a, "b": b}, 4), path, kwargs={"scale": 2.0}, dynamic_shapes=shapes, check=True)
+    for n in (1, 3, 6):
+        assert exported.difference({"b": b, "a": a}, n) == ""
+    with pytest.raises(ValueError, match="argument scale is 3.0"):
+        exported.run({"a": a, "b": b}, 4, scale=3.0)
+    with pytest.raises(TypeError, match=r"argument x\['b'\] is a int"):
+        exported.run({"a": a, "b": 1}, 4)
+
+
+def test_the_users_tensors_keep_no_marks_of_a_refused_export(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    with pytest.raises(ExportError):
+        export(model, x, tmp_path / "model.onnx", dynamic_shapes={"input": {1: "features"}})
+    torch.compile(model, backend="eager")(x)
+    export(torch.compile(model), x, tmp_path / "model.onnx", check=True)
+
+
+def test_attention_and_a_view_of_its_result_are_checked(tmp_path: Path) -> None:
+    """PyTorch's decompositions change the strides of the result, of which the captured program has a view."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.view(2, 7, 2, 4).transpose(1, 2)
+            return F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(2, 7, 8).contiguous().view(-1, 8)
+
+    assert export(Model(), torch.randn(2, 7, 8), tmp_path / "model.onnx", check=True).checked
+
+
+@pytest.mark.parametrize(
+    "arguments, error, said",
+    [
+        ({"f": "."}, OSError, "no file"),
+        ({"f": "missing/model.onnx"}, FileNotFoundError, "no folder"),
+        ({"dynamic_shapes": {"input": {-2: "batch"}}}, ValueError, "no dimension -2"),
+        ({"dynamic_shapes": {"input": {7: "batch"}}}, ValueError, "no dimension 7"),
+        ({"check": [(torch.ones(3, 4), torch.ones(3, 4))]}, TypeError, "pairs"),
+        ({"model": torch.jit.trace(nn.Linear(4, 4), torch.ones(3, 4))}, TypeError, "Python"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(
+    arguments: dict[str, Any], error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=said):
+        export(**{"model": nn.Linear(4, 4), "args": torch.ones(3, 4), "f": "model.onnx"} | arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_that_the_file_does_not_have_are_in_the_message(tmp_path: Path) -> None:
+    exported = export(nn.Linear(4, 4), torch.ones(3, 4), tmp_path / "model.onnx")
+    with pytest.raises(ExportError, match=r"index: 0 Got: 2 Expected: 3$"):
+        exported.run(torch.ones(2, 4))
+
+
 def test_a_model_that_computes_something_else_in_each_call_is_refused(tmp_path: Path) -> None:
     calls = itertools.count()
     with pytest.raises(ExportError, match="something else"):
