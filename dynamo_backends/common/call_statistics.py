@@ -73,6 +73,7 @@ class CallStatistics:
         self._counts: collections.Counter[str] = collections.Counter()
         self._reasons: dict[str, str] = {}
         self._graphs: weakref.WeakSet[GraphSummary] = weakref.WeakSet()
+        self._latest_graph: Callable[[], GraphSummary | None] = lambda: None
         self._calls = 0
         self._seconds = self._session_seconds = 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
@@ -95,9 +96,10 @@ class CallStatistics:
 
     def add_graph(self, graph: GraphSummary) -> None:
         """Adds a graph that is called."""
-        if graph not in self._graphs:
+        if self._latest_graph() is not graph:  # a set of weak references takes longer to ask
             with self._lock:
                 self._graphs.add(graph)
+            self._latest_graph = weakref.ref(graph)
 
     def add_call(self, seconds: float, session_seconds: float) -> None:
         """Adds the duration of a call that ended, and the part of it inside ONNX Runtime."""
@@ -129,7 +131,7 @@ class _Call:
     def __init__(self, statistics: CallStatistics) -> None:
         self._statistics = statistics
         self._has_graph = False
-        self._error = sys.exc_info()[1]  # the caller may be handling one
+        self._error = sys.exception()  # the caller may be handling one
         self._token = listeners.set((*listeners.get(), self))
         self._in_sessions = SESSION_CLOCK.seconds
         self._started = time.perf_counter()
@@ -144,7 +146,7 @@ class _Call:
 
     def end(self) -> None:
         seconds = time.perf_counter() - self._started
-        if not self._has_graph and sys.exc_info()[1] is self._error:  # a call that raises may not get to a graph
+        if not self._has_graph and sys.exception() is self._error:  # a call that raises may not get to a graph
             count("calls_without_graph", reason=_WITHOUT_GRAPH)
         listeners.reset(self._token)
         self._statistics.add_call(seconds, SESSION_CLOCK.seconds - self._in_sessions)

@@ -69,7 +69,10 @@ def named_sizes(
     for name, fake in inputs:
         for i, size in enumerate(sizes_of(fake)):
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                found.setdefault(size.node.expr, f"{name}_dim_{i}" if isinstance(fake, torch.Tensor) else name)
+                own = f"{name}_dim_{i}" if isinstance(fake, torch.Tensor) else name
+                while size.node.expr not in found and own in found.values():  # the user's name of another size
+                    own += "_"
+                found.setdefault(size.node.expr, own)
                 examples[size.node.expr] = size.node.hint
     known = program.range_constraints
     return {

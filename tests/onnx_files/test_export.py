@@ -206,6 +206,7 @@ def test_sizes_of_nested_arguments_have_their_own_names(tmp_path: Path) -> None:
 
     assert inputs_with("a", "b", "c") == ["FLOAT[a, 2]", "FLOAT[b, 2]", "FLOAT[c, 2]"]
     assert len(set(inputs_with("n", "n", "n"))) == 3, "sizes that may differ have one name"
+    assert len(set(inputs_with("parts_0_1_dim_0", "n", "n"))) == 3
     with pytest.raises(ValueError, match="identifier"):
         inputs_with("a-1", "b", "c")
 
