@@ -152,22 +152,6 @@ def is_uninitialized(node: fx.Node) -> bool:
     return node.target in UNINITIALIZED
 
 
-_INTEGER_DIVISIONS = overloads_of(aten.div, aten.floor_divide, aten.remainder, aten.fmod) | {
-    operator.floordiv,
-    operator.mod,
-}
-
-
-def _may_divide_by_minus_one(node: fx.Node) -> bool:
-    """Whether a node divides integers by -1 or by a tensor."""
-    divisor, result = node.args[1], node.meta.get("val")
-    if isinstance(result, torch.Tensor) and result.is_floating_point():
-        return False
-    if isinstance(divisor, fx.Node):
-        return isinstance(divisor.meta.get("val"), torch.Tensor)
-    return divisor == -1
-
-
 _INDEX_PUTS = {aten.index_put.default, aten._unsafe_index_put.default, aten.put.default}
 
 
@@ -263,9 +247,9 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     ),
     Fault(
         "the smallest integer divided by -1",
-        _INTEGER_DIVISIONS,
+        {operator.floordiv, operator.mod},
         "ONNX Runtime crashes when it divides the smallest integer by -1",
-        _may_divide_by_minus_one,
+        lambda node: node.args[1] == -1,
     ),
     # ``ScatterND`` loses sums (``runtime/kernel_faults.py``). ``ScatterElements`` is correct but slow, as it needs an
     # index for each element: 10 ms, PyTorch 0.5 ms (4,096 rows of 512 added into 512 rows; AMD EPYC, 4 threads).

@@ -6,13 +6,14 @@ Runtime alone, and fail when it is fixed: then the entry or the workaround can b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
+from conftest import assert_on_onnx, assert_same_as_eager, compiled
 from onnx import TensorProto, helper
 from operators import difference
 from packaging.version import Version
@@ -153,26 +154,23 @@ def test_small_numbers_keep_their_digits(function: Callable[[torch.Tensor], torc
     torch.testing.assert_close(actual, function(SMALL), rtol=1e-6, atol=0.0, equal_nan=True)
 
 
-@pytest.mark.parametrize("divisor", [0, -1])
-def test_integer_division_that_traps_runs_in_pytorch(divisor: int) -> None:
-    """Zero is an error in eager, and -1 of the smallest integer traps; neither may end the process."""
-
-    def divide(x: torch.Tensor) -> torch.Tensor:
-        return torch.div(x, divisor, rounding_mode="trunc")
-
-    x = torch.tensor([6, -4])
-    if divisor == 0:
-        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-            compiled(divide, dynamic=False)(x)
-    else:
-        assert torch.equal(compiled(divide, dynamic=False)(x), torch.tensor([-6, 4]))
-    assert counted("nodes_on_onnx") == 0
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_integers_are_divided_on_onnx(dtype: torch.dtype) -> None:
+    """ONNX Runtime crashes when it divides the smallest integer by -1, as eager's truncated division does."""
+    smallest, largest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.tensor([smallest, smallest + 1, -7, -1, 0, 1, 7, largest], dtype=dtype)
+    y = torch.tensor([smallest, -3, -2, -1, 1, 2, 3, largest], dtype=dtype)
+    assert_same_as_eager(lambda x, y: (x[:, None] // y, x[:, None] % y, x // -1, x % -1, -7 // y), x, y)
+    truncated = functools.partial(torch.div, rounding_mode="trunc")
+    assert_same_as_eager(lambda x, y: (truncated(x[1:, None], y), truncated(x[1:], -1)), x, y)
+    assert compiled(lambda x: truncated(x, -1))(x)[0] == smallest
+    assert_on_onnx()
 
 
-def test_integer_division_by_a_tensor_raises_as_eager() -> None:
-    function = compiled(lambda x, y: x // y, dynamic=False)
+@pytest.mark.parametrize("divide", [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: x // 0])
+def test_integer_division_by_zero_raises_as_eager(divide: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        function(torch.tensor([1, 2]), torch.tensor([1, 0]))
+        compiled(divide, dynamic=False)(torch.tensor([1, 2]), torch.tensor([1, 0]))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
