@@ -152,22 +152,6 @@ def is_uninitialized(node: fx.Node) -> bool:
     return node.target in UNINITIALIZED
 
 
-_INTEGER_DIVISIONS = overloads_of(aten.div, aten.floor_divide, aten.remainder, aten.fmod) | {
-    operator.floordiv,
-    operator.mod,
-}
-
-
-def _may_divide_by_minus_one(node: fx.Node) -> bool:
-    """Whether a node divides integers by -1 or by a tensor."""
-    divisor, result = node.args[1], node.meta.get("val")
-    if isinstance(result, torch.Tensor) and result.is_floating_point():
-        return False
-    if isinstance(divisor, fx.Node):
-        return isinstance(divisor.meta.get("val"), torch.Tensor)
-    return divisor == -1
-
-
 _INDEX_PUTS = {aten.index_put.default, aten._unsafe_index_put.default, aten.put.default}
 
 
@@ -199,30 +183,13 @@ def _is_integer(node: fx.Node) -> bool:
     return isinstance(result, torch.Tensor) and not result.is_floating_point()
 
 
-_SMALL_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16)
-"""Integers small enough that the sum of any tensor that fits into memory is exact in float64 (53 bits)."""
-
-_REDUCTIONS = overloads_of(aten.sum, aten.prod)
-_CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
-
-
-def _may_exceed_double(node: fx.Node) -> bool:
-    """Whether a sum or product of int32 or int64 may be inexact in float64, or wrap."""
-    result, reduced = node.meta.get("val"), node.args[0]
-    if not isinstance(result, torch.Tensor) or result.dtype not in (torch.int32, torch.int64):
-        return False
-    if getattr(node.target, "overloadpacket", None) is aten.sum and result.dtype is torch.int64:
-        while isinstance(reduced, fx.Node):
-            if reduced.meta["val"].dtype in _SMALL_INTEGERS:
-                return False
-            reduced = reduced.args[0] if reduced.target in _CASTS else None
-    return True
-
-
 _CORRECT_FOR_EMPTY = overloads_of(
     aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy,
     aten.constant_pad_nd, aten.gather, aten._softmax, aten._log_softmax, aten.sym_size,
 )  # fmt: skip
+
+_SUMS = overloads_of(aten.sum)
+"""Sums of integers are products with ones, which are right for empty tensors too (``converters/sums.py``)."""
 
 
 def _may_reduce_empty(node: fx.Node) -> bool:
@@ -230,6 +197,8 @@ def _may_reduce_empty(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target in _CORRECT_FOR_EMPTY:
         return False
     if torch.Tag.pointwise in target.tags or is_view(target):
+        return False
+    if target in _SUMS and node.meta["val"].dtype in (torch.int32, torch.int64):
         return False
     return any(_may_be_empty(arg.meta.get("val")) for arg in node.all_input_nodes)
 
@@ -278,9 +247,9 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     ),
     Fault(
         "the smallest integer divided by -1",
-        _INTEGER_DIVISIONS,
+        {operator.floordiv, operator.mod},
         "ONNX Runtime crashes when it divides the smallest integer by -1",
-        _may_divide_by_minus_one,
+        lambda node: node.args[1] == -1,
     ),
     # ``ScatterND`` loses sums (``runtime/kernel_faults.py``). ``ScatterElements`` is correct but slow, as it needs an
     # index for each element: 10 ms, PyTorch 0.5 ms (4,096 rows of 512 added into 512 rows; AMD EPYC, 4 threads).
@@ -338,10 +307,10 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         versions=">=1.24,<1.32",
     ),
     Fault(
-        "sum and product of large integers",
-        _REDUCTIONS,
-        "ONNX Runtime sums and multiplies int32 and int64 in double precision and saturates, where eager wraps",
-        _may_exceed_double,
+        "product of large integers",
+        overloads_of(aten.prod),
+        "ONNX Runtime multiplies int32 and int64 in double precision and saturates, where eager wraps",
+        _is_integer,
     ),
     # For an empty tensor, ONNX Runtime's mean is 0 instead of NaN, its ``any`` is true, and its sum over rows keeps the
     # shape. Applies to all operators, as any may reduce.

@@ -6,13 +6,14 @@ Runtime alone, and fail when it is fixed: then the entry or the workaround can b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
+from conftest import assert_on_onnx, assert_same_as_eager, compiled
 from onnx import TensorProto, helper
 from operators import difference
 from packaging.version import Version
@@ -127,12 +128,6 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "index of NaN": (lambda x: (x.argmax(0), x.argmin(1), x.argmax(), x.argmin()), [TABLE]),
     "sort of NaN": (lambda x: x.sort(0), [TABLE]),
     "topk of equal elements": (lambda x: x.topk(2), [torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])]),
-    "sum of large integers": (lambda x: (x.sum(), x.sum(0), x[2:4].sum()), [LARGE]),
-    "sum of int32 wraps": (
-        lambda x: x.sum(dtype=torch.int32),
-        [torch.tensor([2**31 - 1, 5], dtype=torch.int32)],
-    ),
-    "sum of int32 in int64": (lambda x: x.sum(), [torch.tensor([2**31 - 1, 5], dtype=torch.int32)]),
     "product of large integers": (lambda x: x.prod(), [torch.tensor([2**53 + 1, 3, 5])]),
     "power of integers": (lambda x: (x**3, 3 ** x.abs().clamp(max=50)), [LARGE]),
     "average of integers": (lambda x: torch.nn.functional.avg_pool2d(x, 2), [torch.arange(16).view(1, 4, 4)]),
@@ -159,34 +154,43 @@ def test_small_numbers_keep_their_digits(function: Callable[[torch.Tensor], torc
     torch.testing.assert_close(actual, function(SMALL), rtol=1e-6, atol=0.0, equal_nan=True)
 
 
-@pytest.mark.parametrize("divisor", [0, -1])
-def test_integer_division_that_traps_runs_in_pytorch(divisor: int) -> None:
-    """Zero is an error in eager, and -1 of the smallest integer traps; neither may end the process."""
-
-    def divide(x: torch.Tensor) -> torch.Tensor:
-        return torch.div(x, divisor, rounding_mode="trunc")
-
-    x = torch.tensor([6, -4])
-    if divisor == 0:
-        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-            compiled(divide, dynamic=False)(x)
-    else:
-        assert torch.equal(compiled(divide, dynamic=False)(x), torch.tensor([-6, 4]))
-    assert counted("nodes_on_onnx") == 0
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_integers_are_divided_on_onnx(dtype: torch.dtype) -> None:
+    """ONNX Runtime crashes when it divides the smallest integer by -1, as eager's truncated division does."""
+    smallest, largest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.tensor([smallest, smallest + 1, -7, -1, 0, 1, 7, largest], dtype=dtype)
+    y = torch.tensor([smallest, -3, -2, -1, 1, 2, 3, largest], dtype=dtype)
+    assert_same_as_eager(lambda x, y: (x[:, None] // y, x[:, None] % y, x // -1, x % -1, -7 // y), x, y)
+    truncated = functools.partial(torch.div, rounding_mode="trunc")
+    assert_same_as_eager(lambda x, y: (truncated(x[1:, None], y), truncated(x[1:], -1)), x, y)
+    assert compiled(lambda x: truncated(x, -1))(x)[0] == smallest
+    assert_on_onnx()
 
 
-def test_integer_division_by_a_tensor_raises_as_eager() -> None:
-    function = compiled(lambda x, y: x // y, dynamic=False)
+@pytest.mark.parametrize("divide", [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: x // 0])
+def test_integer_division_by_zero_raises_as_eager(divide: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        function(torch.tensor([1, 2]), torch.tensor([1, 0]))
+        compiled(divide, dynamic=False)(torch.tensor([1, 2]), torch.tensor([1, 0]))
 
 
-def test_counting_stays_on_onnx() -> None:
-    """The sum of booleans is exact in double precision, and common: the rule for integer sums spares it."""
-    x = torch.randn(50)
-    actual = compiled(lambda x: (x > 0).sum() + (x > 1).long().sum(), dynamic=False)(x)
-    assert actual == (x > 0).sum() + (x > 1).sum()
-    assert counted("fallback aten.sum.default") == 0
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_sums_of_integers_wrap_on_onnx(dynamic: bool) -> None:
+    """ONNX Runtime's product with ones wraps as eager; its ``ReduceSum`` saturates."""
+
+    def sums(x: torch.Tensor, *narrow: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        row, wide = x.flatten(), x[:, None]
+        return (
+            *(x.sum(), x.sum(-1), x.sum(0, keepdim=True), x.sum(1), x.sum((0, 1)), torch.sum(x, dim=[])),
+            *(x.sum((0, -1)), wide.sum((0, 2)), wide.sum((1, 3), keepdim=True), x.mT.sum(-1), x[..., ::2].sum((1, 2))),
+            *(row.sum(), row.sum(0, keepdim=True), x.sum().sum(), x.sum().sum(-1, keepdim=True)),
+            *(x.sum(1, dtype=torch.int32), *(item.sum(1) for item in narrow)),
+        )
+
+    for shape in [(3, 4, 5), (2, 1, 0), (0, 2, 3)]:
+        x = torch.randint(-(2**63), 2**63 - 1, shape)
+        arguments = x, x.int(), x.short(), x.to(torch.int8), x.to(torch.uint8), x > 0
+        assert_same_as_eager(sums, *arguments, settings={"dynamic": dynamic})
+    assert_on_onnx()
 
 
 def test_decompositions_change_no_argument() -> None:

@@ -129,6 +129,21 @@ def test_small_functions_are_right(function: Callable[..., object], x: torch.Ten
     assert exported.inputs["x"].partition("[")[2].startswith("rows")
 
 
+class MeanPooling(nn.Module):
+    """The mean of the tokens that an integer mask selects, as in sentence encoders."""
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (tokens * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def test_mean_pooling_counts_tokens_of_any_number(tmp_path: Path) -> None:
+    arguments = torch.randn(2, 3, 4), torch.tensor([[1, 1, 0], [0, 0, 0]])
+    shapes = ({0: "batch", 1: "length"},) * 2
+    exported = export(MeanPooling(), arguments, tmp_path / "m.onnx", dynamic_shapes=shapes, check=True)
+    assert exported.inputs["mask"] == "INT64[batch, length]"
+    assert exported.difference(torch.randn(5, 7, 4), torch.ones(5, 7, dtype=torch.int64)) == ""
+
+
 def test_rms_normalization_is_in_onnx_at_each_opset(tmp_path: Path) -> None:
     model = Function(lambda self, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)).eval()
     for opset, operator in ((18, "Pow"), (23, "RMSNormalization")):
