@@ -10,13 +10,15 @@ Any other is decomposed if PyTorch has a decomposition. Two kinds are never deco
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import _decomp
+from torch import _decomp, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
@@ -208,13 +210,62 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
     return {target: function for target, function in table.items() if target not in registered}
 
 
-def table_for_export(opset: int) -> Decompositions:
+def table_for_export(opset: int, program: fx.GraphModule) -> Decompositions:
     """``decomposition_table`` and the composite operators, for ``ExportedProgram.run_decompositions``.
 
     AOTAutograd decomposes composite operators while it traces; an exported program keeps those without an entry. Their
     decompositions run before functionalization, which rejects the views of ``prims`` in PyTorch's other tables.
+
+    LSTM and GRU are kept if ONNX Runtime has all of the program; decomposed, they are copied for each time step.
+
+    Raises:
+        ValueError: the length of a layer that is decomposed is symbolic.
     """
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     decompositions = torch.export.default_decompositions().items()
     composites = {target: how for target, how in decompositions if target.has_kernel_for_dispatch_key(composite)}
-    return {**decomposition_table(opset), **composites}
+    layers = [node for node in program.graph.nodes if node.target in RECURRENT]
+    kept = RECURRENT - {node.target for node in layers if not _is_in_runtime(node)}
+    for node in layers:
+        length = node.args[0].meta["val"].shape[int(node.args[-1])]  # the last argument is batch_first
+        if node.target not in kept and isinstance(length, torch.SymInt):
+            raise ValueError(f"{node.name} has projections or is not float32, and its length is dynamic")
+    return {**decomposition_table(opset), **{target: how for target, how in composites.items() if target not in kept}}
+
+
+RECURRENT = {aten.lstm.input, aten.gru.input}
+"""Recurrent layers that torchlib translates."""
+
+
+def _is_in_runtime(layer: fx.Node) -> bool:
+    """Whether ONNX Runtime has a recurrent layer: not with projections, in float64 or in bfloat16."""
+    states = [state.meta["val"] for state in pytree.tree_leaves(layer.args[1])]
+    return states[0].shape[-1] == states[-1].shape[-1] and states[0].dtype in (torch.float32, torch.float16)
+
+
+def _recurrent_layer(
+    input: torch.Tensor, states: Any, params: object, has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Tensors of the shapes, dtypes and strides of a layer's results, without values."""
+    length, batch = input.shape[int(batch_first)], input.shape[int(not batch_first)]
+    states = pytree.tree_leaves(states)
+    output = input.new_empty([length, batch, states[0].shape[-1] * (1 + bidirectional)])
+    return output.transpose(0, 1) if batch_first else output, *[state.new_empty(state.shape) for state in states]
+
+
+@contextlib.contextmanager
+def recurrent_layers_as_one() -> Iterator[None]:
+    """A context in which ``torch.export`` traces a recurrent layer as one operator; else its length becomes a constant.
+
+    ``run_decompositions`` still applies a table that was made outside.
+    """
+    kernel = {torch._C.DispatchKey.CompositeImplicitAutograd: _recurrent_layer}
+    with contextlib.ExitStack() as stack:
+        # Fake tensors with symbolic sizes use this table.
+        stack.enter_context(mock.patch.dict(_decomp.decomposition_table, dict.fromkeys(RECURRENT, _recurrent_layer)))
+        for layer in RECURRENT:
+            stack.callback(layer._dispatch_cache.clear)  # of the kernels that PyTorch found
+            stack.enter_context(mock.patch.dict(layer.py_kernels, kernel))
+            layer._dispatch_cache.clear()
+        yield

@@ -70,7 +70,7 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
         yield from (item for item in items if isinstance(item, torch.Tensor))
 
 
-_DISABLES_RANDOMNESS = {"dropout_p": 0.0, "train": False, "training": False}
+_DISABLES_RANDOMNESS = {"dropout": 0.0, "dropout_p": 0.0, "train": False, "training": False}
 """Arguments of random operators, with the value that disables randomness."""
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim, ExportedProgram, default_decompositions
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import ExportError, first_line
-from ..exporter.decompositions import table_for_export
+from ..exporter.decompositions import RECURRENT, recurrent_layers_as_one, table_for_export
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
 from ..weights.frozen_session import Weight
@@ -91,10 +91,14 @@ class Captured:
 
     @functools.cached_property
     def reference(self) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-        """The program with PyTorch's decompositions, and the tensors that are its first arguments."""
-        with warnings.catch_warnings():
+        """The program with PyTorch's decompositions, and the tensors that are its first arguments.
+
+        Recurrent layers stay, as PyTorch's kernels take any length.
+        """
+        table = {target: how for target, how in default_decompositions().items() if target not in RECURRENT}
+        with warnings.catch_warnings(), recurrent_layers_as_one():
             warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
-            program = self.program.run_decompositions()
+            program = self.program.run_decompositions(table)
         without_checks(program.graph_module)
         names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None]
         return program.graph_module, [_tensor(program, name) for name in names]
@@ -139,8 +143,11 @@ def capture(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
         try:
-            original = _exported(module, without_sharing(module, call), dynamic_shapes)
-            program = original.run_decompositions(table_for_export(opset))
+            with recurrent_layers_as_one():
+                original = _exported(module, without_sharing(module, call), dynamic_shapes)
+            table = table_for_export(opset, original.graph_module)
+            with recurrent_layers_as_one():
+                program = original.run_decompositions(table)
         except Exception as error:  # the model and PyTorch raise any type
             raise ExportError(_reason(error)) from error
     graph = program.graph_module
