@@ -302,6 +302,12 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "its translation does not compute the results that the gradient needs",
     ),
     _translation(
+        "embedding_bag in double precision",
+        {aten._embedding_bag_forward_only.default},
+        "its translation rounds to float32",
+        lambda node: node.meta["val"][0].dtype is torch.float64,
+    ),
+    _translation(
         "baddbmm with beta=0 and NaN",
         {aten.baddbmm.default, aten.addbmm.default, aten.addr.default},
         "with beta=0 its translation multiplies NaN by zero, and eager ignores the input",

@@ -152,6 +152,7 @@ def capture(
             raise ExportError(_reason(error)) from error
     graph = program.graph_module
     without_checks(graph)
+    _bags_without_gradients(graph)
     assume_not_empty(graph)
     _check_effects(program, is_training=module.training)
     outputs, returned, nodes = _results(program)
@@ -203,6 +204,13 @@ def without_checks(module: fx.GraphModule) -> None:
     for node in [node for node in module.graph.nodes if node.target in _CHECKS]:
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
+
+
+def _bags_without_gradients(module: fx.GraphModule) -> None:
+    """Embedding bags of which only the first result is used become PyTorch's operator for inference."""
+    for node in module.graph.find_nodes(op="call_function", target=aten._embedding_bag.default):
+        if all(user.args[1] == 0 for user in node.users):
+            node.target = aten._embedding_bag_forward_only.default
 
 
 def _by_name(dynamic_shapes: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -170,6 +170,20 @@ def test_a_recurrent_layer_is_one_node(layer: nn.RNNBase, length: str | None, no
             export(model, x, tmp_path / "m.onnx", dynamic_shapes=({1 - batch: "length"},))
 
 
+@pytest.mark.parametrize(
+    ("mode", "padding", "offsets"),
+    [("sum", None, [0, 3, 3, 6]), ("mean", 2, [0, 3, 3, 8]), ("max", 2, None), ("max", None, [0, 3, 3, 8])],
+)
+def test_embedding_bags(mode: str, padding: int | None, offsets: list[int] | None, tmp_path: Path) -> None:
+    bag, ids = nn.EmbeddingBag(10, 3, mode=mode, padding_idx=padding), torch.tensor([1, 2, 4, 5, 4, 3, 2, 9])
+    args = (ids.view(4, 2),) if offsets is None else (ids, torch.tensor(offsets))
+    weights = {"per_sample_weights": torch.randn(8)} if mode == "sum" else {}
+    export(bag, args, tmp_path / "m.onnx", kwargs=weights, check=True)
+    if not weights:
+        with pytest.raises(ExportError, match="rounds to float32"):
+            export(bag.double(), args, tmp_path / "m.onnx")
+
+
 class Named(nn.Module):
     def forward(self, x: torch.Tensor, *, b: torch.Tensor, c: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
         return x - 2 * b + c * c * factor
