@@ -350,6 +350,12 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
         torch.arange(8),
         torch.randn(9, 5),
     ),
+    "embedding_bag in double precision": differs(
+        lambda i, w: torch.ops.aten._embedding_bag_forward_only(w, i, torch.tensor([0, 4]), False, 1)[0],
+        torch.arange(8),
+        torch.randn(9, 5, dtype=torch.float64),
+        by=1e-12,
+    ),
     "baddbmm with beta=0 and NaN": differs(
         lambda x, a: torch.baddbmm(x, a, a, beta=0), torch.full((1, 2, 2), nan), torch.ones(1, 2, 2)
     ),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import _decomp
+from torch import _decomp, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
@@ -25,6 +25,7 @@ from passes.engine.fx.editing import is_view
 from ..graphs.fake_tensors import decompositions_as_kernels
 from ..graphs.layout import layout_of
 from ..versions import MINIMUM_OPSET
+from .recurrent_layers import kept_layers
 from .registration import registered_targets
 
 aten = torch.ops.aten
@@ -208,13 +209,20 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
     return {target: function for target, function in table.items() if target not in registered}
 
 
-def table_for_export(opset: int) -> Decompositions:
+def table_for_export(opset: int, program: fx.GraphModule) -> Decompositions:
     """``decomposition_table`` and the composite operators, for ``ExportedProgram.run_decompositions``.
 
     AOTAutograd decomposes composite operators while it traces; an exported program keeps those without an entry. Their
     decompositions run before functionalization, which rejects the views of ``prims`` in PyTorch's other tables.
+
+    LSTM and GRU are kept if ONNX Runtime has all of the program; decomposed, they are copied for each time step.
+
+    Raises:
+        ValueError: the length of a layer that is decomposed is symbolic.
     """
-    return {**decomposition_table(opset), **_composite_operators()}
+    kept = kept_layers(program)
+    composites = {target: how for target, how in _composite_operators().items() if target not in kept}
+    return {**decomposition_table(opset), **composites}
 
 
 def table_of_extensions() -> Decompositions:

@@ -70,7 +70,7 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
         yield from (item for item in items if isinstance(item, torch.Tensor))
 
 
-_DISABLES_RANDOMNESS = {"dropout_p": 0.0, "train": False, "training": False}
+_DISABLES_RANDOMNESS = {"dropout": 0.0, "dropout_p": 0.0, "train": False, "training": False}
 """Arguments of random operators, with the value that disables randomness."""
 
 
@@ -269,6 +269,12 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "embedding_bag results that its gradient needs",
         {aten._embedding_bag.default},
         "its translation does not compute the results that the gradient needs",
+    ),
+    _translation(
+        "embedding_bag in double precision",
+        {aten._embedding_bag_forward_only.default},
+        "its translation rounds to float32",
+        lambda node: node.meta["val"][0].dtype is torch.float64,
     ),
     _translation(
         "baddbmm with beta=0 and NaN",

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ExportError, first_line
 from ..exporter.decompositions import table_for_export, table_of_extensions
+from ..exporter.recurrent_layers import recurrent_layers_as_one
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
 from ..weights.frozen_session import Weight
@@ -92,7 +93,7 @@ class Captured:
     @functools.cached_property
     def reference(self) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         """The program without ATen's decompositions, which may change strides, and its first arguments."""
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), recurrent_layers_as_one():
             warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
             program = self.program.run_decompositions(table_of_extensions())
         without_checks(program.graph_module)
@@ -141,12 +142,16 @@ def capture(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
         try:
-            original = _exported(module, without_sharing(module, call), dynamic_shapes)
-            program = original.run_decompositions(table_for_export(opset))
+            with recurrent_layers_as_one():
+                original = _exported(module, without_sharing(module, call), dynamic_shapes)
+            table = table_for_export(opset, original.graph_module)
+            with recurrent_layers_as_one():
+                program = original.run_decompositions(table)
         except Exception as error:  # the model and PyTorch raise any type
             raise ExportError(_reason(error)) from error
     graph = program.graph_module
     without_checks(graph)
+    _bags_without_gradients(graph)
     assume_not_empty(graph)
     _check_effects(program, is_training=module.training)
     outputs, returned, nodes = _results(program)
@@ -196,6 +201,13 @@ def without_checks(module: fx.GraphModule) -> None:
     for node in [node for node in module.graph.nodes if node.target in _CHECKS]:
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
+
+
+def _bags_without_gradients(module: fx.GraphModule) -> None:
+    """Embedding bags of which only the first result is used become PyTorch's operator for inference."""
+    for node in module.graph.find_nodes(op="call_function", target=aten._embedding_bag.default):
+        if all(user.args[1] == 0 for user in node.users):
+            node.target = aten._embedding_bag_forward_only.default
 
 
 def _by_name(dynamic_shapes: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:

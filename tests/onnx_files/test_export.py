@@ -153,6 +153,52 @@ def test_rms_normalization_is_in_onnx_at_each_opset(tmp_path: Path) -> None:
         assert operator in {node.op_type for node in proto.graph.node}
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer that is called with its states, and again with its results."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> object:
+        _, states = self.layer(x)
+        return self.layer(x * 2, states)
+
+
+@pytest.mark.parametrize(
+    ("layer", "length", "nodes"),
+    [
+        (nn.LSTM(4, 3, 2, bias=False, bidirectional=True, batch_first=True, dropout=0.5).eval(), "length", 4),
+        (nn.GRU(4, 3), "length", 2),
+        (nn.LSTM(4, 3, proj_size=2), None, 0),  # ONNX has no projections
+        (nn.GRU(4, 3).double(), None, 0),  # ONNX Runtime has none in float64
+    ],
+)
+def test_a_recurrent_layer_is_one_node(layer: nn.RNNBase, length: str | None, nodes: int, tmp_path: Path) -> None:
+    model, x = Recurrent(layer), torch.randn(2, 3, 4, dtype=layer.weight_ih_l0.dtype)
+    batch = int(not layer.batch_first)
+    exported = export(model, x, tmp_path / "m.onnx", dynamic_shapes=({batch: "batch", 1 - batch: length},), check=True)
+    assert [node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node].count(layer.mode) == nodes
+    assert len(exported.checked) == 3 and not exported.unchecked and len(exported.sizes) == 1 + bool(length)
+    if not length:
+        with pytest.raises(ExportError, match="its length is dynamic"):
+            export(model, x, tmp_path / "m.onnx", dynamic_shapes=({1 - batch: "length"},))
+
+
+@pytest.mark.parametrize(
+    ("mode", "padding", "offsets"),
+    [("sum", None, [0, 3, 3, 6]), ("mean", 2, [0, 3, 3, 8]), ("max", 2, None), ("max", None, [0, 3, 3, 8])],
+)
+def test_embedding_bags(mode: str, padding: int | None, offsets: list[int] | None, tmp_path: Path) -> None:
+    bag, ids = nn.EmbeddingBag(10, 3, mode=mode, padding_idx=padding), torch.tensor([1, 2, 4, 5, 4, 3, 2, 9])
+    args = (ids.view(4, 2),) if offsets is None else (ids, torch.tensor(offsets))
+    weights = {"per_sample_weights": torch.randn(8)} if mode == "sum" else {}
+    export(bag, args, tmp_path / "m.onnx", kwargs=weights, check=True)
+    if not weights:
+        with pytest.raises(ExportError, match="rounds to float32"):
+            export(bag.double(), args, tmp_path / "m.onnx")
+
+
 class Named(nn.Module):
     def forward(self, x: torch.Tensor, *, b: torch.Tensor, c: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
         return x - 2 * b + c * c * factor
