@@ -17,6 +17,8 @@ from torch import _decomp, fx
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
+from ..graphs.aot import dynamo_compile_lock
+
 aten = torch.ops.aten
 
 RECURRENT = {aten.lstm.input, aten.gru.input}
@@ -65,10 +67,11 @@ def _results(
 def recurrent_layers_as_one() -> Iterator[None]:
     """A context in which ``torch.export`` traces a recurrent layer as one operator; else its length becomes a constant.
 
-    ``run_decompositions`` still applies a table that was made outside.
+    ``run_decompositions`` still applies a table that was made outside. No other thread compiles meanwhile: it would use
+    the same tables of PyTorch.
     """
     kernels = {layer: functools.partial(_results, layer) for layer in RECURRENT}
-    with contextlib.ExitStack() as stack:
+    with dynamo_compile_lock(), contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(_decomp.decomposition_table, kernels))  # for symbolic sizes
         for layer, kernel in kernels.items():
             composite = {torch._C.DispatchKey.CompositeImplicitAutograd: kernel}
