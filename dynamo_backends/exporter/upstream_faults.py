@@ -26,6 +26,9 @@ from .decompositions import SUMS_AT_INDICES, overloads_of
 
 aten = torch.ops.aten
 
+IN_A_FILE = "in_a_file"
+"""Key in the ``meta`` of a node that cannot run in PyTorch, where a right but slow translation is used."""
+
 RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
 
 
@@ -275,6 +278,13 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         {aten._embedding_bag_forward_only.default},
         "its translation rounds to float32",
         lambda node: node.meta["val"][0].dtype is torch.float64,
+    ),
+    _translation(
+        "embedding_bag as a loop",
+        {aten._embedding_bag_forward_only.default},
+        "its translation is a loop over the bags, 30 times slower than eager",
+        lambda node: IN_A_FILE not in node.meta,
+        kind=Kind.FASTER_IN_PYTORCH,
     ),
     _translation(
         "baddbmm with beta=0 and NaN",

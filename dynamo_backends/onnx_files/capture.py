@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ExportError, first_line
 from ..exporter.decompositions import table_for_export, table_of_extensions
 from ..exporter.recurrent_layers import recurrent_layers_as_one
+from ..exporter.upstream_faults import IN_A_FILE
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
 from ..weights.frozen_session import Weight
@@ -204,10 +205,12 @@ def without_checks(module: fx.GraphModule) -> None:
 
 
 def _bags_without_gradients(module: fx.GraphModule) -> None:
-    """Embedding bags of which only the first result is used become PyTorch's operator for inference."""
-    for node in module.graph.find_nodes(op="call_function", target=aten._embedding_bag.default):
+    """Embedding bags of which only the first result is used become PyTorch's operator for inference, which has a
+    translation."""
+    bags = aten._embedding_bag.default, aten._embedding_bag_forward_only.default
+    for node in [node for node in module.graph.nodes if node.target in bags]:
         if all(user.args[1] == 0 for user in node.users):
-            node.target = aten._embedding_bag_forward_only.default
+            node.target, node.meta[IN_A_FILE] = aten._embedding_bag_forward_only.default, True
 
 
 def _by_name(dynamic_shapes: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -13,6 +13,7 @@ import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
 from conftest import assert_same_as_eager, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 from torch.onnx._internal.exporter import _registration
 
 from dynamo_backends import decomposition_table, onnx_compiler
@@ -267,9 +268,12 @@ def test_embedding(padding_idx: int | None, dtype: torch.dtype) -> None:
 
 
 def test_embedding_bag_runs_in_pytorch() -> None:
-    """Torchlib translates only its first result."""
+    """Torchlib translates only its first result, to a loop."""
     bag = torch.nn.EmbeddingBag(5, 4, mode="mean")
-    assert_same_as_eager(bag, torch.randint(0, 5, (7,)), torch.tensor([0, 3]))
+    for has_gradients in (True, False):
+        counters.clear()
+        assert_same_as_eager(bag.requires_grad_(has_gradients), torch.randint(0, 5, (7,)), torch.tensor([0, 3]))
+        assert counters["dynamo_backends"]["nodes_in_pytorch"] > 0
 
 
 @pytest.mark.parametrize(("divided", "expected"), [(0, {"Div"}), (7, {"Div", "Mod"})])
