@@ -25,7 +25,7 @@ from ..graphs.locations import place_of, user_name, where
 from ..graphs.operators import is_collective
 from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS
 from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies
-from ..numerics.tensor_measure import FLOAT64_ROUNDING, measure_tensor
+from ..numerics.tensor_measure import FLOAT64_ROUNDING, dense, measure_tensor
 from ..numerics.verdicts import RIGHT, Verdict, epsilon, is_discrete, same_number
 from .first_changed_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter, flat
@@ -224,7 +224,7 @@ def _is_changed(old: object, new: object, eager: object) -> bool:
         return True
     if is_discrete(old):
         return not torch.equal(old, new)
-    if torch.equal(old, new):
+    if torch.equal(dense(old), dense(new)):
         return False
     found = measure_tensor(new, old)
     if found.nonfinite or found.max_abs <= FLOAT64_ROUNDING * (found.scale or 1.0):
