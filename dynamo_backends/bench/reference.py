@@ -159,7 +159,9 @@ class CaseJudge:
         """The reference runs; of a quantized model that has no float64, eager with random rounding."""
         state = torch.get_rng_state()
         try:
-            return ReferenceRuns(run, SharedCopies(arguments), state)
+            runs = ReferenceRuns(run, SharedCopies(arguments), state)
+            _ = runs.outputs  # float64 runs
+            return runs
         except Exception:  # whatever torchao raises for float64
             if not self._steps.case.quantize:
                 raise

@@ -310,9 +310,7 @@ class ComparedCall:
 
     def run_forward(self) -> Finding:
         """Computes the ``reference``, the results of the captured graph; finds nothing."""
-        runs = self._run(self._captured.pre_grad.first, SharedCopies(self.arguments))
-        runs.keep_results_only()
-        self.reference, self._unchecked = runs.outputs, _inexact(runs)
+        self._run_reference(ReferenceRuns.outputs_alone)
         return Finding()
 
     def run_backward(self, tangents: Mapping[object, torch.Tensor], positions: Sequence[int]) -> Finding:
@@ -323,9 +321,13 @@ class ComparedCall:
         Raises:
             NotRepeatableError: see ``ReferenceRuns.gradients``.
         """
-        runs = self._run(self._captured.pre_grad.first, SharedCopies(self.arguments))
-        self.reference, self._unchecked = _gradients(runs, tangents, positions), _inexact(runs)
+        self._run_reference(lambda runs: _gradients(runs, tangents, positions))
         return Finding()
+
+    def _run_reference(self, results_of: Callable[[ReferenceRuns], Results]) -> None:
+        copied = SharedCopies(self.arguments, kept=False)  # runs with random rounding, which need some, are rare
+        self.reference, inexact = self._run(self._captured.pre_grad.first, copied, results_of)
+        self._unchecked = [f"the reference of {name} is not float64: {reason}" for name, reason in inexact.items()]
 
     def judge_joint(self, values: Mapping[str, object], *, gradients: bool, final: Results | None) -> Finding:
         """Compares the passes of ``joint``, see ``JointGraphs.judge``, and keeps the results of its first graph."""
@@ -342,7 +344,9 @@ class ComparedCall:
         reference, self.reference = self.reference, None
         assert reference is not None
         first, copied = self._captured.pre_grad.first, SharedCopies(self.arguments)
-        culprit = self._culprit(reference, lambda step: self._run(step.graph, copied).outputs, {})
+        culprit = self._culprit(
+            reference, lambda step: self._run(step.graph, copied, ReferenceRuns.outputs_alone)[0], {}
+        )
         returned: dict[object, object] = dict(enumerate(results))
         given = self._captured.all_arguments(arguments)
         written = {key: given[key[1]] for key in reference.eager if isinstance(key, tuple) and key[0] == "input"}
@@ -361,20 +365,25 @@ class ComparedCall:
         assert reference is not None
 
         def run(step: Step) -> Results:
-            return _gradients(self._run(step.graph, copied), tangents, list(gradients))
+            return self._run(step.graph, copied, lambda runs: _gradients(runs, tangents, list(gradients)))[0]
 
         culprit = self._culprit(reference, run, tangents)
         wrong = _wrong(reference, {("gradient", j): value for j, value in gradients.items()}, first)
         because = self.fault and f"its forward {self.fault}"
         return Finding(culprit, wrong, because, self._unchecked + self._captured.pre_grad.unchecked)
 
-    def _run(self, graph: fx.GraphModule, copied: SharedCopies) -> ReferenceRuns:
+    def _run(
+        self, graph: fx.GraphModule, copied: SharedCopies, results_of: Callable[[ReferenceRuns], Results]
+    ) -> tuple[Results, Mapping[str, str]]:
+        """Some results of a graph, and the operators without float64; see ``ReferenceRuns``."""
+
         def run(*args: object) -> list[object]:
             with self._as_called():
                 return run_graph(graph, args)
 
         try:
-            return ReferenceRuns(run, copied, self.state, self._leaves)
+            runs = ReferenceRuns(run, copied, self.state, self._leaves)
+            return results_of(runs), runs.inexact
         except NotImplementedError as error:
             classes = {type(item) for item in self.arguments if isinstance(item, torch.Tensor)}
             subclasses = {item.__name__ for item in classes - {torch.Tensor, torch.nn.Parameter}}
@@ -452,10 +461,6 @@ def _is_same_copy(one: torch.Tensor, other: torch.Tensor) -> bool:
         torch.empty(0, dtype=torch.uint8, device=item.device).set_(item.untyped_storage()) for item in (one, other)
     )
     return torch.equal(first, second)
-
-
-def _inexact(twice: ReferenceRuns) -> list[str]:
-    return [f"the reference of {name} is not float64: {reason}" for name, reason in twice.inexact.items()]
 
 
 def _wrong_result(graph: fx.GraphModule, key: object, found: Verdict, kind: CauseKind = CauseKind.RESULT) -> Blame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import cmath
 import dataclasses
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from ..exporter.translate import find_translation, value_names
 from ..exporter.upstream_faults import is_uninitialized
 from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, Region, is_operator, operator_name
+from ..graphs.layout import hint_of
 from ..graphs.locations import module_path, short_file, source_line, stack, user_name
 from ..numerics.exact import KERNEL_ERRORS, Environment, run_eager
 from ..numerics.graph_execution import FxExecution
@@ -46,7 +48,11 @@ _REARRANGING = frozenset(
 """Operators whose result has the elements of their first argument, in another shape or layout."""
 
 _REGION_REPEATS = 4
-"""Repeats of a region with every value as an output."""
+"""Repeats of a region with its values as outputs."""
+
+
+_MOST_BYTES = 2**29
+"""The size of the values of a region that are computed at once; more take several runs."""
 
 
 def recorded_values(graph: CompiledGraph, run: RecordedRun) -> dict[fx.Node, object]:
@@ -104,7 +110,8 @@ class Lockstep:
         self._in_session: dict[str, torch.Tensor] = {}  # values of the sessions that ran
         self._runtime: Environment = {}
         self._missing: dict[fx.Node, Segment] = {}  # nodes whose values the model does not have
-        self._exposed: dict[int, bool] = {}  # whether a region's model runs with every value as an output
+        self._parts = {node: part for region in graph.regions for part in _parts_of(region.region) for node in part}
+        self._exposed: dict[int, bool] = {}  # whether a region's model runs with its values as outputs
         self._measured: dict[fx.Node, Row] = {}
         self._described = 0
         self._unchecked: list[str] = []
@@ -118,7 +125,7 @@ class Lockstep:
         inexact = [
             f"eager is the reference of {name}, not float64: {why}" for name, why in self._execution.inexact.items()
         ]
-        return [*self._unchecked, *alone, *inexact]
+        return list(dict.fromkeys([*self._unchecked, *alone, *inexact]))
 
     def rows(self) -> Iterator[list[Row]]:
         """For each node but the output, in execution order, a row for each tensor, and for a wrong symbolic integer."""
@@ -130,7 +137,7 @@ class Lockstep:
             self._execution.run(node)
             region = self._region_of.get(node)
             if region is not None:
-                self._expose(region)
+                self._expose(region, node)
             self._runtime[node] = self._runtime_value(node)
             yield self._rows_of(node) if node.target is not operator.getitem else []
             for dead in self._execution.release(*node.all_input_nodes):
@@ -376,16 +383,16 @@ class Lockstep:
             rows[present[position]].local_instability = instability
         for row in rows.values():
             if not (row.locally_explained or row.unstable_alone or row.unstable_in_session):
-                self._repeat_in_model(row, region)
+                self._repeat_in_model(row, node, region)
 
-    def _repeat_in_model(self, row: Row, region: Region) -> None:
-        """Repeats a region's model with every value as an output, until the value differs by more than rounding."""
+    def _repeat_in_model(self, row: Row, node: fx.Node, region: Region) -> None:
+        """Repeats a region's model with the same values as outputs, until the value differs by more than rounding."""
         compiled, first = self._graph.regions[region.index], self._in_model.get(row.name)
         if not isinstance(first, torch.Tensor):
             return
         arguments = [self._actual[item.node] for item in region.inputs]
         for _ in range(_REGION_REPEATS):
-            second = self._sessions.region_values(compiled, arguments)[row.name]
+            second = self._sessions.region_values(compiled, arguments, self._parts[node])[row.name]
             assert isinstance(second, torch.Tensor)
             row.session_instability = instability_of(first, second, compiled.bound.threads) or row.session_instability
             if row.unstable_in_session:
@@ -416,22 +423,23 @@ class Lockstep:
             return True
         return index is not None and any(_is_item(user, index) for user in node.users if user in self._returned_nodes)
 
-    def _expose(self, region: Region) -> None:
-        """Computes all values of a region: in its exported model, and in the session that ran."""
-        if region.index in self._exposed:
+    def _expose(self, region: Region, node: fx.Node) -> None:
+        """Computes a node's part of a region's values: in the exported model, and in the session that ran."""
+        part = self._parts.get(node)
+        if part is None or node is not part[0] or not self._exposed.get(region.index, True):
             return
         compiled = self._graph.regions[region.index]
         arguments = [self._actual[item.node] for item in region.inputs]
         values: Mapping[str, object] = {}
         self._exposed[region.index] = False
         try:
-            values = self._sessions.region_values(compiled, arguments)
+            values = self._sessions.region_values(compiled, arguments, part)
             self._in_model.update(values)
             self._exposed[region.index] = True
         except SessionError as error:  # local errors and outputs are still compared
             self._unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
         try:
-            inside = self._sessions.session_values(compiled, self._run.session_of(compiled), arguments)
+            inside = self._sessions.session_values(compiled, self._run.session_of(compiled), arguments, part)
         except CompiledNodesError:  # one kernel of a provider, whose results are compared
             return
         except SessionError as error:
@@ -441,6 +449,21 @@ class Lockstep:
             known = values.get(name)
             is_known = isinstance(known, torch.Tensor) and torch.equal(known, value)
             self._in_session[name] = known if is_known else value
+
+
+def _parts_of(region: Region) -> list[list[fx.Node]]:
+    """The operators of a region, in parts whose results take no more than ``_MOST_BYTES``, or of one operator."""
+    parts: list[list[fx.Node]] = []
+    left = 0
+    for node in region.operators:
+        results = [item for item in pytree.tree_leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
+        size = sum(math.prod(hint_of(size) or 0 for size in item.shape) * item.element_size() for item in results)
+        if not parts or size > left:
+            parts.append([])
+            left = _MOST_BYTES
+        parts[-1].append(node)
+        left -= size
+    return parts
 
 
 def _only_rearranges(node: fx.Node) -> bool:

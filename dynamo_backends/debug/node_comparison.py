@@ -19,6 +19,7 @@ from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph
 from ..numerics.tensor_measure import nearer
 from ..numerics.verdicts import Verdict
+from ..runtime.system_memory import give_back
 from .lockstep import Lockstep
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun
@@ -53,6 +54,9 @@ def compare_run(
     except Exception as error:
         caught(f"the comparison of {graph.name}", error, "The graph runs")
         failures.append(f"the nodes after {len(rows)}: {exception_text(error)}")
+    exact, unchecked = lockstep.exact, lockstep.unchecked()
+    del lockstep
+    give_back()  # the verdict may need more runs
     comparison = GraphComparison()
     try:
         comparison = _RowVerdict(graph, run, models, rows, sessions).comparison()
@@ -63,9 +67,9 @@ def compare_run(
         reasons = failures or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
         comparison.not_comparable = "; ".join(reasons)
     repeats = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
-    unchecked = [*lockstep.unchecked(), *repeats, *failures]
+    unchecked += [*repeats, *failures]
     compared = dataclasses.replace(comparison, rows=rows, unchecked=unchecked, rescued=run.rescued)
-    return compared, lockstep.exact
+    return compared, exact
 
 
 @dataclasses.dataclass(eq=False)

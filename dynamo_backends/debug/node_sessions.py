@@ -34,13 +34,17 @@ class NodeSessions:
     threads: int | None  # of a session; ``None`` for PyTorch's number at the time of the call
     _cache: dict[object, BoundSession] = dataclasses.field(default_factory=dict)
 
-    def region_values(self, compiled: CompiledRegion, args: Sequence[object]) -> dict[str, object]:
-        """The value of every node of a region in its unoptimized model, by name, folded constants included.
+    def region_values(
+        self, compiled: CompiledRegion, args: Sequence[object], nodes: Sequence[fx.Node] | None = None
+    ) -> dict[str, object]:
+        """The values of nodes of a region in its unoptimized model, by name, folded constants included.
+
+        Of all operators, or of ``nodes``.
 
         Raises:
             SessionError: the runtime rejects the model with all values as outputs.
         """
-        specs = _specs_of(compiled)
+        specs = _specs_of(compiled.region.operators if nodes is None else nodes)
         values = values_of_model(compiled.bound, with_needed_passes(compiled.model), args, specs)
         for spec in specs:
             folded = compiled.model.graph.initializers.get(spec.name)
@@ -49,9 +53,13 @@ class NodeSessions:
         return values
 
     def session_values(
-        self, compiled: CompiledRegion, bound: BoundSession, args: Sequence[object]
+        self,
+        compiled: CompiledRegion,
+        bound: BoundSession,
+        args: Sequence[object],
+        nodes: Sequence[fx.Node] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The tensors inside the session that ran, by name.
+        """The tensors inside the session that ran, by name; of all operators, or of ``nodes``.
 
         ONNX Runtime's optimized model is run with all its values as outputs and no further optimization, so that its
         fusions stay.
@@ -59,7 +67,9 @@ class NodeSessions:
         Raises:
             SessionError: the runtime does not write the model, or rejects it with all values as outputs.
         """
-        specs = [spec for spec in _specs_of(compiled) if not spec.is_number]
+        specs = [
+            spec for spec in _specs_of(compiled.region.operators if nodes is None else nodes) if not spec.is_number
+        ]
         return tensors(values_of_session(bound, bound.session, args, specs))
 
     def node_values(self, node: fx.Node, args: Sequence[object]) -> list[object] | str:
@@ -100,10 +110,9 @@ class NodeSessions:
         )
 
 
-def _specs_of(compiled: CompiledRegion) -> list[OutputSpec]:
-    """All results of a region's nodes, under their ONNX value names."""
-    nodes = [node for node in compiled.region.operators if "val" in node.meta]
-    outputs = [output for node in nodes for output in results_of(node)]
+def _specs_of(nodes: Sequence[fx.Node]) -> list[OutputSpec]:
+    """All results of nodes, under their ONNX value names."""
+    outputs = [output for node in nodes if "val" in node.meta for output in results_of(node)]
     return [output_spec(output, value_names(output.node)[output.index or 0]) for output in outputs]
 
 

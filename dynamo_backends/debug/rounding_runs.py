@@ -174,18 +174,19 @@ def _actual_values(
 def _values(
     graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions, names: Collection[str], *, optimized: bool
 ) -> dict[str, object]:
-    """The values of the run, and of the regions that have one of ``names``: of their sessions, or exported models."""
+    """The values of the run, and those of ``names`` inside regions: in their sessions, or exported models."""
     found: dict[str, object] = {}
     for node, value in run.values.items():
         results = value if isinstance(value, (tuple, list)) else [value]
         found |= dict(zip(value_names(node), results, strict=False))
     for compiled in graph.regions:
-        if not any(name in names for node in compiled.region.nodes for name in value_names(node)):
+        nodes = [node for node in compiled.region.operators if any(name in names for name in value_names(node))]
+        if not nodes:
             continue
         arguments = [run.values[item.node] for item in compiled.region.inputs]
         with contextlib.suppress(SessionError):  # ``Lockstep.unchecked`` names it
             if optimized:
-                found = sessions.session_values(compiled, run.session_of(compiled), arguments) | found
+                found = sessions.session_values(compiled, run.session_of(compiled), arguments, nodes) | found
             else:
-                found |= sessions.region_values(compiled, arguments)
+                found |= sessions.region_values(compiled, arguments, nodes)
     return found

@@ -155,6 +155,7 @@ class Judge:
             finding = Finding(unchecked=["the gradients: one of the results has no name in the captured graph"])
         else:
             finding = finding_of("the gradients", lambda: call.run_backward(tangents, list(gradients)))
+        give_back()
         joint = finding_of("the stage joint", lambda: call.judge_joint(values, gradients=True, final=None))
         if call.reference is not None:
             finding = finding_of("the gradients", lambda: call.judge_backward(tangents, gradients))

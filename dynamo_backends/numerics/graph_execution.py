@@ -11,14 +11,25 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
-from passes.engine.fx.editing import is_view
+from passes.engine.fx.editing import changes_memory, is_view
 
-from .exact import KERNEL_ERRORS, Environment, attribute, floats, run_eager, run_exact, run_only_exact, widened_copies
+from .exact import (
+    KERNEL_ERRORS,
+    Environment,
+    attribute,
+    floats,
+    run_eager,
+    run_exact,
+    run_only_exact,
+    widened,
+    widened_copies,
+)
 from .local_error import SUMS, name_without_overload
 from .randomness import NEAR_ONE, PrivateRandomness, computes, perturbed, perturbed_near_one
 
@@ -131,6 +142,49 @@ class FxExecution:
             self.eager.pop(node, None)
             self.exact.pop(node, None)
         return dead
+
+
+def results_in_float64(
+    module: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor
+) -> Iterator[tuple[int, object]]:
+    """Runs a graph in float64 alone; yields each result with its position, as soon as it is known.
+
+    Float64 decides comparisons itself and draws its own random numbers. Arguments are not changed. They are widened for
+    each node that reads them, and other values are dropped after their last use, so that this takes little memory.
+
+    Raises:
+        KERNEL_ERRORS: PyTorch has no float64 of one of the operators.
+    """
+    *nodes, output = module.graph.nodes
+    positions: collections.defaultdict[object, list[int]] = collections.defaultdict(list)
+    for i, leaf in enumerate(pytree.tree_leaves(output.args[0], is_leaf=lambda leaf: leaf is None)):
+        positions[leaf].append(i)
+        if not isinstance(leaf, fx.Node):
+            yield i, leaf
+    written = {arg for node in nodes if changes_memory(node) for arg in node.all_input_nodes}
+    copied = written if all(node.op == "placeholder" for node in written) else nodes
+    users = collections.Counter(arg for node in nodes for arg in node.all_input_nodes)
+    late = [node for node in nodes if written and node in positions]  # a later node may write into them
+    users.update(late)
+    values: Environment = {}
+    given, randomness = iter(arguments), PrivateRandomness(state)
+    for node in nodes:
+        if node.op == "placeholder":
+            value = next(given)
+            values[node] = widened_copies(value) if node in copied else value
+        elif node.op == "get_attr":
+            values[node] = attribute(module, str(node.target))
+        else:
+            with randomness:
+                values[node] = run_only_exact(node, {arg: widened(values[arg]) for arg in node.all_input_nodes})
+        for i in [] if written else positions[node]:
+            yield i, widened(values[node])
+        users.subtract(node.all_input_nodes)
+        for unused in {node, *node.all_input_nodes}:
+            if not users[unused]:
+                del values[unused]
+    for node in late:
+        yield from ((i, widened(values[node])) for i in positions[node])
 
 
 _LINEAR = SUMS | {"add", "sub", "rsub", "mul", "neg", "cat", "where", "relu", "_to_copy"}

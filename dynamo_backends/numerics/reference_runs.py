@@ -3,7 +3,7 @@
 ::
 
     runs = ReferenceRuns(function, SharedCopies(arguments), torch.get_rng_state())
-    runs.outputs.eager, runs.outputs.exact
+    runs.outputs.eager, runs.outputs.exact  # float64 runs now
     runs.gradients(tangents, of)           # of both runs, by autograd
 
 Two dispatch modes see every ATen operator that reaches a kernel, in forward and backward. ``Recording`` is active in
@@ -149,10 +149,14 @@ class FunctionRun:
 
 
 class SharedCopies:
-    """Copies of arguments, in their dtypes and in float64, that runs one after the other share; see ``copies``."""
+    """Copies of arguments, in their dtypes and in float64, that runs one after the other share; see ``copies``.
 
-    def __init__(self, originals: Sequence[object]) -> None:
+    Without ``kept``, each run has copies of its own, so that none takes memory after its run.
+    """
+
+    def __init__(self, originals: Sequence[object], *, kept: bool = True) -> None:
         self.originals = originals
+        self._is_kept = kept
         self._unchanged: dict[bool, Sequence[object]] = {}
 
     def take(self, *, wide: bool) -> Sequence[object]:
@@ -161,20 +165,18 @@ class SharedCopies:
 
     def give_back(self, copied: Sequence[object], *, wide: bool) -> None:
         """The next run may have copies that this one has not changed."""
-        self._unchanged[wide] = copied
+        if self._is_kept:
+            self._unchanged[wide] = copied
 
 
 class ReferenceRuns:
-    """Runs a function on copies of its arguments, in eager and in float64.
+    """Runs a function on copies of its arguments: in eager when it is made, in float64 when that is needed.
 
     Args:
         function: takes the arguments and returns a sequence of results.
         arguments: whose copies the function gets.
         generator_state: the state of the CPU's random numbers at the start of each run.
         are_leaves: for each argument, whether it is a leaf of autograd; one that is not may be changed in place.
-
-    Attributes:
-        outputs: the results by position, and under ``("input", j)`` the j-th argument after the run, if it changed.
     """
 
     def __init__(
@@ -192,21 +194,52 @@ class ReferenceRuns:
             return FunctionRun(function, copied, leaves, generator_state, mode)
 
         self._run = run
+        self._arguments = arguments
+        self._has_gradients = torch.is_grad_enabled()
         self._recording = Recording()
         self._float64 = Float64(self._recording)
-        self._runs: tuple[FunctionRun, ...] = run(self._recording), run(self._float64)
-        pairs = enumerate(zip(arguments.originals, self._runs[0].arguments, strict=True))
-        changed = [j for j, (before, after) in pairs if _is_changed(before, after)]
-        for item, wide in zip(self._runs, (False, True), strict=True):
-            # a result that shares memory with a copy would change if the next run writes into it
-            if not changed and not any(item.are_written) and not _share_memory(item.returned, item.leaves):
-                arguments.give_back(item.leaves, wide=wide)
-        eager, exact = (_outputs(run, changed) for run in self._runs)
-        self.outputs = Results(eager, exact, self._perturbed(lambda run: _outputs(run, changed), has_gradients=False))
+        eager = run(self._recording)
+        pairs = enumerate(zip(arguments.originals, eager.arguments, strict=True))
+        self._changed = [j for j, (before, after) in pairs if _is_changed(before, after)]
+        self._give_back(eager, wide=False)
+        self._eager: FunctionRun | None = eager
+        self._exact: FunctionRun | None = None
+
+    def _give_back(self, run: FunctionRun, *, wide: bool) -> None:
+        # a result that shares memory with a copy would change if the next run writes into it
+        if not self._changed and not any(run.are_written) and not _share_memory(run.returned, run.leaves):
+            self._arguments.give_back(run.leaves, wide=wide)
+
+    def _run_exact(self) -> FunctionRun:
+        with torch.set_grad_enabled(self._has_gradients):
+            run = self._run(self._float64)
+        self._give_back(run, wide=True)
+        return run
+
+    @functools.cached_property
+    def outputs(self) -> Results:
+        """The results by position, and under ``("input", j)`` the j-th argument after the run, if it changed.
+
+        Must be read before ``gradients`` is called, if it is needed.
+        """
+        eager = self._eager
+        results = self.outputs_alone()
+        self._eager = eager
+        return results
+
+    def outputs_alone(self) -> Results:
+        """``outputs``, after which ``gradients`` cannot be called: float64 runs after the eager run was freed."""
+        changed, run, self._eager = self._changed, self._eager, None
+        assert run is not None
+        eager = _outputs(run, changed)
+        del run
+        self._exact = self._run_exact()
+        exact = _outputs(self._exact, changed)
+        return Results(eager, exact, self._perturbed(lambda run: _outputs(run, changed), has_gradients=False))
 
     @property
     def inexact(self) -> Mapping[str, str]:
-        """Operators whose float64 result is eager's or that of a lower precision, with the reason."""
+        """Operators whose result in float64, if that has run, is eager's or of a lower precision, with the reason."""
         return self._float64.inexact
 
     @property
@@ -214,12 +247,10 @@ class ReferenceRuns:
         """How many operators of the eager run drew random numbers."""
         return self._recording.draws
 
-    def keep_results_only(self) -> None:
-        """Frees what ``gradients`` needs, which cannot be called any more."""
-        self._runs = ()
-
     def gradients(self, tangents: Mapping[object, torch.Tensor], of: Sequence[int]) -> Results:
         """The gradients of some arguments, by autograd. Can be called once.
+
+        Unless ``outputs`` was read, float64 runs after the eager run was freed.
 
         Args:
             tangents: the gradients of the results: by position, by ``("input", j)`` for an argument that the function
@@ -233,12 +264,13 @@ class ReferenceRuns:
             NotRepeatableError: the backward draws random numbers. A checkpoint should draw those of the forward, but
                 PyTorch draws others when it runs a captured checkpoint.
         """
-        runs, draws = self._runs, self._recording.draws
-        self._runs = ()
-        eager = _gradients(runs[0], tangents, of)
+        run, draws, self._eager = self._eager, self._recording.draws, None
+        assert run is not None
+        eager = _gradients(run, tangents, of)
         if self._recording.draws > draws:
             raise NotRepeatableError("the backward draws random numbers, which cannot be reproduced")
-        exact = _gradients(runs[1], tangents, of)
+        run, self._exact = self._exact, None
+        exact = _gradients(run or self._run_exact(), tangents, of)
         return Results(eager, exact, self._perturbed(lambda run: _gradients(run, tangents, of), has_gradients=True))
 
     def _perturbed(

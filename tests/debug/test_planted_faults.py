@@ -23,7 +23,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
-from dynamo_backends.debug import captured_graph, manifest, observer
+from dynamo_backends.debug import captured_graph, lockstep, manifest, observer
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -343,6 +343,25 @@ def test_a_wrong_operator_that_the_model_damps(monkeypatch: pytest.MonkeyPatch, 
     found = verdicts(Damped(), (4, 8), "inference", tmp_path)
     converter = line_of("# once of twelve")
     assert found["inference"] == f"diverges at silu_6 ({silu_lines()}): converter ({converter}) or kernel"
+
+
+def test_values_that_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The values of a large model are not all in memory at once; the tables are the same."""
+    monkeypatch.setitem(CONVERTERS, aten.tanh.default, lambda x: op.Mul(op.Tanh(x), op.Constant(value_float=1.01)))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        largest, where = F.layer_norm(x.exp(), (8,)).tanh().max(1)
+        return torch.cat([largest, where * 0.5, x[:, 0].sinh()]).cos()
+
+    tables = []
+    for name, size in (("whole", lockstep._MOST_BYTES), ("parts", 400)):
+        monkeypatch.setattr(lockstep, "_MOST_BYTES", size)
+        debug = compiled(function, backend="onnx_debug", options={"dump_dir": str(tmp_path / name)})
+        debug(torch.linspace(-1, 1, 32).reshape(4, 8))
+        (table,) = (tmp_path / name / "latest").rglob("side_by_side.json")
+        tables.append(json.loads(table.read_text()))
+        torch._dynamo.reset()
+    assert tables[0] == tables[1] and "tanh" in json.dumps(tables[0])
 
 
 def test_a_wrong_symbolic_integer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

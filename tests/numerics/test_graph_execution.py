@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.debug.rounding_runs import explained_by_rounding
 from dynamo_backends.debug.rows import Row
 from dynamo_backends.exporter.translate import value_names
-from dynamo_backends.numerics.graph_execution import FxExecution, PerturbedExecution, value_of
+from dynamo_backends.numerics.graph_execution import FxExecution, PerturbedExecution, results_in_float64, value_of
 from dynamo_backends.numerics.local_error import NodeCheck, Segment
 
 aten = torch.ops.aten
@@ -46,6 +46,25 @@ def test_values_are_dropped_after_their_last_use() -> None:
     assert set(execution.eager) == {nodes["sin"], nodes["neg"]}
     torch.testing.assert_close(execution.exact_of(nodes["neg"]), X.double().sin().exp().neg())
     assert execution.release(nodes["sin"]) == [nodes["sin"]] and set(execution.exact) == {nodes["neg"]}
+
+
+def test_results_in_float64_alone() -> None:
+    """In the order in which they are computed; numbers and ``None`` too; arguments are not changed."""
+    module, _ = graph_of(lambda x: (x.neg(), None, x.sin().exp(), x.sin(), x.copy_(x * 2), 3))
+    for given in (X.clone(), X.double()):
+        found = dict(results_in_float64(module, [given], torch.get_rng_state()))
+        assert torch.equal(given.float(), X)
+        wide = given.double()
+        assert found.pop(1) is None and found.pop(5) == 3
+        for i, right in enumerate((-wide, None, wide.sin().exp(), wide.sin(), wide * 2)):
+            if right is not None:
+                torch.testing.assert_close(found[i], right, rtol=1e-15, atol=0.0)
+    module, _ = graph_of(lambda x: (x.view(-1).mul_(2), x))  # an argument's memory by another name
+    given = X.double()
+    results = results_in_float64(module, [given], torch.get_rng_state())
+    assert all(torch.equal(value, X.double() * 2) for _, value in results) and torch.equal(given.float(), X)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="float32 only"):
+        list(results_in_float64(graph_of(lambda x: (single(x.sin()),))[0], [X], torch.get_rng_state()))
 
 
 def test_what_is_recorded_is_not_computed_again() -> None:

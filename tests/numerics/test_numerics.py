@@ -402,8 +402,8 @@ def test_what_is_made_in_the_default_dtype_is_widened() -> None:
 
 def test_a_comparison_that_eager_did_not_make() -> None:
     twice = run_twice(lambda x: [torch.where(x > 0.5, x, -x) if x.dtype is torch.float64 else x], torch.ones(2))
-    assert twice.inexact.keys() == {"aten.gt.Scalar"}
     assert twice.outputs.exact[0].tolist() == [1.0, 1.0]  # type: ignore[attr-defined]
+    assert twice.inexact.keys() == {"aten.gt.Scalar"}
 
 
 def test_arguments_that_the_program_changes_are_results() -> None:
@@ -428,8 +428,8 @@ def test_an_operator_that_float64_does_not_have() -> None:
         return x * 2
 
     twice = run_twice(lambda x: [single(x) / 3], torch.rand(3))
-    assert twice.inexact == {"test_numerics.single.default": "no float64: float32 only"}
     assert twice.outputs.exact[0].dtype is torch.float64  # type: ignore[attr-defined]
+    assert twice.inexact == {"test_numerics.single.default": "no float64: float32 only"}
 
 
 def test_gradients_of_both_runs() -> None:
@@ -508,7 +508,8 @@ def test_a_backward_that_draws_random_numbers_is_not_compared() -> None:
     with pytest.raises(NotRepeatableError, match="backward .*random"):
         twice.gradients({0: torch.ones(3)}, [0])
     twice = run_twice(lambda x: [x * torch.rand_like(x)], x)  # its forward draws, and its backward does not
-    assert_same_values(twice.gradients({0: torch.ones(3)}, [0]).eager[0], twice.outputs.eager[0] / x.detach())  # type: ignore[operator]
+    outputs = twice.outputs
+    assert_same_values(twice.gradients({0: torch.ones(3)}, [0]).eager[0], outputs.eager[0] / x.detach())  # type: ignore[operator]
 
 
 def test_copies_share_memory_as_the_originals_do() -> None:
