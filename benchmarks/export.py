@@ -63,7 +63,7 @@ def measure(name: str, rounds: int) -> list[str]:
             path, start = Path(folder, f"{way}.onnx"), time.perf_counter()
             try:
                 if way == "ours":
-                    exported = export(loaded.model, inputs.args, path, kwargs=inputs.kwargs)
+                    exported = export(loaded.model, *inputs.args, path=path, kwargs=inputs.kwargs)
                     seconds = time.perf_counter() - start
                     call = exported._captured.call
                     leaves = pytree.tree_leaves(call)

@@ -274,7 +274,7 @@ EXPORTS: dict[str, Run] = {"export": _exported, "export, dynamic": _exported}
 def our_export(feeds: Sequence[Inputs], model: nn.Module, path: Path) -> Callable[..., object]:
     """Our file of a model as a callable; sizes that differ between the feeds are dynamic."""
     loaded = LoadedCase(model, [loading.Inputs((), inputs) for inputs in feeds])
-    exported = dynamo_backends.export(model, (), path, kwargs=feeds[0], dynamic_shapes=dynamic_shapes(loaded))
+    exported = dynamo_backends.export(model, path=path, kwargs=feeds[0], dynamic_shapes=dynamic_shapes(loaded))
     exported.run(**feeds[0])  # the session, while there is a file
     return lambda **inputs: list(exported.run(**inputs).values())
 

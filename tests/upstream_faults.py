@@ -194,7 +194,7 @@ def _exported_bag(dtype: torch.dtype) -> tuple[onnx.ModelProto, str]:
     """The file of a bag of embeddings, and how its results differ from eager's."""
     bag, args = torch.nn.EmbeddingBag(5, 4, mode="mean", dtype=dtype), (torch.tensor([1, 2, 4]), torch.tensor([0, 2]))
     with tempfile.TemporaryDirectory() as folder:
-        exported = dynamo_backends.export(bag, args, Path(folder, "bag.onnx"))
+        exported = dynamo_backends.export(bag, *args, path=Path(folder, "bag.onnx"))
         return onnx.load(exported.path), exported.difference(*args)
 
 

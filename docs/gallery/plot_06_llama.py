@@ -103,7 +103,7 @@ class Block(torch.nn.Module):
 
 block, x = Block().eval(), torch.randn(2, 8, 64)
 torch.onnx.export(block, (x,), folder / "export.onnx", dynamo=True, verbose=False)
-dynamo_backends.export(block, (x,), folder / "ours.onnx")
+dynamo_backends.export(block, x, path=folder / "ours.onnx")
 command = [sys.executable, "-m", "dynamo_backends", "compare", "ours.onnx", "export.onnx"]
 done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
 print(done.stdout)

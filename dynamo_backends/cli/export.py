@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         exported = export(
             loaded.model,
-            first.args,
-            arguments.file,
+            *first.args,
+            path=arguments.file,
             kwargs=first.kwargs,
             dynamic_shapes=dynamic_shapes(loaded),
             opset_version=arguments.opset,

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             result |= {"error": str(error), "methods_that_can": succeeding}
     if arguments.onnx is not None:
         try:
-            export(model, args, arguments.onnx, kwargs=kwargs)
+            export(model, *args, path=arguments.onnx, kwargs=kwargs)
             result["onnx"] = str(arguments.onnx)
         except ExportError as error:
             code = 1

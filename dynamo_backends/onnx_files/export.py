@@ -2,7 +2,7 @@
 
 ::
 
-    exported = dynamo_backends.export(model, (x,), "model.onnx", dynamic_shapes={"x": {0: "batch"}})
+    exported = dynamo_backends.export(model, x, path="model.onnx", dynamic_shapes={"x": {0: "batch"}})
     exported.difference(other_x)        # "" if ONNX Runtime's results are right
 """
 
@@ -102,9 +102,8 @@ class ExportedFile:
 
 def export(
     model: torch.nn.Module,
-    args: tuple[Any, ...] | torch.Tensor,
-    f: str | os.PathLike[str],
-    *,
+    *inputs: Any,
+    path: str | os.PathLike[str],
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     input_names: Sequence[str] | None = None,
@@ -119,16 +118,16 @@ def export(
 
     Args:
         model: exported in its mode; call ``model.eval()`` first.
-        args: its positional arguments, a tensor or a tuple.
-        f: the file.
+        inputs: its positional arguments.
+        path: the file.
         kwargs: its keyword arguments.
         dynamic_shapes: as in ``torch.export.export``, with the names of sizes; a name instead of a ``Dim`` is
             ``Dim.DYNAMIC``, whose limits PyTorch finds out. Other sizes are fixed.
         input_names, output_names: other names for inputs and results, in order.
         opset_version: the ONNX opset; by default that of the option ``opset``.
         check: whether the results are compared with eager's before the file is written: for these arguments, and
-            for other sizes if some are dynamic. Instead of ``True``, pairs of other ``args`` and ``kwargs`` to compare
-            too. It takes three times the memory of the model.
+            for other sizes if some are dynamic. Instead of ``True``, other calls to compare too: pairs of a tuple of
+            positional arguments, and a dict of others. It takes three times the memory of the model.
 
     Raises:
         ExportError: ``torch.export`` cannot capture the model, a part of it must run in PyTorch, it changes its state,
@@ -139,14 +138,14 @@ def export(
         OSError: the file cannot be written.
     """
     model = _module(model)
-    path = Path(f).resolve()
+    path = Path(path).resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
         raise OSError(f"{path} exists, and is no file")
     if not isinstance(check, bool) and not all(map(_is_call, check)):
         raise TypeError("check is a bool, or a list of pairs: a tuple of arguments, and a dict of keyword arguments")
-    call: Call = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {}))
+    call: Call = (inputs, dict(kwargs or {}))
     options = parse_options({} if opset_version is None else {"opset": opset_version})
     options = dataclasses.replace(options, providers=("CPUExecutionProvider",), verify_passes=False)
     with for_any_processor():
@@ -154,13 +153,13 @@ def export(
         captured = captured.renamed(input_names or (), output_names or ())
         with torch.autocast("cpu", enabled=False):  # the program has its casts already
             written = onnx_model(captured, options, type(model).__name__, is_training=model.training)
-    inputs, outputs = (
+    taken, given = (
         {str(item.name): _type(item) for item in items} for items in (written.graph.inputs, written.graph.outputs)
     )
     sizes = {size.name: size.limits for size in captured.sizes.values()}
     if sizes:
         written.metadata_props["sizes"] = ", ".join(f"{name} {limits}" for name, limits in sizes.items())
-    exported = ExportedFile(path, inputs, outputs, sizes, (), (), model, captured)
+    exported = ExportedFile(path, taken, given, sizes, (), (), model, captured)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = _write(written, Path(folder) / path.name)
         if check is not False:

@@ -35,7 +35,7 @@ def test_a_language_model_has_the_users_names_and_dynamic_sizes(tmp_path: Path) 
     batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=64)
     shapes = {name: {0: batch, 1: sequence} for name in inputs}
     path = tmp_path / "bert.onnx"
-    exported = export(model, (), path, kwargs=inputs, dynamic_shapes=shapes, check=True)
+    exported = export(model, path=path, kwargs=inputs, dynamic_shapes=shapes, check=True)
     assert exported.inputs == {"input_ids": "INT64[batch, sequence]", "attention_mask": "INT64[batch, sequence]"}
     assert exported.outputs == {"logits": "FLOAT[batch, sequence, 99]"}
     assert list(tmp_path.iterdir()) == [path]
@@ -75,17 +75,19 @@ class Names(nn.Module):
 def test_names_nested_values_and_results_that_no_node_computes(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     kwargs = {"weight": ({"a": x + 1}, x + 2), "times": 2, "flag": True}
-    exported = export(Names(), x, tmp_path / "m.onnx", kwargs=kwargs, check=True)
+    exported = export(Names(), x, path=tmp_path / "m.onnx", kwargs=kwargs, check=True)
     assert list(exported.inputs) == ["add", "weight_0_a", "weight_1"]
     numbers = {"numbers_0": "INT64[]", "numbers_1": "DOUBLE[]", "numbers_2": "BOOL[]"}
     assert list(exported.outputs) == ["mul", "output_add", *(f"parts_{i}" for i in range(5)), *numbers]
     assert exported.outputs.items() >= numbers.items()
-    named = export(Names(), x, tmp_path / "m.onnx", kwargs=kwargs, input_names=["in"], output_names=["weight", "out"])
+    named = export(
+        Names(), x, path=tmp_path / "m.onnx", kwargs=kwargs, input_names=["in"], output_names=["weight", "out"]
+    )
     assert list(named.inputs)[0] == "in" and list(named.outputs)[:2] == ["weight", "out"]
     assert named.difference(x, **kwargs) == ""
     for wrong in (["a", "a"], list("abcd")):
         with pytest.raises(ValueError, match="name"):
-            export(Names(), x, tmp_path / "m.onnx", kwargs=kwargs, input_names=wrong)
+            export(Names(), x, path=tmp_path / "m.onnx", kwargs=kwargs, input_names=wrong)
 
 
 class Function(nn.Module):
@@ -125,7 +127,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
     ],
 )
 def test_small_functions_are_right(function: Callable[..., object], x: torch.Tensor, tmp_path: Path) -> None:
-    exported = export(Function(function).eval(), x, tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
+    exported = export(Function(function).eval(), x, path=tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
     assert exported.inputs["x"].partition("[")[2].startswith("rows")
 
 
@@ -139,7 +141,7 @@ class MeanPooling(nn.Module):
 def test_mean_pooling_counts_tokens_of_any_number(tmp_path: Path) -> None:
     arguments = torch.randn(2, 3, 4), torch.tensor([[1, 1, 0], [0, 0, 0]])
     shapes = ({0: "batch", 1: "length"},) * 2
-    exported = export(MeanPooling(), arguments, tmp_path / "m.onnx", dynamic_shapes=shapes, check=True)
+    exported = export(MeanPooling(), *arguments, path=tmp_path / "m.onnx", dynamic_shapes=shapes, check=True)
     assert exported.inputs["mask"] == "INT64[batch, length]"
     assert exported.difference(torch.randn(5, 7, 4), torch.ones(5, 7, dtype=torch.int64)) == ""
 
@@ -147,7 +149,7 @@ def test_mean_pooling_counts_tokens_of_any_number(tmp_path: Path) -> None:
 def test_rms_normalization_is_in_onnx_at_each_opset(tmp_path: Path) -> None:
     model = Function(lambda self, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)).eval()
     for opset, operator in ((18, "Pow"), (23, "RMSNormalization")):
-        export(model, X, tmp_path / "m.onnx", opset_version=opset, check=True)
+        export(model, X, path=tmp_path / "m.onnx", opset_version=opset, check=True)
         proto = onnx.load(tmp_path / "m.onnx")
         assert proto.opset_import[0].version == opset
         assert operator in {node.op_type for node in proto.graph.node}
@@ -177,12 +179,14 @@ class Recurrent(nn.Module):
 def test_a_recurrent_layer_is_one_node(layer: nn.RNNBase, length: str | None, nodes: int, tmp_path: Path) -> None:
     model, x = Recurrent(layer), torch.randn(2, 3, 4, dtype=layer.weight_ih_l0.dtype)
     batch = int(not layer.batch_first)
-    exported = export(model, x, tmp_path / "m.onnx", dynamic_shapes=({batch: "batch", 1 - batch: length},), check=True)
+    exported = export(
+        model, x, path=tmp_path / "m.onnx", dynamic_shapes=({batch: "batch", 1 - batch: length},), check=True
+    )
     assert [node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node].count(layer.mode) == nodes
     assert len(exported.checked) == 3 and not exported.unchecked and len(exported.sizes) == 1 + bool(length)
     if not length:
         with pytest.raises(ExportError, match="its length is dynamic"):
-            export(model, x, tmp_path / "m.onnx", dynamic_shapes=({1 - batch: "length"},))
+            export(model, x, path=tmp_path / "m.onnx", dynamic_shapes=({1 - batch: "length"},))
 
 
 @pytest.mark.parametrize(
@@ -193,10 +197,10 @@ def test_embedding_bags(mode: str, padding: int | None, offsets: list[int] | Non
     bag, ids = nn.EmbeddingBag(10, 3, mode=mode, padding_idx=padding), torch.tensor([1, 2, 4, 5, 4, 3, 2, 9])
     args = (ids.view(4, 2),) if offsets is None else (ids, torch.tensor(offsets))
     weights = {"per_sample_weights": torch.randn(8)} if mode == "sum" else {}
-    export(bag, args, tmp_path / "m.onnx", kwargs=weights, check=True)
+    export(bag, *args, path=tmp_path / "m.onnx", kwargs=weights, check=True)
     if not weights:
         with pytest.raises(ExportError, match="rounds to float32"):
-            export(bag.double(), args, tmp_path / "m.onnx")
+            export(bag.double(), *args, path=tmp_path / "m.onnx")
 
 
 class Named(nn.Module):
@@ -206,7 +210,7 @@ class Named(nn.Module):
 
 def test_arguments_go_to_their_inputs_however_they_are_passed(tmp_path: Path) -> None:
     x, b, c = torch.randn(3, 2, 4)
-    exported = export(Named(), x, tmp_path / "m.onnx", kwargs={"c": c, "b": b}, check=[((x,), {"b": c, "c": b})])
+    exported = export(Named(), x, path=tmp_path / "m.onnx", kwargs={"c": c, "b": b}, check=[((x,), {"b": c, "c": b})])
     assert list(exported.inputs) == ["x", "b", "c"] and len(exported.checked) == 2
     for kwargs in ({"b": b, "c": c}, {"c": c, "b": b}, {"c": c, "factor": 2.0, "b": b}):
         torch.testing.assert_close(exported.run(x, **kwargs)["output"], Named()(x, **kwargs))
@@ -214,7 +218,7 @@ def test_arguments_go_to_their_inputs_however_they_are_passed(tmp_path: Path) ->
     for missing_or_constant in ({"b": b}, {"b": b, "c": c, "factor": 3.0}):
         with pytest.raises(TypeError, match="'c'|factor"):
             exported.run(x, **missing_or_constant)
-    with_factor = export(Named(), x, tmp_path / "m.onnx", kwargs={"c": c, "b": b, "factor": 3.0})
+    with_factor = export(Named(), x, path=tmp_path / "m.onnx", kwargs={"c": c, "b": b, "factor": 3.0})
     with pytest.raises(ValueError, match="constant of the file"):
         with_factor.run(x, b=b, c=c)
 
@@ -222,9 +226,9 @@ def test_arguments_go_to_their_inputs_however_they_are_passed(tmp_path: Path) ->
 def test_a_tensor_that_is_passed_twice_is_two_inputs(tmp_path: Path) -> None:
     model = Function(lambda self, parts: parts[0] - parts[1] * self.weight)
     model.weight = nn.Parameter(torch.randn(4))
-    exported = export(model, ([X, X],), tmp_path / "m.onnx", check=True)
+    exported = export(model, [X, X], path=tmp_path / "m.onnx", check=True)
     torch.testing.assert_close(exported.run([X, X + 1])["output"], model([X, X + 1]))
-    exported = export(model, ([X, model.weight],), tmp_path / "m.onnx", check=True)
+    exported = export(model, [X, model.weight], path=tmp_path / "m.onnx", check=True)
     torch.testing.assert_close(exported.run([X, X[0]])["output"], model([X, X[0]]))
 
 
@@ -241,7 +245,7 @@ def test_files_are_right_for_the_sizes_that_they_name(
     function: Callable[..., Any], limits: str, rows: int, tmp_path: Path
 ) -> None:
     model = Function(function)
-    exported = export(model, X, tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
+    exported = export(model, X, path=tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
     assert exported.sizes == {"rows": limits}
     smallest = 2 if limits == "from 2" else 1
     assert exported.checked == ["x[3, 4]", "x[4, 4]", f"x[{smallest}, 4]"] and not exported.unchecked
@@ -253,7 +257,7 @@ def test_files_are_right_for_the_sizes_that_they_name(
 
 def test_the_largest_size_as_the_example_is_checked_with_smaller_ones(tmp_path: Path) -> None:
     shapes = ({0: torch.export.Dim("rows", max=3)},)
-    exported = export(Function(lambda self, x: x * 2), X, tmp_path / "m.onnx", dynamic_shapes=shapes, check=True)
+    exported = export(Function(lambda self, x: x * 2), X, path=tmp_path / "m.onnx", dynamic_shapes=shapes, check=True)
     assert exported.checked == ["x[3, 4]", "x[1, 4]"]
 
 
@@ -263,7 +267,7 @@ def test_sizes_of_nested_arguments_have_their_own_names(tmp_path: Path) -> None:
 
     def inputs_with(*names: str) -> list[str]:
         shapes = ((({0: names[0]}, {0: names[1]}), {"c": {0: names[2]}}),)
-        return list(export(model, (parts,), tmp_path / "m.onnx", dynamic_shapes=shapes, check=True).inputs.values())
+        return list(export(model, parts, path=tmp_path / "m.onnx", dynamic_shapes=shapes, check=True).inputs.values())
 
     assert inputs_with("a", "b", "c") == ["FLOAT[a, 2]", "FLOAT[b, 2]", "FLOAT[c, 2]"]
     assert len(set(inputs_with("n", "n", "n"))) == 3, "sizes that may differ have one name"
@@ -277,7 +281,7 @@ def test_a_branch_on_the_dtype_excuses_nothing(tmp_path: Path) -> None:
         return twice(x) if x.dtype is torch.float32 else x
 
     with planted_converter(3.0), pytest.raises(ExportError, match="the file is wrong"):
-        export(Function(halves), X, tmp_path / "m.onnx", check=True)
+        export(Function(halves), X, path=tmp_path / "m.onnx", check=True)
 
 
 def test_a_dynamic_number_and_dicts_in_another_order(tmp_path: Path) -> None:
@@ -288,7 +292,7 @@ def test_a_dynamic_number_and_dicts_in_another_order(tmp_path: Path) -> None:
     a, b = torch.randn(3, 6), torch.randn(3, 6)
     shapes = {"x": {"a": None, "b": None}, "n": torch.export.Dim.DYNAMIC, "scale": None}
     path = tmp_path / "model.onnx"
-    exported = export(Model(), ({"a": a, "b": b}, 4), path, kwargs={"scale": 2.0}, dynamic_shapes=shapes, check=True)
+    exported = export(Model(), {"a": a, "b": b}, 4, path=path, kwargs={"scale": 2.0}, dynamic_shapes=shapes, check=True)
     for n in (1, 3, 6):
         assert exported.difference({"b": b, "a": a}, n) == ""
     with pytest.raises(ValueError, match="argument scale is 3.0"):
@@ -300,9 +304,9 @@ def test_a_dynamic_number_and_dicts_in_another_order(tmp_path: Path) -> None:
 def test_the_users_tensors_keep_no_marks_of_a_refused_export(tmp_path: Path) -> None:
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
     with pytest.raises(ExportError):
-        export(model, x, tmp_path / "model.onnx", dynamic_shapes={"input": {1: "features"}})
+        export(model, x, path=tmp_path / "model.onnx", dynamic_shapes={"input": {1: "features"}})
     torch.compile(model, backend="eager")(x)
-    export(torch.compile(model), x, tmp_path / "model.onnx", check=True)
+    export(torch.compile(model), x, path=tmp_path / "model.onnx", check=True)
 
 
 def test_attention_and_a_view_of_its_result_are_checked(tmp_path: Path) -> None:
@@ -313,14 +317,14 @@ def test_attention_and_a_view_of_its_result_are_checked(tmp_path: Path) -> None:
             x = x.view(2, 7, 2, 4).transpose(1, 2)
             return F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(2, 7, 8).contiguous().view(-1, 8)
 
-    assert export(Model(), torch.randn(2, 7, 8), tmp_path / "model.onnx", check=True).checked
+    assert export(Model(), torch.randn(2, 7, 8), path=tmp_path / "model.onnx", check=True).checked
 
 
 @pytest.mark.parametrize(
     "arguments, error, said",
     [
-        ({"f": "."}, OSError, "no file"),
-        ({"f": "missing/model.onnx"}, FileNotFoundError, "no folder"),
+        ({"path": "."}, OSError, "no file"),
+        ({"path": "missing/model.onnx"}, FileNotFoundError, "no folder"),
         ({"dynamic_shapes": {"input": {-2: "batch"}}}, ValueError, "no dimension -2"),
         ({"dynamic_shapes": {"input": {7: "batch"}}}, ValueError, "no dimension 7"),
         ({"check": [(torch.ones(3, 4), torch.ones(3, 4))]}, TypeError, "pairs"),
@@ -332,12 +336,13 @@ def test_wrong_arguments(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=said):
-        export(**{"model": nn.Linear(4, 4), "args": torch.ones(3, 4), "f": "model.onnx"} | arguments)
+        model = arguments.pop("model", nn.Linear(4, 4))
+        export(model, torch.ones(3, 4), **{"path": "model.onnx", **arguments})
     assert not list(tmp_path.iterdir())
 
 
 def test_sizes_that_the_file_does_not_have_are_in_the_message(tmp_path: Path) -> None:
-    exported = export(nn.Linear(4, 4), torch.ones(3, 4), tmp_path / "model.onnx")
+    exported = export(nn.Linear(4, 4), torch.ones(3, 4), path=tmp_path / "model.onnx")
     with pytest.raises(ExportError, match=r"index: 0 Got: 2 Expected: 3$"):
         exported.run(torch.ones(2, 4))
 
@@ -345,7 +350,7 @@ def test_sizes_that_the_file_does_not_have_are_in_the_message(tmp_path: Path) ->
 def test_a_model_that_computes_something_else_in_each_call_is_refused(tmp_path: Path) -> None:
     calls = itertools.count()
     with pytest.raises(ExportError, match="something else"):
-        export(Function(lambda self, x: x + next(calls)), X, tmp_path / "m.onnx", check=True)
+        export(Function(lambda self, x: x + next(calls)), X, path=tmp_path / "m.onnx", check=True)
 
 
 def test_export_under_autocast_and_of_a_result_that_is_returned_twice(
@@ -356,7 +361,7 @@ def test_export_under_autocast_and_of_a_result_that_is_returned_twice(
         return y, y, x
 
     with torch.autocast("cpu", torch.bfloat16):
-        exported = export(Function(twice_returned), X, tmp_path / "m.onnx", check=True)
+        exported = export(Function(twice_returned), X, path=tmp_path / "m.onnx", check=True)
     assert list(exported.outputs.values()) == ["BFLOAT16[3]", "BFLOAT16[3]", "FLOAT[3, 4]"]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     graph = onnx.load(tmp_path / "m.onnx").graph
@@ -391,7 +396,7 @@ def test_a_model_is_refused_in_one_line(
     function: Callable[..., object], x: torch.Tensor, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=reason) as raised:
-        export(Function(function), x, tmp_path / "m.onnx")
+        export(Function(function), x, path=tmp_path / "m.onnx")
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
 
@@ -428,15 +433,15 @@ def planted_converter(factor: float | str) -> Iterator[None]:
 def test_a_wrong_file_is_not_written(factor: float | str, said: str, tmp_path: Path) -> None:
     model = Function(lambda self, x: twice(x) + 1)
     with planted_converter(factor), pytest.raises(ExportError, match=said):
-        export(model, X, tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
+        export(model, X, path=tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
     assert not list(tmp_path.iterdir())
 
 
 def test_weights_beyond_protobufs_limit_are_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_module, "LARGEST_FILE", 1000)
-    export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx", check=True)
+    export(nn.Linear(64, 64), torch.randn(2, 64), path=tmp_path / "m.onnx", check=True)
     [old] = tmp_path.glob("m.onnx.*.data")
-    export(nn.Linear(64, 64), torch.randn(2, 64), tmp_path / "m.onnx")
+    export(nn.Linear(64, 64), torch.randn(2, 64), path=tmp_path / "m.onnx")
     [new] = tmp_path.glob("m.onnx.*.data")
     assert new != old, "a process that is killed in between must not leave weights of another model"
     (tmp_path / "elsewhere").mkdir()
@@ -451,7 +456,7 @@ def test_integer_products_do_not_depend_on_the_processor(tmp_path: Path) -> None
 
     model = nn.Sequential(nn.Linear(64, 32)).eval()
     quantize_(model, Int8DynamicActivationInt8WeightConfig())
-    export(model, torch.randn(5, 64), tmp_path / "m.onnx", check=True)
+    export(model, torch.randn(5, 64), path=tmp_path / "m.onnx", check=True)
     session = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "m.onnx"))
     types = {item.name: item.type.tensor_type.elem_type for item in session.graph.value_info}
     [product] = [node for node in session.graph.node if node.op_type == "MatMulInteger"]
