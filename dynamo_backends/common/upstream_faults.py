@@ -37,6 +37,7 @@ class Fault(Generic[NodeT]):
     versions: str = ">=1.24"  # a requirement for the library; without an upper bound until a version is fixed
     library: str = "onnxruntime"  # or "onnxscript"; "onnxruntime" stands for its CPU provider
     kind: Kind = Kind.UPSTREAM_FAULT  # of the reason that a node runs in PyTorch
+    is_refused_in_a_file: bool = True  # whether a file, which has no PyTorch, must not have it
 
     @property
     def reason(self) -> Reason:

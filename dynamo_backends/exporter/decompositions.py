@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,8 +63,6 @@ _NOT_DECOMPOSED = {
     # Decomposed to prims.copy_to, a write into a view of a copy. AOTAutograd fails, as the graph is not functional, and
     # the process can no longer compile graphs with constants.
     *overloads_of(aten.as_strided_scatter, aten.diagonal_scatter),
-    # Decomposed to max pooling if all windows have the same size; a window with infinity and NaN would be infinite.
-    *overloads_of(aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
     # Decomposed to a product with a square matrix: 6 GB for 20,000 elements.
     *overloads_of(aten.cumprod),
     # Decomposed to prims.signbit, whose fake result has the dtype of its argument instead of bool (PyTorch 2.13).
@@ -101,6 +99,32 @@ def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | Non
         input, *map(rounded, numbers), **{name: rounded(number) for name, number in named.items()}
     )
     return result
+
+
+def adaptive_max_pool(input: torch.Tensor, output_size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maxima of windows of one size, in two or three dimensions, and their indices in the plane.
+
+    The index is that of the last NaN, or else of the first maximum. PyTorch's decomposition is a max pooling, which in
+    ONNX Runtime prefers infinity to NaN. Windows of different sizes are not decomposed.
+    """
+    dims = len(output_size)
+    planes, sizes = input.shape[:-dims], input.shape[-dims:]
+    if not all(statically_known_true(size % number == 0) for size, number in zip(sizes, output_size, strict=True)):
+        return NotImplemented
+    windows = [size // number for size, number in zip(sizes, output_size, strict=True)]
+    parts = [item for pair in zip(output_size, windows, strict=True) for item in pair]
+    rank, count = len(planes), math.prod(windows)
+    order = [*range(rank), *range(rank, rank + 2 * dims, 2), *range(rank + 1, rank + 2 * dims, 2)]
+    elements = input.reshape(*planes, *parts).permute(order).reshape(*planes, *output_size, count)
+    is_nan = elements.isnan()
+    last_nan = count - 1 - is_nan.flip(-1).int().argmax(-1)
+    within = torch.where(is_nan.any(-1), last_nan, elements.argmax(-1))
+    index = torch.zeros_like(within)
+    for i, (number, window) in enumerate(zip(output_size, windows, strict=True)):
+        start = torch.arange(number, device=input.device).reshape(-1, *[1] * (dims - 1 - i)) * window
+        position = start + within // math.prod(windows[i + 1 :]) % window
+        index = index + position * math.prod(sizes[i + 1 :])
+    return elements.amax(-1), index
 
 
 @_decomp.decompositions.pw_cast_for_opmath
@@ -145,6 +169,8 @@ Decompositions = dict[object, Callable[..., object]]
 _OUR_DECOMPOSITIONS: Decompositions = {
     aten.native_dropout.default: native_dropout,
     aten.nan_to_num.default: nan_to_num,
+    aten.adaptive_max_pool2d.default: adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: adaptive_max_pool,
     aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
 }
 

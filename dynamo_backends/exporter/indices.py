@@ -15,6 +15,7 @@ aten = torch.ops.aten
 INDEX_ARGUMENT: dict[object, int] = {
     aten.embedding.default: 1,
     aten.index_select.default: 2,
+    aten.index_add.default: 2,
     aten.gather.default: 2,
     aten.scatter.src: 2,
     aten.scatter.value: 2,

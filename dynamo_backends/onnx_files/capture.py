@@ -169,6 +169,8 @@ def capture(
             graph.graph.erase_node(node)
     named = [(name, node.meta["val"]) for node, name in inputs.items()]
     sizes = named_sizes(original, named, [dims_of_inputs[i] for i in leaves])
+    for node in graph.graph.nodes:
+        node.meta[IN_A_FILE] = True
     graph.recompile()
     return Captured(graph, weights, inputs, leaves, outputs, nodes, returned, sizes, call, original)
 
@@ -210,7 +212,7 @@ def _bags_without_gradients(module: fx.GraphModule) -> None:
     bags = aten._embedding_bag.default, aten._embedding_bag_forward_only.default
     for node in [node for node in module.graph.nodes if node.target in bags]:
         if all(user.args[1] == 0 for user in node.users):
-            node.target, node.meta[IN_A_FILE] = aten._embedding_bag_forward_only.default, True
+            node.target = aten._embedding_bag_forward_only.default
 
 
 def _by_name(dynamic_shapes: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:

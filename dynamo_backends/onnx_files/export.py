@@ -25,6 +25,8 @@ from torch._dynamo import OptimizedModule
 from torch.utils import _pytree as pytree
 
 from ..errors import ExportError
+from ..exporter.upstream_faults import tolerated_in_a_file
+from ..graphs.locations import where
 from ..options import parse_options
 from ..runtime.integer_kernels import for_any_processor
 from .arguments import Call, like
@@ -48,7 +50,8 @@ class ExportedFile:
         sizes: the names of dynamic sizes with the limits within which the file computes what the model does, as text,
             ``from 1`` or ``2 to 512``. PyTorch found them out; outside, the model may compute something else.
         checked: the calls whose results were compared, by the shapes of their tensors as text.
-        unchecked: what ``check`` could not compare, and why.
+        unchecked: operators that may differ from eager for some inputs, and what ``check`` could not compare, with the
+            reasons.
         model: what was exported.
     """
 
@@ -159,7 +162,9 @@ def export(
     sizes = {size.name: size.limits for size in captured.sizes.values()}
     if sizes:
         written.metadata_props["sizes"] = ", ".join(f"{name} {limits}" for name, limits in sizes.items())
-    exported = ExportedFile(path, taken, given, sizes, (), (), model, captured)
+    nodes = captured.graph.graph.nodes
+    unchecked = [f"{node.name} ({where(node)}): {text}" for node in nodes for text in tolerated_in_a_file(node)]
+    exported = ExportedFile(path, taken, given, sizes, (), unchecked, model, captured)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = _write(written, Path(folder) / path.name)
         if check is not False:
@@ -211,7 +216,7 @@ def _is_data_of(file: Path, model: Path) -> bool:
 def _check(exported: ExportedFile, session: FileSession, others: Sequence[Call] | None) -> ExportedFile:
     """Compares results with eager's, and says which; raises ``ExportError``. If ``others`` are ``None``, other sizes
     are made up."""
-    captured, unchecked, checked = exported._captured, dict[str, None](), []
+    captured, unchecked, checked = exported._captured, dict.fromkeys(exported.unchecked), []
     calls = [exported._like(call) for call in others or ()]
     if others is None and captured.sizes:
         calls, raised = captured.calls_with_other_sizes(exported.model)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same_values, compiled, counted
+from conftest import assert_on_onnx, assert_same_values, compiled, counted
 from operators import difference
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils import _pytree as pytree
@@ -122,7 +123,6 @@ RARE: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         lambda x: [torch.nn.functional.adaptive_max_pool2d(x, size, True) for size in ((4, 3), (3, 4), 1)],
         [MIXED.view(1, 6, 20)],
     ),
-    "aten.diagonal_copy.default": (torch.diagonal_copy, [MIXED]),
     "aten.diagonal_scatter.default": (lambda x: x.diagonal_scatter(torch.ones(6)), [MIXED]),
     "aten._embedding_bag.default": (
         lambda w: torch.ops.aten._embedding_bag(w, torch.arange(6), torch.tensor([0, 4]), False, 2),
@@ -142,6 +142,22 @@ def test_an_operator_that_models_hardly_use_runs_in_pytorch(name: str) -> None:
         assert counted(f"fallback {name}") > 0
         with pytest.raises(BackendCompilerFailed, match=re.escape(name)):
             compiled(function, options={"fallback": "error"})(*arguments)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [torch.diagonal_copy(x, i, *dims) for i in (-7, -2, 0, 3, 99) for dims in ((0, 1), (1, 0))],
+        lambda x: [torch.sort(x, dim=dim, stable=True, descending=dim == 0) for dim in (0, 1)],
+        lambda x: [x.sort(0).values, x.topk(3, largest=False).values],
+        lambda x: torch.nn.functional.adaptive_max_pool2d(x[None], 1, return_indices=True),
+    ],
+)
+def test_what_only_moves_elements(function: Callable[..., Any], dynamic: bool) -> None:
+    with torch.no_grad():
+        assert_same_values(compiled(function, dynamic=dynamic)(MIXED), function(MIXED))
+    assert_on_onnx()
 
 
 def test_numbers_next_to_zero_and_beside_the_largest() -> None:

@@ -11,7 +11,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from . import shapes
-from .registry import converter
+from .registry import NotTranslatable, converter
 
 aten = torch.ops.aten
 
@@ -40,6 +40,21 @@ def index_put(
     column = op.Expand(op.Unsqueeze(shapes.cast(index, ir.DataType.INT64), [-1]), shapes.vector([*written, 1]))
     outer = np.ascontiguousarray(np.moveaxis(np.indices(written, np.int64)[:-1], 0, -1))
     return op.ScatterND(input, op.Concat(op.Constant(value=ir.tensor(outer)), column, axis=-1), values)
+
+
+@converter(aten.index_add.default)
+def index_add(input: ir.Value, dim: int, index: ir.Value, source: ir.Value, alpha: float = 1) -> ir.Value:
+    """``input`` with slices of ``source`` added; for files only, see ``FAULTS``. Half precision is added in float32."""
+    returned, dtype = input.dtype, shapes.computing_dtype(input)
+    if returned is None or not shapes.rank(input):
+        raise NotTranslatable("a tensor without dimensions")
+    dim = dim % shapes.rank(input)
+    others = [i for i in range(shapes.rank(input)) if i != dim]
+    index = op.Expand(op.Unsqueeze(index, others) if others else index, shapes.vector(shapes.sizes(source)))
+    input, source = shapes.cast_all(dtype, input, source)
+    if alpha != 1:
+        source = op.Mul(source, shapes.constant(alpha, dtype))
+    return shapes.cast(op.ScatterElements(input, index, source, axis=dim, reduction="add"), returned)
 
 
 def _written_sizes(input: ir.Value, indices: Sequence[ir.Value | None]) -> list[int] | None:

@@ -13,7 +13,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import converter
-from .shapes import as_size, cast, reshape, sizes, vector
+from .shapes import affine, as_size, cast, product, rank, reshape, size, sizes, vector
 
 aten = torch.ops.aten
 
@@ -39,6 +39,21 @@ def copy(target: ir.Value, source: ir.Value, non_blocking: bool = False) -> ir.V
     assert target.dtype is not None
     result = cast(source, target.dtype)
     return result if source.shape == target.shape else op.Expand(result, vector(sizes(target)))
+
+
+@converter(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(x: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.Value:
+    """The elements at their positions in the flat matrix; torchlib multiplies the others by 0: NaN for infinity."""
+    dim1, dim2 = dim1 % rank(x), dim2 % rank(x)
+    rows, columns = size(x, dim1), size(x, dim2)
+    others = [dim for dim in range(rank(x)) if dim not in (dim1, dim2)]
+    matrix = op.Transpose(x, perm=[*others, dim1, dim2])
+    flat = op.Reshape(matrix, vector([*(size(x, dim) for dim in others), product([rows, columns])]), allowzero=1)
+    below, right = max(-offset, 0), max(offset, 0)
+    count = op.Min(vector([affine(rows, 1, -below)]), vector([affine(columns, 1, -right)]))
+    numbers = op.Range(0, op.Squeeze(op.Max(count, [0])), 1)
+    step, first = vector([affine(columns, 1, 1)]), vector([affine(columns, below, right)])
+    return op.Gather(flat, op.Add(op.Mul(numbers, step), first), axis=-1)
 
 
 @converter(aten.slice.Tensor)
