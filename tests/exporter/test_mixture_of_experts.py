@@ -1,0 +1,41 @@
+"""Grouped products and histograms, of which a mixture of experts consists."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers.integrations.moe  # noqa: F401  # registers the operator
+from conftest import assert_on_onnx, assert_same_values, compiled
+
+
+class Experts(torch.nn.Module):
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(experts, 6, 5))
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return torch.ops.transformers.grouped_mm_fallback(x, self.weight, offsets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [[3, 0, 5, 2], [0, 0, 0], [4], [1] * 8, [2, 2, 1]])
+def test_the_rows_of_each_expert(rows: list[int], dtype: torch.dtype) -> None:
+    """An expert may have no rows, and rows of no expert are zeros."""
+    model, offsets = Experts(len(rows)).to(dtype), torch.tensor(rows).cumsum(0).int()
+    for end in (sum(rows), 11):
+        x = torch.randn(end, 6, dtype=dtype) if end else torch.randn(1, 6, dtype=dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(model)(x, offsets), model(x, offsets))
+    assert_on_onnx()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("bins", "low", "high"), [(4, 0, 3), (100, -1, 1), (7, -0.3, 0.9), (1, 0, 1), (64, 0, 63)])
+def test_histograms(bins: int, low: float, high: float, dynamic: bool) -> None:
+    limits = torch.tensor([high, low, high + 1e-6, low - 1e-6])
+    for x in (torch.randn(5, 200), torch.randint(-2, 66, (300,)).double(), limits):
+        with torch.no_grad():
+            found = compiled(lambda x: torch.histc(x, bins, low, high), dynamic=dynamic)(x)
+        assert_same_values(found, torch.histc(x, bins, low, high))
+    if not dynamic:  # the limits are symbols, too
+        assert_on_onnx()
