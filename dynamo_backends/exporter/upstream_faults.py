@@ -197,14 +197,6 @@ def _is_integer(node: fx.Node) -> bool:
     return isinstance(result, torch.Tensor) and not result.is_floating_point()
 
 
-def _uses_indices(node: fx.Node) -> bool:
-    return any(user.target is not operator.getitem or user.args[1] == 1 for user in node.users)
-
-
-def _is_in_order(node: fx.Node) -> bool:
-    return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("sorted", True))
-
-
 _CORRECT_FOR_EMPTY = overloads_of(
     aten.cat, aten.mm, aten.bmm, aten.addmm, aten.clone, aten.lift_fresh_copy,
     aten.constant_pad_nd, aten.gather, aten._softmax, aten._log_softmax, aten.sym_size,
@@ -326,31 +318,15 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
     ),
     Fault(
         "sort of equal numbers",
-        {aten.sort.default, aten.sort.stable},
-        "ONNX Runtime orders equal values differently, so their indices differ",
-        lambda node: _uses_indices(node) and not node.kwargs.get("stable"),
+        {aten.sort.default},
+        "ONNX Runtime orders equal values (before 1.32 also NaN) differently",
         is_refused_in_a_file=False,
     ),
     Fault(
         "topk of equal numbers",
         {aten.topk.default},
-        "ONNX Runtime orders equal values differently, so their indices differ",
-        lambda node: _uses_indices(node) and _is_in_order(node),
+        "ONNX Runtime orders equal values (before 1.32 also NaN) differently",
         is_refused_in_a_file=False,
-    ),
-    Fault(
-        "topk in another order",
-        {aten.topk.default},
-        "ONNX Runtime returns values without order in another order",
-        lambda node: not _is_in_order(node),
-        is_refused_in_a_file=False,
-    ),
-    Fault(
-        "sort of NaN",
-        {aten.sort.default, aten.sort.stable, aten.topk.default},
-        "ONNX Runtime orders NaN differently",
-        lambda node: not _is_integer(node.args[0]),
-        versions=">=1.24,<1.32",
     ),
     Fault(
         "power of integers",

@@ -127,8 +127,6 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
         (lambda self, x: (torch._check_tensor_all(x < 2), x + 1)[1], X),  # a check that nothing reads
         (lambda self, x: (x @ x.t()).diagonal(1) + torch.trace(x @ x.t()), X),
         (lambda self, x: F.adaptive_max_pool2d(x[None, None], 1), X),
-        (lambda self, x: torch.sort(x, dim=0, stable=True).indices, X.round()),
-        (lambda self, x: x.topk(2).values, torch.tensor([[1.0, 1.0, float("nan"), 1.0]] * 3)),
     ],
 )
 def test_small_functions_are_right(function: Callable[..., object], x: torch.Tensor, tmp_path: Path) -> None:
@@ -139,8 +137,8 @@ def test_small_functions_are_right(function: Callable[..., object], x: torch.Ten
 @pytest.mark.parametrize(
     ("function", "difference"),
     [
-        (lambda self, x: x.topk(2).indices, "indices differ"),
-        (lambda self, x: x.sort(descending=True), "indices differ"),
+        (lambda self, x: x.topk(2).indices, "equal values"),
+        (lambda self, x: x.sort(descending=True), "equal values"),
         (lambda self, x: x.new_zeros(2, 4).index_add(0, torch.tensor([1, 0, 1]), x, alpha=3), ""),
     ],
 )
