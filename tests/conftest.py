@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases of tests that are marked ``sampled(n)``, of which one of n is run, and five of six slow tests.
+    """Leaves out cases of tests that are marked ``sampled(n)``, of which one of n is run, and 7 of 8 slow tests.
 
     Not if tests are given by name. A test is slow if ``durations.txt`` names it.
     """
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if mark is not None:
             groups[test, mark.args[0]].append(item)
         elif test.removeprefix("tests/") in slow:
-            groups["slow", 6].append(item)
+            groups["slow", 8].append(item)
     left_out: set[pytest.Item] = set()
     for (name, part), of_group in groups.items():
         number = -(-len(of_group) // part)
