@@ -377,6 +377,12 @@ def test_a_gradient_of_terms_that_cancel() -> None:
         assert (graphs.judge({name: Y}, [X], state, gradients=True)[0] == Finding()) == is_right
 
 
+def test_a_pass_that_writes_another_value_into_an_argument() -> None:
+    graphs = joint(lambda x, y: (x.sin(), y, x.copy_(x + 1))[:2], lambda x, y: (x.sin(), y, x.copy_(x + 2))[:2])
+    culprit, _ = graphs.culprit([X.clone(), X.clone()], torch.get_rng_state())
+    assert culprit is not None and str(culprit.cause) == "pass joint.planted"
+
+
 def test_a_joint_graph_that_changes_an_argument() -> None:
     graphs = joint(lambda x, tangent: (x.sin(), tangent * x.cos(), x.copy_(x + 1)))
     finding, results = graphs.judge({}, [X], torch.get_rng_state(), gradients=False, final=OTHER)
