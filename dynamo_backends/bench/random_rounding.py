@@ -60,4 +60,4 @@ class RandomRoundingRuns:
         eager = run(recording)
         self.draws = recording.draws
         once = functools.cache(lambda seed: run(RandomRounding(seed)))
-        self.outputs = Results(eager, widened(eager), lambda times: [once(seed) for seed in range(times)])
+        self.outputs = Results(eager, widened(eager), lambda times, keys: [once(seed) for seed in range(times)])

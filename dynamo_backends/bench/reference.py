@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..numerics.exact import is_floating
-from ..numerics.randomness import MOST_PERTURBATIONS, PERTURBATIONS
+from ..numerics.randomness import CHECK_AFTER
 from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies, is_strided
 from ..numerics.verdicts import verdict
 from .loading import SEED, Inputs, errors_of_user
@@ -38,8 +38,9 @@ class Expected:
 
     def perturbed(self, times: int) -> Sequence[Sequence[Any]]:
         """The results of an inference with random rounding, so many times."""
-        runs = self.values[0][0].perturbed(times) if self.values else ()
-        return [[run[key] for _, key in self.values] for run in runs]
+        keys = [key for _, key in self.values]
+        runs = self.values[0][0].perturbed(times, keys) if self.values else ()
+        return [[run[key] for key in keys] for run in runs]
 
 
 class CaseJudge:
@@ -79,7 +80,7 @@ class CaseJudge:
         if len(actual) != len(expected.values):
             return f"{len(actual)} results instead of {len(expected.values)}"
         if self._steps.case.quantize:
-            for times in (PERTURBATIONS, MOST_PERTURBATIONS):
+            for times in CHECK_AFTER:
                 if not (message := self._differs(expected, actual, expected.perturbed(times))):
                     break
             return message

@@ -64,10 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"no file was written: {error}")
         return 1
     if arguments.json:
-        names = ("inputs", "outputs", "sizes", "checked", "unchecked")
+        names = ("inputs", "outputs", "sizes", "conditions", "checked", "unchecked")
         print_json({"file": str(exported.path), **{name: getattr(exported, name) for name in names}})
         return 0
     rows = [(kind, *item) for kind in ("input", "output", "size") for item in getattr(exported, f"{kind}s").items()]
+    rows += [("condition", condition, "") for condition in exported.conditions]
     print(fit_table(rows, ("", "name", "type or limits")))
     checked = f"right for {count_text(len(exported.checked), 'call')}" if exported.checked else "not checked"
     print(f"\nwrote {arguments.file}; its results are {checked}")

@@ -28,9 +28,9 @@ from ..numerics.graph_execution import FxExecution, PerturbedExecution
 from ..numerics.local_error import is_quantization
 from ..numerics.measure import Measure
 from ..numerics.quantization_ties import TieExecution
-from ..numerics.randomness import MOST_PERTURBATIONS, PERTURBATIONS
+from ..numerics.randomness import CHECK_AFTER, MOST_PERTURBATIONS
 from ..numerics.tensor_measure import dense
-from ..numerics.verdicts import verdict
+from ..numerics.verdicts import further, verdict
 from .lockstep import item_of, recorded_values
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun
@@ -38,9 +38,6 @@ from .rows import Row
 
 _MOST_ROWS = 64
 """Rows that are checked in addition to the outputs."""
-
-_CHECK_AFTER = (PERTURBATIONS, 2 * PERTURBATIONS, MOST_PERTURBATIONS)
-"""Numbers of runs after which the errors are checked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,19 +115,18 @@ def explained_by_rounding(
     furthest: dict[str, torch.Tensor] = {}
     furthest_near_one: dict[str, torch.Tensor] = {}
     for seed in range(MOST_PERTURBATIONS):
-        item = PerturbedExecution(
-            graph.module, (), state, seed, recorded=recorded, compared=compared, has_near_one=True
-        )
-        try:
-            collections.deque(_run(graph, item), maxlen=0)
-        except (*KERNEL_ERRORS, IndexError):  # a shape depends on a comparison with another result
-            continue
+        item = PerturbedExecution(graph.module, (), state, seed, recorded=recorded, has_near_one=True)
+        named = collections.defaultdict(list)
         for name, (node, index) in positions.items():
-            for values, found in ((item.exact, furthest), (item.near_one, furthest_near_one)):
-                if node in values:
-                    exact, value = (item_of(value, index) for value in (execution.exact_of(node), values[node]))
-                    found[name] = _further(value, found.get(name, exact), exact)
-        if seed + 1 not in _CHECK_AFTER:
+            named[node].append((name, index))
+        with contextlib.suppress(*KERNEL_ERRORS, IndexError):  # a shape depends on a comparison with another result
+            for node in _run(graph, item):
+                for name, index in named[node]:
+                    for values, found in ((item.exact, furthest), (item.near_one, furthest_near_one)):
+                        if node in values:
+                            exact, value = (item_of(value, index) for value in (execution.exact_of(node), values[node]))
+                            found[name] = further(value, found.get(name, exact), exact)
+        if seed + 1 not in CHECK_AFTER:
             continue
         for name, (node, index) in list(positions.items()):
             eager, exact = (item_of(value, index) for value in (execution.eager[node], execution.exact_of(node)))
@@ -145,13 +141,6 @@ def explained_by_rounding(
         if not positions:
             break
     return explained
-
-
-def _further(value: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """For each element, the value that is further from the exact one, or is not finite."""
-    if not exact.is_floating_point():
-        return torch.where(value != exact, value, other)
-    return torch.where((value - exact).abs() <= (other - exact).abs(), other, value)
 
 
 def _run(graph: CompiledGraph, execution: FxExecution) -> Iterator[fx.Node]:

@@ -1,6 +1,7 @@
 """Assumptions about symbolic sizes, such as ``s77 != 4``: detects those that a compile adds, and avoids them.
 
 After Dynamo has written its guards, no guard checks a new assumption: the compiled graph may be wrong for other sizes.
+A file has no guards at all, so an export lists them (``size_conditions``).
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import bound_sympy
 
 
 class Assumptions:
@@ -89,3 +93,23 @@ def assume_not_empty(module: fx.GraphModule) -> None:
             if environment is not None and isinstance(number, torch.SymInt) and number.node.expr.is_Symbol:
                 limits = environment.var_to_range[number.node.expr]
                 environment.constrain_symbol_range(number.node.expr, max(limits.lower, 1), limits.upper)
+
+
+def size_conditions(module: fx.GraphModule, names: Mapping[sympy.Symbol, str]) -> list[str]:
+    """The assumptions about the sizes of a graph that do not follow from their limits, ``batch % 2 == 0``.
+
+    Args:
+        module: a graph with ``meta["val"]``.
+        names: of its symbols. Assumptions about others are left out.
+    """
+    environment = _environment(module)
+    if environment is None:
+        return []
+    symbols = {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
+    found: dict[str, None] = {}
+    for guard in environment.guards:
+        condition = environment.replace(guard.expr)
+        is_certain = condition is sympy.true or bound_sympy(condition, environment.var_to_range).lower is sympy.true
+        if not is_certain and condition.free_symbols <= symbols.keys():
+            found[PythonPrinter().doprint(condition.xreplace(symbols))] = None
+    return list(found)

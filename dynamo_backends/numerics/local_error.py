@@ -41,6 +41,12 @@ SUMS = frozenset(
 )  # fmt: skip
 """Operators that add products of their arguments: applied to magnitudes, they return the sum of the magnitudes."""
 
+_MEANS = {
+    "var_mean": {1}, "std_mean": {1}, "native_layer_norm": {1}, "native_group_norm": {1}, "native_batch_norm": {1},
+    "_native_batch_norm_legit": {1}, "_native_batch_norm_legit_functional": {1, 3},
+}  # fmt: skip
+"""By operator, the positions of results that are means, of a batch or running: in them terms of both signs cancel."""
+
 _ROUNDED_ONCE = frozenset(
     {
         "add", "sub", "rsub", "mul", "div", "neg", "abs", "sign", "sgn", "floor", "ceil", "round", "trunc", "where",
@@ -193,7 +199,7 @@ class NodeCheck:
         """For each element, the magnitude of the numbers inside the computation; ``None`` if it is not known."""
         eager = self.eager[i]
         assert isinstance(eager, torch.Tensor)
-        if self._name in SUMS:
+        if self._name in SUMS or i in _MEANS.get(self._name, ()):
             absolute = pytree.tree_map(_magnitude, dict(self._segment.given))
             try:
                 size = self._results(run_eager, absolute)[i]

@@ -18,7 +18,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard, cast
 
 import torch
@@ -30,6 +30,7 @@ from passes.engine.fx.editing import is_view
 from ..graphs.operators import is_collective
 from .exact import BIT_CASTS, KERNEL_ERRORS, WIDER, call_wide, floats, is_decision, keep_discrete, widened, wider_dtype
 from .randomness import (
+    CHECK_AFTER,
     MOST_PERTURBATIONS,
     PERTURBATIONS,
     PrivateRandomness,
@@ -38,8 +39,8 @@ from .randomness import (
     perturbed,
     perturbed_near_one,
 )
-from .tensor_measure import same_elements
-from .verdicts import Verdict, epsilon, verdict
+from .tensor_measure import format_of, same_elements
+from .verdicts import Verdict, epsilon, further, is_discrete, verdict
 
 aten = torch.ops.aten
 
@@ -53,11 +54,17 @@ class NotRepeatableError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """The results of both runs, by key: tensors or numbers."""
+    """The results of both runs, by key: tensors or numbers.
+
+    Attributes:
+        eager, exact: by key.
+        perturbed: the values of so many float64 runs with random rounding, of some keys at least. It may return several
+            runs as one, with those elements that are furthest from ``exact``.
+    """
 
     eager: Values
     exact: Values
-    perturbed: Callable[[int], Sequence[Values]] = lambda times: ()  # of so many float64 runs with random rounding
+    perturbed: Callable[[int, Collection[object]], Sequence[Values]] = lambda times, keys: ()
 
     def under(self, keys: Mapping[Any, object]) -> Results:
         """Some of the results, with new keys: ``keys`` maps old to new ones."""
@@ -65,15 +72,22 @@ class Results:
         def mapped(values: Values) -> Values:
             return {new: values[key] for key, new in keys.items() if key in values}
 
-        return Results(mapped(self.eager), mapped(self.exact), lambda times: list(map(mapped, self.perturbed(times))))
+        def perturbed(times: int, of: Collection[object]) -> list[Values]:
+            return list(map(mapped, self.perturbed(times, [old for old, new in keys.items() if new in of])))
+
+        return Results(mapped(self.eager), mapped(self.exact), perturbed)
 
     def verdict(self, actual: object, key: object) -> Verdict:
-        """Compares a value with a result: by eager's error, and if that is not enough, by those of random rounding."""
+        """Compares a value with a result: by eager's error, and if that is not enough, by those of random rounding.
+
+        The last runs round by as much as the tolerance of a single operator: an error of that size may decide whether a
+        gradient passes through a ``relu``. Other errors than such decisions are not larger for it.
+        """
         eager, exact = self.eager.get(key), self.exact.get(key)
         result = verdict(actual, eager, exact)
         if result.is_wrong and result.is_of_size:
-            for times in (PERTURBATIONS, MOST_PERTURBATIONS):
-                result = verdict(actual, eager, exact, [item.get(key) for item in self.perturbed(times)])
+            for times in (*CHECK_AFTER, MOST_PERTURBATIONS + PERTURBATIONS):
+                result = verdict(actual, eager, exact, [run.get(key) for run in self.perturbed(times, self.eager)])
                 if not result.is_wrong:
                     break
         return result
@@ -235,7 +249,8 @@ class ReferenceRuns:
         del run
         self._exact = self._run_exact()
         exact = _outputs(self._exact, changed)
-        return Results(eager, exact, self._perturbed(lambda run: _outputs(run, changed), has_gradients=False))
+        perturbed = self._perturbed(lambda run, _: _outputs(run, changed), eager, exact, has_gradients=False)
+        return Results(eager, exact, perturbed)
 
     @property
     def inexact(self) -> Mapping[str, str]:
@@ -271,12 +286,21 @@ class ReferenceRuns:
             raise NotRepeatableError("the backward draws random numbers, which cannot be reproduced")
         run, self._exact = self._exact, None
         exact = _gradients(run or self._run_exact(), tangents, of)
-        return Results(eager, exact, self._perturbed(lambda run: _gradients(run, tangents, of), has_gradients=True))
+
+        def values_of(run: FunctionRun, keys: Collection[object]) -> dict[object, object]:
+            return _gradients(run, tangents, [j for j in of if j in keys])
+
+        return Results(eager, exact, self._perturbed(values_of, eager, exact, has_gradients=True))
 
     def _perturbed(
-        self, values_of: Callable[[FunctionRun], Values], *, has_gradients: bool
-    ) -> Callable[[int], list[Values]]:
-        """A function that runs float64 with random rounding, so many times, and keeps the results.
+        self,
+        values_of: Callable[[FunctionRun, Collection[object]], dict[object, object]],
+        eager: Values,
+        exact: Values,
+        *,
+        has_gradients: bool,
+    ) -> _PerturbedRuns:
+        """Runs float64 with random rounding; ``values_of`` returns those of some keys, at least, of a run.
 
         The inputs of each operator are perturbed by up to a unit in the last place of the eager run's coarsest dtype,
         and the results of functions such as SiLU by the error of a unit of one inside. These runs decide comparisons
@@ -284,15 +308,63 @@ class ReferenceRuns:
         """
         run, recording = self._run, self._recording
 
-        @functools.cache
-        def once(seed: int) -> list[Values]:
+        def once(seed: int, keys: Collection[object]) -> dict[object, object]:
             generator = torch.Generator().manual_seed(seed)
-            mode = Float64(recording, decides_itself=True, perturbing=True, generator=generator)
+            is_last = seed >= MOST_PERTURBATIONS
+            mode = Float64(recording, decides_itself=True, perturbing=True, as_tolerated=is_last, generator=generator)
             with contextlib.suppress(*KERNEL_ERRORS, IndexError), torch.set_grad_enabled(has_gradients):
-                return [values_of(run(mode))]
-            return []
+                values = values_of(run(mode), keys)
+                return {k: _moved(v, eager.get(k), exact.get(k)) for k, v in values.items()} if is_last else values
+            return {}
 
-        return lambda times: [values for seed in range(times) for values in once(seed)]
+        return _PerturbedRuns(once, exact)
+
+
+def _moved(value: object, eager: object, exact: object) -> object:
+    """A result moved towards the exact one, so that the tolerance allows two times its error, not ``factor`` times."""
+    if not isinstance(value, torch.Tensor) or not isinstance(exact, torch.Tensor) or is_discrete(value):
+        return value
+    if not isinstance(eager, torch.Tensor) or value.shape != exact.shape:
+        return value
+    moved = exact.lerp(value, 2 / format_of(eager.dtype).factor)
+    return torch.where(moved.isfinite(), moved, value)
+
+
+class _PerturbedRuns:
+    """``Results.perturbed``: makes runs when they are needed.
+
+    Of their floating-point tensors only the elements that are furthest from ``exact`` are kept, as if they were of one
+    run: a run of a large model has as many gradients as it has weights.
+
+    Args:
+        once: makes the run of a seed, and returns its values for some keys, at least.
+        exact: the values without rounding.
+    """
+
+    def __init__(self, once: Callable[[int, Collection[object]], dict[object, object]], exact: Values) -> None:
+        self._once, self._exact = once, exact
+        self._start(())
+
+    def _start(self, keys: Collection[object]) -> None:
+        self._keys, self._done = set(keys), 0
+        self._furthest: dict[object, object] = {}
+        self._runs: list[Values] = [self._furthest]
+
+    def __call__(self, times: int, keys: Collection[object]) -> Sequence[Values]:
+        if not self._keys.issuperset(keys):
+            self._start(keys)
+        while self._done < times:
+            values = self._once(self._done, self._keys)
+            self._done += 1
+            for key in list(values):
+                value, exact = values[key], self._exact.get(key)
+                if not isinstance(value, torch.Tensor) or not isinstance(exact, torch.Tensor) or is_discrete(value):
+                    continue
+                if value.shape == exact.shape:
+                    self._furthest[key] = further(value, cast(torch.Tensor, self._furthest.get(key, exact)), exact)
+                    del values[key]
+            self._runs.append(values)
+        return self._runs
 
 
 def _outputs(run: FunctionRun, changed: Sequence[int]) -> dict[object, object]:
@@ -461,6 +533,7 @@ class Float64(TorchDispatchMode):
         decides_itself: whether comparisons and indices are computed in float64; random numbers are still eager's.
         perturbing: whether inputs of operators are perturbed: by the rounding of a dtype, or with ``True`` by that of
             the dtype that the same call had in the eager run.
+        as_tolerated: whether by as many units in the last place as the tolerance has, instead of by one.
         generator: of these perturbations.
 
     Attributes:
@@ -475,10 +548,11 @@ class Float64(TorchDispatchMode):
         *,
         decides_itself: bool = False,
         perturbing: torch.dtype | bool = False,
+        as_tolerated: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self._perturbing = perturbing
+        self._perturbing, self._as_tolerated = perturbing, as_tolerated
         self._generator = generator or torch.Generator().manual_seed(0)
         self.inexact: dict[str, str] = {}
         self._recording = recording
@@ -532,9 +606,10 @@ class Float64(TorchDispatchMode):
         rounding = self._rounding_of(func) if self._perturbing and computes(func) else None
         if rounding is not None:
             dtype, compares = rounding
+            units = format_of(dtype).units if self._as_tolerated else 1.0
             args, kwargs = pytree.tree_map(
                 lambda value: (
-                    perturbed(value, self._generator, dtype=dtype, whole_stay=compares)
+                    perturbed(value, self._generator, dtype=dtype, units=units, whole_stay=compares)
                     if isinstance(value, torch.Tensor) and value.dtype is torch.float64
                     else value
                 ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from .measure import Beyond, Measure, judge, measure_with_others
+from .measure import FORMATS, Beyond, Format, Measure, judge, measure_with_others
 from .measure import ordinary as ordinary_of_array
 
 FLOAT64_ROUNDING = 1e-14
@@ -89,6 +89,11 @@ def measure_tensors(
             [*map(_plain, values)], _plain(exact), _name(eager.dtype), [_plain(eager)], group_size=group_size
         )
     return found, others[0]
+
+
+def format_of(dtype: torch.dtype) -> Format:
+    """The tolerance of a floating-point dtype."""
+    return FORMATS[_name(dtype)]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -113,6 +113,16 @@ def _elements(
     return wrong_elements(as_array(actual), as_array(expected), beyond, arrays)
 
 
+def further(value: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """For each element, the value that is further from the exact one, or is not finite.
+
+    Of right computations, only the largest error counts, so this replaces both among ``others`` of a verdict.
+    """
+    if is_discrete(exact):
+        return torch.where(value != exact, value, other)
+    return torch.where((value - exact).abs() <= (other - exact).abs(), other, value)
+
+
 _CHANGED_ELEMENTS = 0.01
 _CHANGED_UNITS = 64.0
 

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ExportError
 from ..exporter.upstream_faults import tolerated_in_a_file
 from ..graphs.locations import where
+from ..graphs.size_assumptions import size_conditions
 from ..options import parse_options
 from ..runtime.integer_kernels import for_any_processor
 from .arguments import Call, like
@@ -49,6 +50,7 @@ class ExportedFile:
             ``INT64[batch, sequence]``.
         sizes: the names of dynamic sizes with the limits within which the file computes what the model does, as text,
             ``from 1`` or ``2 to 512``. PyTorch found them out; outside, the model may compute something else.
+        conditions: what must hold for these sizes too, ``batch % 2 == 0``. ONNX Runtime does not check it.
         checked: the calls whose results were compared, by the shapes of their tensors as text.
         unchecked: operators that may differ from eager for some inputs, and what ``check`` could not compare, with the
             reasons.
@@ -59,6 +61,7 @@ class ExportedFile:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     sizes: Mapping[str, str]
+    conditions: Sequence[str]
     checked: Sequence[str]
     unchecked: Sequence[str]
     model: torch.nn.Module
@@ -162,9 +165,11 @@ def export(
     sizes = {size.name: size.limits for size in captured.sizes.values()}
     if sizes:
         written.metadata_props["sizes"] = ", ".join(f"{name} {limits}" for name, limits in sizes.items())
+    if conditions := size_conditions(captured.graph, {symbol: size.name for symbol, size in captured.sizes.items()}):
+        written.metadata_props["conditions"] = ", ".join(conditions)
     nodes = captured.graph.graph.nodes
     unchecked = [f"{node.name} ({where(node)}): {text}" for node in nodes for text in tolerated_in_a_file(node)]
-    exported = ExportedFile(path, taken, given, sizes, (), unchecked, model, captured)
+    exported = ExportedFile(path, taken, given, sizes, conditions, (), unchecked, model, captured)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = _write(written, Path(folder) / path.name)
         if check is not False:

@@ -184,6 +184,16 @@ def test_what_explains_a_result(
     assert not is_wrong(function, args, right) and is_wrong(function, args, wrong)
 
 
+def test_terms_that_cancel_in_a_mean_are_inside_of_a_normalization() -> None:
+    x = SIGNS.view(2, 1, 5000)
+    graph = fx.Graph()
+    given = graph.placeholder("x")
+    node = graph.call_function(aten.native_batch_norm.default, (given, None, None, None, None, True, 0.1, 1e-5))
+    check = NodeCheck(Segment([node], {given: x}))
+    for mean, is_off in ((2e-7, False), (1e-6, True)):
+        assert [item.is_wrong for item in check.verdicts([None, torch.tensor([mean]), None])] == [False, is_off, False]
+
+
 def test_what_is_said_of_an_element() -> None:
     (said,) = check_of(lambda x: x.exp(), [ONE]).verdicts([ONE.exp() * torch.tensor([1, 1.1, 1])])
     assert said.index == (1,) and said.ours is not None and said.ours.error == pytest.approx(0.272, rel=1e-2)

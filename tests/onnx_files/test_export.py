@@ -277,6 +277,16 @@ def test_files_are_right_for_the_sizes_that_they_name(
     ]
 
 
+def test_conditions_on_sizes_that_are_no_limits_are_told(tmp_path: Path) -> None:
+    model = Function(lambda self, x: x[: int(x.shape[0] * 0.5)] + (1 if x.shape[0] % 3 == 0 else 2) + x.shape[0])
+    shapes = ({0: "rows", 1: "columns"},)
+    exported = export(model, torch.randn(6, 4), path=tmp_path / "m.onnx", dynamic_shapes=shapes, check=True)
+    half, third = exported.conditions
+    assert "rows" in half and third == "(rows % 3) == 0" and exported.difference(torch.randn(9, 4))
+    told = {item.key: item.value for item in onnx.load(tmp_path / "m.onnx").metadata_props}
+    assert told["conditions"] == ", ".join(exported.conditions)
+
+
 def test_the_largest_size_as_the_example_is_checked_with_smaller_ones(tmp_path: Path) -> None:
     shapes = ({0: torch.export.Dim("rows", max=3)},)
     exported = export(Function(lambda self, x: x * 2), X, path=tmp_path / "m.onnx", dynamic_shapes=shapes, check=True)
