@@ -40,7 +40,7 @@ class Expected:
         """The results of an inference with random rounding, so many times."""
         keys = [key for _, key in self.values]
         runs = self.values[0][0].perturbed(times, keys) if self.values else ()
-        return [[run[key] for key in keys] for run in runs]
+        return [[run[key] for key in keys] for run in runs if run]
 
 
 class CaseJudge:
@@ -160,7 +160,7 @@ class CaseJudge:
         """The reference runs; of a quantized model that has no float64, eager with random rounding."""
         state = torch.get_rng_state()
         try:
-            runs = ReferenceRuns(run, SharedCopies(arguments), state)
+            runs = ReferenceRuns(run, SharedCopies(arguments), state, keeps_runs=bool(self._steps.case.quantize))
             _ = runs.outputs  # float64 runs
             return runs
         except Exception:  # whatever torchao raises for float64

@@ -409,7 +409,7 @@ class ComparedCall:
         last = reference
         if any(step.is_pass for step in graphs.steps):
             last = run(graphs.steps[-1])
-            if changed(reference, last):
+            if graphs.lowers_precision or changed(reference, last):
                 culprit = graphs.first_wrong(reference, run, self.arguments)
                 if culprit is not None:
                     return culprit

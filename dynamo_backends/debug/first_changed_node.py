@@ -110,17 +110,16 @@ def first_wrong_node_in_float64(
     fakes = [leaf for node in before.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val"))]
     floats = [item for item in (*fakes, *arguments) if isinstance(item, torch.Tensor) and item.is_floating_point()]
     unit = max((torch.finfo(item.dtype).eps for item in floats), default=0.0)
-    tolerance = unit * (_UNITS_OF_HALF if unit >= torch.finfo(torch.float16).eps else _UNITS)
     common = _common_names(before, after)
     old, new = (
         FxExecution(module, copies(arguments), state, compared=common, eager=False) for module in (before, after)
     )
 
     def difference(theirs: fx.Node, ours: fx.Node) -> Verdict:
-        return _difference_in_float64(old.exact[theirs], new.exact[ours], tolerance)
+        return difference_in_float64(old.exact[theirs], new.exact[ours], unit)
 
     def describe(theirs: fx.Node, ours: fx.Node) -> Verdict:
-        return _difference_in_float64(old.exact.get(theirs), new.exact.get(ours), tolerance)
+        return difference_in_float64(old.exact.get(theirs), new.exact.get(ours), unit)
 
     return _first(old, new, before, after, difference, describe)
 
@@ -182,16 +181,23 @@ def _difference(before: object, exact: object, after: object, perturbed: Sequenc
     if len(olds) != len(news):
         return Verdict(f"{len(news)} results instead of {len(olds)}")
     more = zip(*others, strict=True) if others else [()] * len(olds)
-    verdicts = (verdict(*values) for values in zip(news, olds, exacts, more, strict=True))
+    found = zip(news, olds, exacts, more, strict=True)
+    verdicts = (verdict(*values) for values in found if any(map(_is_compared, values[:2])))
     return next((item for item in verdicts if item.is_wrong), RIGHT)
 
 
-def _difference_in_float64(before: object, after: object, tolerance: float) -> Verdict:
+def _is_compared(value: object) -> bool:
+    """Not an object of another kind, such as the context of ``_enter_autocast``, which each run makes anew."""
+    return value is None or isinstance(value, (torch.Tensor, bool, int, float, complex))
+
+
+def difference_in_float64(before: object, after: object, unit: float) -> Verdict:
     """How two float64 results differ.
 
-    Floating-point elements may differ by ``tolerance`` relative to themselves and to ordinary elements; discrete ones
-    in the share ``_TIES``.
+    Floating-point elements may differ by some ``unit`` of the model's dtype, relative to themselves and to ordinary
+    elements; discrete ones in the share ``_TIES``.
     """
+    tolerance = unit * (_UNITS_OF_HALF if unit >= torch.finfo(torch.float16).eps else _UNITS)
     for old, new in zip(flat(before), flat(after), strict=False):
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.shape != new.shape:
             continue  # the comparison in eager found these

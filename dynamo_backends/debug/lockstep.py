@@ -110,7 +110,9 @@ class Lockstep:
         self._in_session: dict[str, torch.Tensor] = {}  # values of the sessions that ran
         self._runtime: Environment = {}
         self._missing: dict[fx.Node, Segment] = {}  # nodes whose values the model does not have
-        self._parts = {node: part for region in graph.regions for part in _parts_of(region.region) for node in part}
+        numbers = _sizes_in_run(graph, run)
+        parts = (part for region in graph.regions for part in _parts_of(region.region, numbers))
+        self._parts = {node: part for part in parts for node in part}
         self._exposed: dict[int, bool] = {}  # whether a region's model runs with its values as outputs
         self._measured: dict[fx.Node, Row] = {}
         self._described = 0
@@ -332,11 +334,13 @@ class Lockstep:
         if all(row.local_onnx is not None for row in rows.values()):
             return
         if region is None or self._exposed[region.index]:
+            if node in self._missing and not isinstance(self._runtime[node], (tuple, list)):
+                return
             segment, actual = self._segment(node), self._runtime[node]
         else:
             given = {arg: self._execution.eager[arg] for arg in node.all_input_nodes}
             segment, actual = Segment([node], given), self._alone_on_eager(node)
-        if actual is None or node in self._missing and not isinstance(actual, (tuple, list)):
+        if actual is None:
             return
         try:
             check = NodeCheck(segment)
@@ -392,7 +396,11 @@ class Lockstep:
             return
         arguments = [self._actual[item.node] for item in region.inputs]
         for _ in range(_REGION_REPEATS):
-            second = self._sessions.region_values(compiled, arguments, self._parts[node])[row.name]
+            try:
+                second = self._sessions.region_values(compiled, arguments, self._parts[node])[row.name]
+            except SessionError as error:
+                self._unchecked.append(f"{row.name} in repeated runs: {first_line(str(error))}")
+                return
             assert isinstance(second, torch.Tensor)
             row.session_instability = instability_of(first, second, compiled.bound.threads) or row.session_instability
             if row.unstable_in_session:
@@ -451,19 +459,42 @@ class Lockstep:
             self._in_session[name] = known if is_known else value
 
 
-def _parts_of(region: Region) -> list[list[fx.Node]]:
-    """The operators of a region, in parts whose results take no more than ``_MOST_BYTES``, or of one operator."""
+def _sizes_in_run(graph: CompiledGraph, run: RecordedRun) -> dict[object, int]:
+    """The symbolic sizes of a graph's arguments."""
+    numbers: dict[object, int] = {}
+    for node in graph.module.graph.find_nodes(op="placeholder"):
+        fake, value = node.meta.get("val"), run.values[node]
+        sizes, known = ([*item.shape] if isinstance(item, torch.Tensor) else [item] for item in (fake, value))
+        for size, number in zip(sizes, known, strict=True):
+            if isinstance(size, torch.SymInt) and not size.node.is_nested_int():
+                numbers[size.node.expr] = number
+    return numbers
+
+
+def _parts_of(region: Region, numbers: Mapping[object, int]) -> list[list[fx.Node]]:
+    """The operators of a region, in parts whose results take no more than ``_MOST_BYTES``, or of one operator.
+
+    ``numbers`` are the values of symbolic sizes.
+    """
     parts: list[list[fx.Node]] = []
     left = 0
     for node in region.operators:
         results = [item for item in pytree.tree_leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
-        size = sum(math.prod(hint_of(size) or 0 for size in item.shape) * item.element_size() for item in results)
+        size = sum(math.prod(_number(size, numbers) for size in item.shape) * item.element_size() for item in results)
         if not parts or size > left:
             parts.append([])
             left = _MOST_BYTES
         parts[-1].append(node)
         left -= size
     return parts
+
+
+def _number(size: int | torch.SymInt, numbers: Mapping[object, int]) -> int:
+    """A size in this run; for one that depends on data, that of the first call, or 0."""
+    if isinstance(size, int) or size.node.is_nested_int():
+        return hint_of(size) or 0
+    number = size.node.expr.subs(numbers)
+    return int(number) if number.is_Integer else size.node.hint or 0
 
 
 def _only_rearranges(node: fx.Node) -> bool:

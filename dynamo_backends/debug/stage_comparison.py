@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from passes.engine.fx.editing import changes_memory
 from passes.engine.results import PassResult
@@ -27,8 +28,9 @@ from ..graphs.locations import place_of, user_name, where
 from ..graphs.operators import is_collective
 from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS
 from ..numerics.graph_execution import results_in_float64
+from ..numerics.measure import group_size_of
 from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies
-from ..numerics.tensor_measure import FLOAT64_ROUNDING, dense, measure_tensor
+from ..numerics.tensor_measure import FLOAT64_ROUNDING, dense, format_of, measure_tensor, ordinary
 from ..numerics.verdicts import RIGHT, Verdict, epsilon, is_discrete, same_number
 from .first_changed_node import first_wrong_node, first_wrong_node_in_float64
 from .interpreter import Interpreter, flat
@@ -81,6 +83,11 @@ class StageGraphs:
         return self.steps[-1].graph
 
     @property
+    def lowers_precision(self) -> bool:
+        """Whether the last graph computes in half precision, and the first does not: float64 sees no difference."""
+        return _has_half(self.last) and not _has_half(self.first)
+
+    @property
     def is_unchanged(self) -> bool:
         """Whether neither a pass nor anything else changed the graph."""
         return not any(step.is_pass for step in self.steps) and _described(self.first) == _described(self.last)
@@ -105,6 +112,8 @@ class StageGraphs:
                 is first compared with them.
         """
         self.unchecked = []
+        if final is not None and keys is not None and not final.exact.keys() >= set(keys.values()):
+            final = None  # the graph that runs has no names for them
         if final is None and self._keeps_results(arguments, state, keys, reference):
             return None, None
         copied = SharedCopies(arguments)
@@ -113,19 +122,29 @@ class StageGraphs:
             module = step.graph if keys is None else _restricted(step.graph, keys)
             with torch.no_grad():
                 results = ReferenceRuns(lambda *args: run_graph(module, args), copied, state).outputs
-            return results if keys is None else results.under(dict(enumerate(keys.values())))
+            if keys is None:
+                return results
+            written: dict[Any, object] = {key: key for key in results.exact if isinstance(key, tuple)}
+            return results.under(dict(enumerate(keys.values())) | written)
 
         last = None
-        if reference is not None:
+        may_differ = self._writes(keys) or self.lowers_precision
+        if reference is not None and not may_differ:
             end = final or (last := run(self.steps[-1]))
             if end.exact.keys() <= reference.exact.keys() and not changed(reference.under(_same(end)), end):
                 return None, None
         start = last if last is not None and self.is_unchanged else run(self.steps[0])
-        if self.is_unchanged or (final is not None and not changed(start, final)):
+        if self.is_unchanged or (final is not None and not may_differ and not changed(start, final)):
             return None, start
-        if not changed(start, last or run(self.steps[-1])):
+        if not self.lowers_precision and not changed(start, last or run(self.steps[-1])):
             return None, start
         return self.first_wrong(start, run, arguments, keys), start
+
+    def _writes(self, keys: Mapping[int, object] | None) -> bool:
+        """Whether changed arguments are results too: those of a forward are returned."""
+        if keys is not None and not any(map(_is_gradient, keys.values())):
+            return False
+        return any(changes_memory(node) for step in self.steps for node in step.graph.graph.nodes)
 
     def _keeps_results(
         self,
@@ -145,13 +164,14 @@ class StageGraphs:
             for i, value in results_in_float64(graph, arguments, state):
                 yield (i if names is None else names[i]), value
 
-        nodes = [node for step in self.steps for node in step.graph.graph.nodes]
-        if any(is_collective(node.target) for node in nodes):
+        if any(is_collective(node.target) for step in self.steps for node in step.graph.graph.nodes):
             return False
-        if keys is None and (any(map(changes_memory, nodes)) or len(set(map(_number_of_results, self.steps))) > 1):
-            return False  # changed arguments are results too
+        if self._writes(keys) or self.lowers_precision:
+            return False
+        if keys is None and len(set(map(_number_of_results, self.steps))) > 1:
+            return False
         missing = object()
-        with torch.no_grad(), contextlib.suppress(*KERNEL_ERRORS):
+        with torch.no_grad(), contextlib.suppress(*KERNEL_ERRORS, IndexError):
             expected = reference or Results({}, dict(results(self.steps[0])))
             known = (
                 (expected.exact.get(key, missing), value, expected.eager.get(key))
@@ -175,7 +195,7 @@ class StageGraphs:
         before, old = self.steps[0], start
         for step in self.steps[1:]:
             new = run(step)
-            if changed(old, new):
+            if self.lowers_precision or changed(old, new):
                 culprit = self._wrong_value(before.graph, step, old, new, arguments, keys)
                 if culprit is not None:
                     return culprit
@@ -268,14 +288,16 @@ def _is_changed(old: object, new: object, eager: object) -> bool:
         return not torch.equal(old, new)
     if torch.equal(dense(old), dense(new)):
         return False
-    found = measure_tensor(new, old)
-    if found.nonfinite or found.max_abs <= FLOAT64_ROUNDING * (found.scale or 1.0):
+    ours, right = dense(new), dense(old)
+    found = measure_tensor(ours, right)
+    if found.nonfinite or found.max_abs <= FLOAT64_ROUNDING * (ordinary(right) or 1.0):
         return bool(found.nonfinite)
-    if not isinstance(eager, torch.Tensor) or eager.shape != old.shape:
-        return True
-    # Of numbers that cancel, nothing may be left but rounding, in eager's dtype and in float64
-    cancelled = measure_tensor(eager, old).max_abs * epsilon(torch.float64) / epsilon(eager.dtype)
-    return found.max_abs > _UNITS * cancelled
+    others = []
+    if isinstance(eager, torch.Tensor) and eager.shape == old.shape:
+        # of numbers that cancel, nothing may be left but rounding, in eager's dtype and in float64
+        share = _UNITS / format_of(torch.float64).factor * epsilon(torch.float64) / epsilon(eager.dtype)
+        others.append(right.lerp(dense(eager).to(right), share))
+    return not measure_tensor(ours, right, *others, group_size=group_size_of(right.shape)).is_rounding
 
 
 def difference(before: Results, after: Results, key: object) -> Verdict:
@@ -311,14 +333,33 @@ def _first_line(nodes: Iterable[fx.Node]) -> str:
     return next(filter(None, map(where, nodes)), "")
 
 
-def _restricted(graph: fx.GraphModule, positions: Iterable[int]) -> fx.GraphModule:
-    """A copy of a graph with some of its results, and the nodes they need."""
+def _restricted(graph: fx.GraphModule, keys: Mapping[int, object]) -> fx.GraphModule:
+    """A copy of a graph with some of its results, and the nodes they need.
+
+    Arguments are changed in a backward, so not if no result is a gradient.
+    """
     result = copy_of(graph)
     output = result.graph.output_node()
     leaves = flat(output.args[0])
-    output.args = ([leaves[i] for i in positions],)
-    result.graph.eliminate_dead_code()
+    output.args = ([leaves[i] for i in keys],)
+    is_backward = any(map(_is_gradient, keys.values()))
+    result.graph.eliminate_dead_code(None if is_backward else lambda node: node.op in ("placeholder", "output"))
     return result
+
+
+def _is_gradient(key: object) -> bool:
+    return isinstance(key, tuple) and key[0] == "gradient"
+
+
+def _has_half(module: fx.GraphModule) -> bool:
+    """Whether a node casts to a floating-point dtype below float32, or has a result of one."""
+    for node in module.graph.nodes:
+        fake = node.meta.get("val", node.meta.get("example_value"))
+        for leaf in pytree.tree_leaves((node.args, node.kwargs, fake)):
+            dtype = leaf.dtype if isinstance(leaf, torch.Tensor) else leaf
+            if isinstance(dtype, torch.dtype) and epsilon(dtype) > epsilon(torch.float32):
+                return True
+    return False
 
 
 class _GraphWithoutCode(fx.GraphModule):

@@ -20,9 +20,10 @@ from passes.engine.origins import written_at
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.locations import Place, place_of
 from ..numerics.call_execution import as_float64
-from ..numerics.exact import KERNEL_ERRORS
+from ..numerics.exact import KERNEL_ERRORS, floats
 from ..numerics.randomness import PERTURBATIONS, is_random, perturbed
-from ..numerics.verdicts import verdict
+from ..numerics.verdicts import Verdict, epsilon, verdict
+from .first_changed_node import difference_in_float64
 from .interpreter import Interpreter
 from .rows import Blame
 
@@ -61,24 +62,36 @@ class DecompositionCheck(TorchDispatchMode):
         leaves = list(zip(*(pytree.tree_leaves(item) for item in (result, native, exact)), strict=False))
         # an operator may return ``None`` for a result that is not needed, which its decomposition computes
         suspects = [i for i, item in enumerate(leaves) if item[1] is not None and verdict(*item).is_wrong]
-        if not suspects:
-            return
         generator = torch.Generator().manual_seed(0)
         perturbed_calls = (
-            pytree.tree_map(lambda value: perturbed(value, generator), (args, kwargs)) for _ in range(PERTURBATIONS)
+            pytree.tree_map(lambda value: perturbed(value, generator), (args, kwargs))
+            for _ in range(PERTURBATIONS if suspects else 0)
         )
         others = [pytree.tree_leaves(as_float64(operator, *call)) for call in perturbed_calls]
         for i in suspects:
             actual, eager, exactly = leaves[i]
             found = verdict(actual, eager, exactly, [item[i] for item in others])
             if found.is_wrong:
-                name, source, module = self._tracker.current()
-                cause = Cause(CauseKind.DECOMPOSITION, str(operator))
-                code = written_at(self._table[operator])
-                self.culprit = Blame(
-                    name or str(operator), cause, source=source, module=module, code=code, difference=found
-                )
+                self._blame(operator, found)
                 return
+        self._check_in_float64(operator, exact, args, kwargs)
+
+    def _check_in_float64(self, operator: Any, exact: object, args: Any, kwargs: Any) -> None:
+        """In half precision, an error of a percent may be rounding; it is not in float64."""
+        unit = max(map(epsilon, {item.dtype for item in floats((args, kwargs))}), default=0.0)
+        if unit <= epsilon(torch.float32):
+            return
+        try:
+            found = difference_in_float64(exact, as_float64(self._table[operator], args, kwargs), unit)
+        except KERNEL_ERRORS:  # of the decomposition there is no float64
+            return
+        if found.is_wrong:
+            self._blame(operator, found)
+
+    def _blame(self, operator: Any, found: Verdict) -> None:
+        name, source, module = self._tracker.current()
+        cause, code = Cause(CauseKind.DECOMPOSITION, str(operator)), written_at(self._table[operator])
+        self.culprit = Blame(name or str(operator), cause, source=source, module=module, code=code, difference=found)
 
 
 def _functional(func: Any) -> Any:

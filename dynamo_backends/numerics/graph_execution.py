@@ -32,6 +32,7 @@ from .exact import (
 )
 from .local_error import SUMS, name_without_overload
 from .randomness import NEAR_ONE, PrivateRandomness, computes, perturbed, perturbed_near_one
+from .reference_runs import copies
 
 
 class FxExecution:
@@ -171,7 +172,7 @@ def results_in_float64(
     for node in nodes:
         if node.op == "placeholder":
             value = next(given)
-            values[node] = widened_copies(value) if node in copied else value
+            values[node] = copies([value], wide=True)[0] if node in copied else value
         elif node.op == "get_attr":
             values[node] = attribute(module, str(node.target))
         else:

@@ -191,6 +191,7 @@ class ReferenceRuns:
         arguments: whose copies the function gets.
         generator_state: the state of the CPU's random numbers at the start of each run.
         are_leaves: for each argument, whether it is a leaf of autograd; one that is not may be changed in place.
+        keeps_runs: whether ``Results.perturbed`` keeps each run.
     """
 
     def __init__(
@@ -199,6 +200,8 @@ class ReferenceRuns:
         arguments: SharedCopies,
         generator_state: torch.Tensor,
         are_leaves: Sequence[bool] | None = None,
+        *,
+        keeps_runs: bool = False,
     ) -> None:
         leaves = are_leaves or [True] * len(arguments.originals)
 
@@ -208,6 +211,7 @@ class ReferenceRuns:
             return FunctionRun(function, copied, leaves, generator_state, mode)
 
         self._run = run
+        self._keeps_runs = keeps_runs
         self._arguments = arguments
         self._has_gradients = torch.is_grad_enabled()
         self._recording = Recording()
@@ -317,7 +321,7 @@ class ReferenceRuns:
                 return {k: _moved(v, eager.get(k), exact.get(k)) for k, v in values.items()} if is_last else values
             return {}
 
-        return _PerturbedRuns(once, exact)
+        return _PerturbedRuns(once, {} if self._keeps_runs else exact)
 
 
 def _moved(value: object, eager: object, exact: object) -> object:
@@ -333,8 +337,8 @@ def _moved(value: object, eager: object, exact: object) -> object:
 class _PerturbedRuns:
     """``Results.perturbed``: makes runs when they are needed.
 
-    Of their floating-point tensors only the elements that are furthest from ``exact`` are kept, as if they were of one
-    run: a run of a large model has as many gradients as it has weights.
+    Of the floating-point tensors that are in ``exact`` only the elements that are furthest from it are kept, as if they
+    were of one run: a run of a large model has as many gradients as it has weights.
 
     Args:
         once: makes the run of a seed, and returns its values for some keys, at least.

@@ -72,7 +72,10 @@ def _exposed_values(
     wanted: Sequence[OutputSpec],
     constants: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, object]:
-    """The values of a model, whose outputs are replaced. With ``constants`` it is an optimized model."""
+    """The values of a model, whose outputs are replaced, and nodes removed that these do not need.
+
+    With ``constants`` it is an optimized model.
+    """
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     specs = [spec for spec in wanted if spec.name in values]
     if not specs:
@@ -82,6 +85,14 @@ def _exposed_values(
         value = values[spec.name]
         value.dtype = ir.tensor_adapters.from_torch_dtype(spec.dtype)
         model.graph.outputs.append(value)
+    for node in reversed(model.graph):
+        if not any(value.is_graph_output() or value.uses() for value in node.outputs):
+            model.graph.remove(node, safe=True)
+    if constants is not None:
+        unused = {value.name: value for value in model.graph.inputs if value.name in constants and not value.uses()}
+        constants = {name: item for name, item in constants.items() if name not in unused}
+        for value in unused.values():
+            model.graph.inputs.remove(value)
     settings = dataclasses.replace(session.settings, optimize=False, shares_graph=True, arena=False)
     exposed = Session(model, settings) if constants is None else final_session(model, settings, constants)
     results = BoundSession(exposed, bound.inputs, specs)(args)
