@@ -24,7 +24,9 @@ from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
 from dynamo_backends.debug import captured_graph, lockstep, manifest, observer
+from dynamo_backends.debug.node_sessions import NodeSessions
 from dynamo_backends.dumps.reading import find_run
+from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import short_file
@@ -195,6 +197,95 @@ def test_a_wrong_pass_in_half_precision(
     assert verdict.startswith("diverges at ") and f"pass {stage}.wrong" in verdict, found
 
 
+class Counting(torch.autograd.Function):
+    """Adds up something of the gradients in a buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.seen = seen
+        return x.sinh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.seen.add_(F.silu(gradient).sum(0))  # silu of the gradient
+        return gradient * ctx.saved_tensors[0].cosh(), None
+
+
+class Hiding(Perceptron):
+    """Hides a wrong SiLU from one way of comparing; ``how`` says by what."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("seen", torch.zeros(16))
+        self.register_buffer("table", torch.randn(2, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "buffer":
+            return self.down(Counting.apply(self.up(x), self.seen))
+        if self.how == "checkpoint":
+            dropped = lambda x: F.dropout(F.silu(self.up(x)), 0.3)  # noqa: E731
+            return self.down(torch.utils.checkpoint.checkpoint(dropped, x, use_reentrant=False))
+        if self.how == "index":  # 0.3 + 0.7 is more than 1 in float64
+            rows = (torch.ceil((x[:, 0] * 0 + 0.3 + 0.7) * 2) - 1).long()
+            return F.silu(self.table[rows])
+        y = F.silu(self.up(x))
+        return torch.cat([y, torch.full_like(y, torch.finfo(x.dtype).min)], 1) if self.how == "large" else self.down(y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stage", ["joint", "post_grad"])
+@pytest.mark.parametrize("how", ["large", "index", "buffer", "checkpoint"])
+def test_a_wrong_pass_is_not_hidden(
+    how: str, stage: str, dtype: torch.dtype, planted: Callable[[Pass], None], tmp_path: Path
+) -> None:
+    """By a large number beside it, an index that float64 does not have, as it changes a buffer in the backward, and
+    where results have no names."""
+    planted(Pass(f"{stage}.wrong", "Planted by a test.", scale(stage)))  # type: ignore[arg-type]
+    mode = "training" if how in ("buffer", "checkpoint") else "inference"
+    with torch.random.fork_rng(devices=[]):
+        found = verdicts(Hiding(how), (5, 8), mode, tmp_path, dtype)
+    verdict = found["backward" if how == "buffer" else "forward" if mode == "training" else "inference"]
+    assert f"pass {stage}.wrong" in verdict, found
+
+
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+def test_a_pass_that_lowers_the_precision(stage: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """Float64 has no casts."""
+
+    def lower(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = (node for node in module.graph.nodes if node.target in (F.silu, aten.silu.default))
+        cast: Callable[..., object] = torch.Tensor.to if stage == "pre_grad" else aten._to_copy.default
+        with module.graph.inserting_before(node.next):
+            lowered = module.graph.call_function(cast, (node,), {"dtype": torch.bfloat16})
+            raised = module.graph.call_function(cast, (lowered,), {"dtype": torch.float32})
+        node.replace_all_uses_with(raised, lambda user: user is not lowered)
+        return 1
+
+    planted(Pass(f"{stage}.wrong", "Planted by a test.", lower))
+    assert f"pass {stage}.wrong" in verdicts(Perceptron(), (5, 8), "inference", tmp_path)["inference"]
+
+
+def test_what_each_run_makes_anew_is_not_compared(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """The context of autocast, where a right pass rounds a number otherwise."""
+
+    def almost(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = (node for node in module.graph.nodes if node.target is F.silu)
+        with module.graph.inserting_before(node.next):
+            scaled = module.graph.call_function(torch.mul, (node, 1 + 2**-26))
+        node.replace_all_uses_with(scaled, lambda user: user is not scaled)
+        return 1
+
+    class Mixed(Perceptron):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    planted(Pass("pre_grad.almost", "Planted by a test.", almost))
+    assert verdicts(Mixed(), (5, 8), "inference", tmp_path)["inference"] == "ok"
+
+
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_a_wrong_joint_pass_under_aot_autograd(mode: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:
     """Without Dynamo's graph, the one that AOTAutograd hands over is the reference."""
@@ -255,8 +346,10 @@ def test_a_pass_that_changes_a_number(stage: str, planted: Callable[[Pass], None
     assert graph["note"] == "11 instead of 10"
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_wrong_decomposition(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_wrong_decomposition(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a forward operator in inference, of a backward operator in training."""
 
     def wrong_silu(x: torch.Tensor) -> torch.Tensor:
@@ -271,11 +364,11 @@ def test_a_wrong_decomposition(name: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     right = decompositions.whole_table
     table = {aten.silu.default: wrong_silu}
     monkeypatch.setattr(decompositions, "whole_table", lambda opset: {**right(opset), **table})
-    found = verdicts(make(), shape, "inference", tmp_path / "inference")
+    found = verdicts(make(), shape, "inference", tmp_path / "inference", dtype)
     assert found["inference"].startswith("diverges at ") and line in found["inference"]
     assert "decomposition of aten.silu.default" in found["inference"]
     table = {aten.silu_backward.default: wrong_silu_backward}
-    found = verdicts(make(), shape, "training", tmp_path / "training")
+    found = verdicts(make(), shape, "training", tmp_path / "training", dtype)
     assert found["forward"] == "ok"
     assert found["backward"].startswith("diverges at ") and line in found["backward"]
     assert "decomposition of aten.silu_backward.default" in found["backward"]
@@ -362,6 +455,39 @@ def test_values_that_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_
         tables.append(json.loads(table.read_text()))
         torch._dynamo.reset()
     assert tables[0] == tables[1] and "tanh" in json.dumps(tables[0])
+
+
+def test_parts_follow_the_sizes_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes = []
+
+    def watched(self: NodeSessions, *args: Any) -> dict[str, object]:
+        values = original(self, *args)
+        sizes.append(sum(value.nbytes for value in values.values() if isinstance(value, torch.Tensor)))
+        return values
+
+    original = NodeSessions.region_values
+    monkeypatch.setattr(NodeSessions, "region_values", watched)
+    monkeypatch.setattr(lockstep, "_MOST_BYTES", 2**16)
+    options = {"dump_dir": str(tmp_path)}
+    debug = compiled(lambda x: x.sinh().cos().sin().exp(), backend="onnx_debug", dynamic=True, options=options)
+    with torch.no_grad():
+        debug(torch.rand(8, 8))
+        debug(torch.rand(1024, 8))
+    assert len(sizes) == 1 + 2 and max(sizes) == 2**16
+
+
+def test_a_node_inside_a_region_that_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With all its values as outputs; each node has a session of its own then."""
+
+    def rejected(*args: object) -> dict[str, object]:
+        raise SessionError("planted")
+
+    monkeypatch.setattr(NodeSessions, "region_values", rejected)
+    monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), op.Constant(value_float=1.01)))
+    with torch.no_grad():
+        function = lambda x: x.sin().sinh().exp().sigmoid()  # noqa: E731
+        compiled(function, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(torch.rand(5, 8))
+    assert only_verdict(tmp_path).startswith("diverges at sinh ") and "converter" in only_verdict(tmp_path)
 
 
 def test_a_wrong_symbolic_integer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

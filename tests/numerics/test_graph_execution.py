@@ -63,6 +63,11 @@ def test_results_in_float64_alone() -> None:
     given = X.double()
     results = results_in_float64(module, [given], torch.get_rng_state())
     assert all(torch.equal(value, X.double() * 2) for _, value in results) and torch.equal(given.float(), X)  # type: ignore[arg-type]
+    counter = torch.tensor([5, 5, 5])
+    (count, _), *_ = results_in_float64(
+        make_fx(lambda n: (n.add_(1), n))(counter.clone()), [counter], torch.get_rng_state()
+    )
+    assert count == 0 and counter.tolist() == [5, 5, 5]
     with pytest.raises(RuntimeError, match="float32 only"):
         list(results_in_float64(graph_of(lambda x: (single(x.sin()),))[0], [X], torch.get_rng_state()))
 
