@@ -86,7 +86,7 @@ def first_wrong_node(
                 item.reach(theirs)
             except (*KERNEL_ERRORS, IndexError):  # a shape depends on a comparison with another result
                 perturbed.remove(item)
-        return _difference(*values, [item.exact[theirs] for item in perturbed])
+        return _difference(*values, [item.exact_of(theirs) for item in perturbed])
 
     def compared(theirs: fx.Node) -> None:
         uncompared.discard(theirs.name)
@@ -116,7 +116,7 @@ def first_wrong_node_in_float64(
     )
 
     def difference(theirs: fx.Node, ours: fx.Node) -> Verdict:
-        return difference_in_float64(old.exact[theirs], new.exact[ours], unit)
+        return difference_in_float64(old.exact_of(theirs), new.exact_of(ours), unit)
 
     def describe(theirs: fx.Node, ours: fx.Node) -> Verdict:
         return difference_in_float64(old.exact.get(theirs), new.exact.get(ours), unit)

@@ -88,11 +88,11 @@ class Lockstep:
     """Runs eager, float64 and ONNX Runtime one node at a time. Values are freed after their last use.
 
     Attributes:
-        exact: after all rows, the graph's results in float64.
+        exact: after all rows, the graph's results in float64, by their keys; without gradients and saved values.
     """
 
     def __init__(self, graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions) -> None:
-        self.exact: Sequence[object] | None = None
+        self.exact: dict[object, object] | None = None
         self._graph = graph
         self._run = run
         self._actual = run.values
@@ -133,8 +133,11 @@ class Lockstep:
         """For each node but the output, in execution order, a row for each tensor, and for a wrong symbolic integer."""
         for node in self._graph.module.graph.nodes:
             if node.op == "output":
-                leaves = flat(node.args[0])
-                self.exact = [self._execution.exact_of(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+                self.exact = {
+                    key: self._execution.exact_of(leaf) if isinstance(leaf, fx.Node) else leaf
+                    for key, leaf in zip(aot.keys_of_results(self._graph.module), flat(node.args[0]), strict=True)
+                    if key not in (None, "saved") and not (isinstance(key, tuple) and key[0] == "gradient")
+                }
                 return
             self._execution.run(node)
             region = self._region_of.get(node)

@@ -38,8 +38,8 @@ _MOST_OPERATORS = 4
 
 def compare_run(
     graph: CompiledGraph, run: RecordedRun, models: Models, sessions: NodeSessions
-) -> tuple[GraphComparison, Sequence[object] | None]:
-    """Compares the nodes of one run with eager and float64; returns also the graph's results in float64, if known.
+) -> tuple[GraphComparison, Mapping[object, object] | None]:
+    """Compares the nodes of one run with eager and float64; returns also ``Lockstep.exact``.
 
     An exception of the comparison becomes an entry of ``unchecked``; what was found before it stays.
     """

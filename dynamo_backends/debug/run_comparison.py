@@ -106,15 +106,14 @@ class Judge:
         findings.append(finding_of("the stage post_grad", lambda: self._post_grad(arguments, state)))
         return comparison, findings
 
-    def _final(self, exact: Sequence[object] | None) -> Results | None:
+    def _final(self, exact: Mapping[object, object] | None) -> Results | None:
         """The float64 results of the graph that runs, by their keys; ``None`` for a backward.
 
         A backward starts from values that the forward rounded, so the stage ``joint`` has others.
         """
         if exact is None or self.name.direction == "backward":
             return None
-        keyed = zip(self._results, exact, strict=True)
-        return Results({}, {key: value for key, value in keyed if key is not None and key != "saved"})
+        return Results({}, exact)
 
     def drop(self) -> None:
         """Frees what only comparisons need."""

@@ -93,12 +93,13 @@ def widened(values: object) -> Any:
 
 def widened_copies(values: object) -> Any:
     """``widened`` with new memory, so that in-place writes of the eager and the float64 run do not mix."""
-    return pytree.tree_map(
-        lambda value: (
-            value.detach().to(WIDER.get(value.dtype, value.dtype), copy=True) if is_floating(value) else value
-        ),
-        values,
-    )
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().to(WIDER.get(value.dtype, value.dtype), copy=True)
+
+    return pytree.tree_map(copied, values)
 
 
 def wider_dtype(value: object) -> object:

@@ -32,7 +32,6 @@ from .exact import (
 )
 from .local_error import SUMS, name_without_overload
 from .randomness import NEAR_ONE, PrivateRandomness, computes, perturbed, perturbed_near_one
-from .reference_runs import copies
 
 
 class FxExecution:
@@ -48,8 +47,7 @@ class FxExecution:
         compared: names of nodes whose values are kept until ``release`` is called for them.
 
     Attributes:
-        eager, exact: the values that are still needed. An argument is in ``exact`` once a node has read it. The two
-            share no memory of floating-point values.
+        eager, exact: the values that are still needed; see ``exact_of`` for arguments. The two share no memory.
         inexact: by node name, why PyTorch has no float64 kernel; eager's result is used instead.
         drawn: the results of nodes that drew random numbers.
         decisions: nodes that computed discrete values from floating-point ones; rounding may change these.
@@ -76,14 +74,15 @@ class FxExecution:
         self._recorded = recorded if recorded is not None else {}
         self._nodes = iter(module.graph.nodes)
         self._arguments = iter(arguments)
+        self._narrow: Environment = {}  # without eager: arguments and recorded results, which take half the memory
+        self._copied = _copied(module) if not eager else set()
         self._randomness = PrivateRandomness(state)
         self._users = collections.Counter({node: len(node.users) for node in module.graph.nodes})
         self._users.update(node for node in module.graph.nodes if node.name in compared)
 
     def reach(self, node: fx.Node) -> None:
         """Runs the graph until a node is computed."""
-        computed = self.eager if self._has_eager else self.exact
-        while node not in computed:
+        while node not in self.eager and node not in self._narrow and (self._has_eager or node not in self.exact):
             following = next(self._nodes)
             self.run(following)
             self.release(*following.all_input_nodes)
@@ -105,8 +104,10 @@ class FxExecution:
             return
         if self._has_eager:
             self.eager[node] = value
-        else:
+        elif node in self._copied:
             self.exact[node] = widened_copies(value)
+        else:
+            self._narrow[node] = value
 
     def _call(self, node: fx.Node) -> None:
         if self._has_exact:
@@ -123,10 +124,15 @@ class FxExecution:
             self.exact[node] = run_exact(node, self.exact, eager, self.inexact)
 
     def _call_exact(self, node: fx.Node) -> object:
-        return run_only_exact(node, self.exact)
+        return run_only_exact(node, {arg: self.exact_of(arg) for arg in node.all_input_nodes})
 
     def exact_of(self, node: fx.Node) -> object:
-        """A node's value in float64; eager's, widened, if the node was not computed or drew random numbers."""
+        """A node's value in float64; eager's, widened, if the node was not computed or drew random numbers.
+
+        Without eager, an argument is widened for each node that reads it.
+        """
+        if node in self._narrow:
+            return widened(self._narrow[node])
         if node not in self.exact:
             self.exact[node] = widened_copies(self.eager[node])
         return self.exact[node]
@@ -142,7 +148,14 @@ class FxExecution:
         for node in dead:
             self.eager.pop(node, None)
             self.exact.pop(node, None)
+            self._narrow.pop(node, None)
         return dead
+
+
+def _copied(module: fx.GraphModule) -> set[fx.Node]:
+    """The nodes into whose values a node writes; all, if one of these may be a view of an argument."""
+    written = {arg for node in module.graph.nodes if changes_memory(node) for arg in node.all_input_nodes}
+    return written if all(node.op == "placeholder" for node in written) else set(module.graph.nodes)
 
 
 def results_in_float64(
@@ -162,30 +175,16 @@ def results_in_float64(
         positions[leaf].append(i)
         if not isinstance(leaf, fx.Node):
             yield i, leaf
-    written = {arg for node in nodes if changes_memory(node) for arg in node.all_input_nodes}
-    copied = written if all(node.op == "placeholder" for node in written) else nodes
-    users = collections.Counter(arg for node in nodes for arg in node.all_input_nodes)
-    late = [node for node in nodes if written and node in positions]  # a later node may write into them
-    users.update(late)
-    values: Environment = {}
-    given, randomness = iter(arguments), PrivateRandomness(state)
+    is_written = bool(_copied(module))  # by a later node
+    execution = FxExecution(module, arguments, state, eager=False)
     for node in nodes:
-        if node.op == "placeholder":
-            value = next(given)
-            values[node] = copies([value], wide=True)[0] if node in copied else value
-        elif node.op == "get_attr":
-            values[node] = attribute(module, str(node.target))
-        else:
-            with randomness:
-                values[node] = run_only_exact(node, {arg: widened(values[arg]) for arg in node.all_input_nodes})
-        for i in [] if written else positions[node]:
-            yield i, widened(values[node])
-        users.subtract(node.all_input_nodes)
-        for unused in {node, *node.all_input_nodes}:
-            if not users[unused]:
-                del values[unused]
-    for node in late:
-        yield from ((i, widened(values[node])) for i in positions[node])
+        execution.run(node)
+        if not is_written:
+            yield from ((i, execution.exact_of(node)) for i in positions[node])
+            execution.release(*[node] * len(positions[node]))
+        execution.release(*node.all_input_nodes)
+    for node in nodes if is_written else ():
+        yield from ((i, execution.exact_of(node)) for i in positions[node])
 
 
 _LINEAR = SUMS | {"add", "sub", "rsub", "mul", "neg", "cat", "where", "relu", "_to_copy"}
@@ -228,32 +227,33 @@ class PerturbedExecution(FxExecution):
     def run(self, node: fx.Node) -> None:
         """See ``FxExecution.run``."""
         super().run(node)
-        value, name, generator = self.exact[node], name_without_overload(node), self._near_one_generator
-        if generator is None:
+        name, generator = name_without_overload(node), self._near_one_generator
+        if generator is None or node not in self.exact:
             return
-        inputs = {arg: self.near_one.get(arg, self.exact[arg]) for arg in node.all_input_nodes}
+        value, inputs = self.exact[node], node.all_input_nodes
         if name in NEAR_ONE and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
-            given = [self.exact[arg] for arg in inputs]
+            given = [self.exact_of(arg) for arg in inputs]
             self.near_one[node] = perturbed_near_one(name, value, given, node.meta["val"].dtype, generator)
         elif (name in _LINEAR or is_view(node.target)) and not self.near_one.keys().isdisjoint(inputs):
             with contextlib.suppress(*KERNEL_ERRORS):  # no float64 kernel
-                self.near_one[node] = run_only_exact(node, inputs)
+                wide = {arg: self.near_one[arg] if arg in self.near_one else self.exact_of(arg) for arg in inputs}
+                self.near_one[node] = run_only_exact(node, wide)
 
     def _call_exact(self, node: fx.Node) -> object:
-        inputs = {arg: self.exact[arg] for arg in node.all_input_nodes}
         if computes(node.target):
             compares = not floats(node.meta.get("val"))
-            inputs = {arg: self._perturbed(arg, value, compares) for arg, value in inputs.items()}
+            inputs = {arg: self._perturbed(arg, compares) for arg in node.all_input_nodes}
+        else:
+            inputs = {arg: self.exact_of(arg) for arg in node.all_input_nodes}
         try:
             return run_only_exact(node, inputs)
         except KERNEL_ERRORS:
             return widened_copies(run_eager(node, {arg: _narrowed(arg, value) for arg, value in inputs.items()}))
 
-    def _perturbed(self, node: fx.Node, value: object, whole_stay: bool) -> object:
-        fake = node.meta.get("val")
-        is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float64
-        if not is_wide or not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
-            return value
+    def _perturbed(self, node: fx.Node, whole_stay: bool) -> object:
+        fake, value = node.meta.get("val"), self._narrow[node] if node in self._narrow else self.exact[node]
+        if not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
+            return widened(value)
         return perturbed(value, self._generator, dtype=fake.dtype, whole_stay=whole_stay)
 
     def release(self, *nodes: fx.Node) -> list[fx.Node]:

@@ -131,7 +131,7 @@ def test_float64_with_rounding_at_random() -> None:
     for seed in (0, 0, 1):
         execution = PerturbedExecution(module, [x], torch.get_rng_state(), seed, recorded={nodes[1]: x})
         execution.reach(nodes[-1])
-        viewed, random, turned, product, halves = (execution.exact[node] for node in nodes)
+        viewed, random, turned, product, halves = (execution.exact_of(node) for node in nodes)
         assert torch.equal(viewed, x.double().view(2, 50)) and torch.equal(random, x.double())  # type: ignore[arg-type]
         assert 20 < int(turned.sum()) < 80  # type: ignore[attr-defined]
         torch.testing.assert_close(product, x.double() * 3, rtol=EPS, atol=0)
