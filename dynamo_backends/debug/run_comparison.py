@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from passes.engine.fx.editing import changes_memory
+
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught
 from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, GraphName
+from ..graphs.locations import user_name
 from ..numerics.reference_runs import NotRepeatableError, Results
 from ..runtime.system_memory import give_back
 from .captured_graph import CapturedGraph, ComparedCall, JointGraphs
@@ -50,7 +53,10 @@ class Judge:
         self.captured = captured
         self.post_grad = StageGraphs()
         self.models: dict[int, list[ModelStep]] = {}
-        self._placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
+        placeholders = list(module.graph.find_nodes(op="placeholder"))
+        self._placeholders = [node.name for node in placeholders]
+        written = {arg for node in module.graph.nodes if changes_memory(node) for arg in node.all_input_nodes}
+        self._written = [user_name(node) or node.name for node in placeholders if node in written]
         self._arguments = aot.keys_of_arguments(module)
         self._results = aot.keys_of_results(module)
         leaves = flat(module.graph.output_node().args[0])
@@ -158,7 +164,8 @@ class Judge:
         joint = finding_of("the stage joint", lambda: call.judge_joint(values, gradients=True, final=None))
         if call.reference is not None:
             finding = finding_of("the gradients", lambda: call.judge_backward(tangents, gradients))
-        return [finding, joint]
+        texts = [f"{name}, which the backward changes, is not compared with eager" for name in self._written]
+        return [finding, joint, Finding(unchecked=texts)]
 
     def _save(self, call: ComparedCall, results: Sequence[object]) -> Finding:
         """Keeps what identifies the values saved for the backward.
