@@ -155,6 +155,7 @@ def capture(
     _bags_without_gradients(graph)
     assume_not_empty(graph)
     _check_effects(program, is_training=module.training)
+    _check_dtypes(original, program)
     outputs, returned, nodes = _results(program)
     placeholders = list(graph.graph.find_nodes(op="placeholder"))
     specs = list(zip(placeholders, program.graph_signature.input_specs, strict=True))
@@ -248,6 +249,14 @@ def _check_effects(program: ExportedProgram, *, is_training: bool) -> None:
                 "no state: return the new value, or if it changes only in its first call, call the model once before"
                 f"{TRAINING_MODE if is_training else ''}"
             )
+
+
+def _check_dtypes(original: ExportedProgram, program: ExportedProgram) -> None:
+    """Raises ``ExportError`` if a result lost its dtype in decompositions: those of RNNs ignore autocast."""
+    for before, after in zip(*(item.graph.output_node().args[0] for item in (original, program)), strict=True):
+        dtypes = [getattr(node.meta["val"], "dtype", None) for node in (before, after) if isinstance(node, fx.Node)]
+        if len({*dtypes}) > 1:
+            raise ExportError(f"torch.export loses autocast: {before} has {dtypes[0]}, and would have {dtypes[1]}")
 
 
 def _results(program: ExportedProgram) -> tuple[list[str], list[int], list[int]]:

@@ -233,7 +233,7 @@ def test_a_recurrent_layer_keeps_nan_or_tells(layer: nn.RNNBase, tmp_path: Path)
         assert any("NaN" in text for text in exported.unchecked) == loses
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(4, 3), nn.GRU(4, 3)], ids=str)
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 3), nn.GRU(4, 3), nn.RNN(4, 3)], ids=str)
 def test_a_recurrent_layer_under_autocast_is_refused(layer: nn.RNNBase, tmp_path: Path) -> None:
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ExportError, match="autocast"):
         export(layer, torch.randn(3, 2, 4), path=tmp_path / "m.onnx")
