@@ -74,8 +74,8 @@ class ExportedFile:
             args, kwargs: arguments as in the export. Those that are no tensors are constants of the file.
 
         Raises:
-            TypeError: the arguments have another structure than in the export.
-            ValueError: a constant has another value.
+            TypeError: the arguments have another structure than in the export, or an input has another type.
+            ValueError: a constant has another value or type.
             ExportError: ONNX Runtime fails.
         """
         return self._run(self._session, self._like((args, kwargs)))

@@ -273,6 +273,38 @@ def test_arguments_go_to_their_inputs_however_they_are_passed(tmp_path: Path) ->
         with_factor.run(x, b=b, c=c)
 
 
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, scale: object = None, shift: float = 1.5) -> torch.Tensor:
+        return x + shift if scale is None else x * scale + shift
+
+
+@pytest.mark.parametrize(
+    ("constant", "other"),
+    [(2, 2.0), (1, True), (0.0, -0.0), (2.0, torch.tensor(5.0)), (None, torch.tensor(5.0)), (2.0, None)],
+)
+def test_a_constant_has_the_same_type_and_value(constant: object, other: object, tmp_path: Path) -> None:
+    x = torch.ones(2)
+    exported = export(Scaled(), x, path=tmp_path / "m.onnx", kwargs={"scale": constant})
+    for call in (exported.run, exported.difference):
+        with pytest.raises(ValueError, match="argument scale is .* constant of the file"):
+            call(x, scale=other)
+    assert exported.difference(x, constant, float("1.5")) == ""  # the default, and another object
+
+
+def test_nan_is_the_same_constant(tmp_path: Path) -> None:
+    exported = export(Scaled(), X, path=tmp_path / "m.onnx", kwargs={"scale": float("nan")})
+    assert exported.difference(X, scale=float("nan")) == ""
+
+
+def test_a_number_that_is_an_input_keeps_its_type(tmp_path: Path) -> None:
+    shapes = {"x": None, "scale": torch.export.Dim.DYNAMIC}
+    exported = export(Scaled(), X, path=tmp_path / "m.onnx", kwargs={"scale": 3}, dynamic_shapes=shapes)
+    assert exported.difference(X, scale=5) == ""
+    for wrong in (2.5, True, torch.tensor(5)):
+        with pytest.raises(TypeError, match="argument scale is a"):
+            exported.run(X, scale=wrong)
+
+
 def test_a_tensor_that_is_passed_twice_is_two_inputs(tmp_path: Path) -> None:
     model = Function(lambda self, parts: parts[0] - parts[1] * self.weight)
     model.weight = nn.Parameter(torch.randn(4))
