@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import as_size, cast, size, static_size, vector, zeros
+from .shapes import as_size, cast, constant, size, static_size, vector, zeros
 
 aten = torch.ops.aten
 
@@ -40,16 +41,18 @@ def histc(x: ir.Value, bins: int = 100, min: float = 0, max: float = 0) -> ir.Va
 
     As the kernel of ``aten/src/ATen/native/cpu/HistogramKernel.cpp`` computes bins.
     """
-    if min >= max:
-        raise NotTranslatable("the limits of the histogram are those of the values")
     dtype = x.dtype
     assert dtype is not None
     if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise NotTranslatable(f"a histogram of {dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        first, last = np.array([min, max]).astype(dtype.numpy())
+        is_finite = np.isfinite((last - first) * bins) and np.isfinite(first) and np.isfinite(last)
+    if not is_finite or first >= last:
+        raise NotTranslatable("the limits of the histogram are those of the values, or too large")
     flat = op.Reshape(x, [-1])
-    first, last, number = (op.Constant(value=ir.tensor(item, dtype=dtype)) for item in (min, max, float(bins)))
-    position = op.Div(op.Mul(op.Sub(flat, first), number), op.Sub(last, first))
-    bin_of = op.Min(op.Cast(position, to=ir.DataType.INT64), vector([bins - 1]))
-    inside = op.And(op.GreaterOrEqual(flat, first), op.LessOrEqual(flat, last))
-    is_in = op.And(op.Equal(op.Unsqueeze(bin_of, [0]), op.Unsqueeze(vector(list(range(bins))), [1])), inside)
-    return op.ReduceSum(op.Cast(is_in, to=dtype), [1], keepdims=0)
+    scaled = op.Mul(op.Sub(flat, constant(first, dtype)), constant(bins, dtype))
+    position = op.Cast(op.Div(scaled, constant(last - first, dtype)), to=ir.DataType.INT64)
+    inside = op.And(op.GreaterOrEqual(flat, constant(first, dtype)), op.LessOrEqual(flat, constant(last, dtype)))
+    bin_of = op.Where(inside, op.Min(position, vector([bins - 1])), vector([0]))
+    return op.ScatterElements(zeros([bins], dtype), bin_of, op.Cast(inside, to=dtype), reduction="add")
