@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers.integrations.moe  # noqa: F401  # registers the operator
-from conftest import assert_on_onnx, assert_same_values, compiled
+from conftest import assert_on_onnx, assert_same_values, compiled, counted
 
 
 class Experts(torch.nn.Module):
@@ -26,6 +26,31 @@ def test_the_rows_of_each_expert(rows: list[int], dtype: torch.dtype) -> None:
         x = torch.randn(end, 6, dtype=dtype) if end else torch.randn(1, 6, dtype=dtype)
         with torch.no_grad():
             torch.testing.assert_close(compiled(model)(x, offsets), model(x, offsets))
+    assert_on_onnx()
+
+
+@pytest.mark.parametrize(
+    ("experts", "settings", "is_training"),
+    [(3, {"weights": "inputs"}, False), (3, {"placement": "onnx"}, True), (129, {}, False)],
+)
+def test_weights_that_a_session_would_copy_and_many_experts_are_left_to_pytorch(
+    experts: int, settings: dict[str, str], is_training: bool
+) -> None:
+    model, x, ends = Experts(experts), torch.randn(5, 6), torch.full((experts,), 5, dtype=torch.int32)
+    with torch.set_grad_enabled(is_training):
+        torch.testing.assert_close(compiled(model, options=settings)(x, ends), model(x, ends))
+    assert counted("fallback transformers.grouped_mm_fallback.default") == 1
+
+
+def test_weights_that_are_cast_are_constants() -> None:
+    class Cast(Experts):
+        def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+            weight = self.weight.transpose(1, 2).float()
+            return torch.ops.transformers.grouped_mm_fallback(x, weight, offsets)
+
+    model, x, ends = Cast(3).half(), torch.randn(5, 5), torch.tensor([2, 2, 5]).int()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(x, ends), model(x, ends))
     assert_on_onnx()
 
 
