@@ -127,6 +127,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
         (lambda self, x: (torch._check_tensor_all(x < 2), x + 1)[1], X),  # a check that nothing reads
         (lambda self, x: (x @ x.t()).diagonal(1) + torch.trace(x @ x.t()), X),
         (lambda self, x: F.adaptive_max_pool2d(x[None, None], 1), X),
+        (lambda self, x: F.adaptive_max_pool2d(x.t()[None, None].relu(), (2, 1)), X),  # not row-major
     ],
 )
 def test_small_functions_are_right(function: Callable[..., object], x: torch.Tensor, tmp_path: Path) -> None:
