@@ -331,6 +331,11 @@ def _relu_and_clip_fail() -> bool:
     return False
 
 
+def _unique_loses_nan() -> bool:
+    text = "g (float[4] x) => (float[N] y) { y = Unique(x) }"
+    return len(_run_optimized(text, x=np.array([1, nan, nan, 1], np.float32))) != 3
+
+
 def _closed_gate_is_inexact() -> bool:
     text = """g (float[1,1,1] x) => (float[1,1,1,1] y) <float[1,3,1] w = {16, -16, 1}, float[1,3,1] r = {0, 0, 0}>
         { y, h = GRU <hidden_size = 1> (x, w, r) }"""
@@ -393,6 +398,7 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     ),
     "sort of equal numbers": differs(lambda x: x.sort(0), TABLE.repeat(16, 1)),
     "topk of equal numbers": differs(lambda x: x.topk(2), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])),
+    "NaN among the elements of unique": _unique_loses_nan,
     "closed gates of recurrent layers": _closed_gate_is_inexact,
     "NaN in a recurrent layer with a bias": _bias_loses_nan,
     "power of integers": differs(lambda x: 3**x, torch.tensor([39, 40])),

@@ -330,6 +330,20 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         is_refused_in_a_file=False,
     ),
     Fault(
+        "topk of equal numbers",
+        {aten.topk.default},
+        "PyTorch does not define the order of its values, as sorted=False",
+        lambda node: not node.kwargs.get("sorted", node.args[4] if len(node.args) > 4 else True),
+        is_refused_in_a_file=False,
+    ),
+    Fault(
+        "NaN among the elements of unique",
+        {aten._unique2.default},
+        "ONNX Runtime's Unique is wrong if there are NaN",
+        lambda node: node.args[0].meta["val"].is_floating_point(),
+        is_refused_in_a_file=False,
+    ),
+    Fault(
         "closed gates of recurrent layers",
         RECURRENT,
         "ONNX Runtime's sigmoid in it is inexact where a gate is nearly closed: by half at -16",

@@ -29,7 +29,7 @@ from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, s
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
 from ..weights.frozen_session import Weight
 from .arguments import Call, ordered, without_sharing
-from .sizes import Size, dims_of_leaves, limit_of, named_sizes, other_sizes, resized
+from .sizes import Size, dims_of_leaves, limit_of, named_sizes, other_sizes, resized, sizes_of
 
 aten = torch.ops.aten
 
@@ -88,7 +88,10 @@ class Captured:
         names = [*inputs, *list(self.inputs.values())[len(inputs) :]]
         others = [*outputs, *(f"output_{name}" if name in names else name for name in self.outputs[len(outputs) :])]
         if len({*names, *others}) < len(names) + len(others) or not all([*names, *others]):
-            raise ValueError(f"a name is empty, or two inputs or results have it: {', '.join([*names, *others])}")
+            text = ", ".join([*names, *others])
+            raise ValueError(
+                f"a name is empty, or two inputs or results have it: {text}. Pass input_names, output_names"
+            )
         return dataclasses.replace(self, inputs=dict(zip(self.inputs, names, strict=True)), outputs=others)
 
     @functools.cached_property
@@ -153,6 +156,7 @@ def capture(
     graph = program.graph_module
     without_checks(graph)
     _bags_without_gradients(graph)
+    _check_example(graph)
     assume_not_empty(graph)
     _check_effects(program, is_training=module.training)
     _check_dtypes(original, program)
@@ -249,6 +253,14 @@ def _check_effects(program: ExportedProgram, *, is_training: bool) -> None:
                 "no state: return the new value, or if it changes only in its first call, call the model once before"
                 f"{TRAINING_MODE if is_training else ''}"
             )
+
+
+def _check_example(graph: fx.GraphModule) -> None:
+    """Raises ``ExportError`` if a dynamic size of an argument is 0: files are made for sizes from 1."""
+    for node in graph.graph.find_nodes(op="placeholder"):
+        for size in sizes_of(node.meta["val"]):
+            if isinstance(size, torch.SymInt) and size.node.hint == 0:
+                raise ExportError(f"a dynamic size of {node} is 0 in the example: pass one with a size from 1")
 
 
 def _check_dtypes(original: ExportedProgram, program: ExportedProgram) -> None:

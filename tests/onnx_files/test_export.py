@@ -140,6 +140,7 @@ def test_small_functions_are_right(function: Callable[..., object], x: torch.Ten
     [
         (lambda self, x: x.topk(2).indices, "equal values"),
         (lambda self, x: x.sort(descending=True), "equal values"),
+        (lambda self, x: x.unique(), "NaN"),
         (lambda self, x: x.new_zeros(2, 4).index_add(0, torch.tensor([1, 0, 1]), x, alpha=3), ""),
     ],
 )
@@ -152,6 +153,33 @@ def test_what_runs_in_pytorch_elsewhere_is_in_the_file_and_told(
     assert all(difference in text for text in exported.unchecked)
     torch._dynamo.reset()
     assert_same_as_eager(lambda x: function(None, x), X.round())
+
+
+def test_values_in_no_order_are_told_with_a_difference(tmp_path: Path) -> None:
+    unordered = Function(lambda self, x: x.topk(3, sorted=False).values)
+    told = export(unordered, X, path=tmp_path / "m.onnx").unchecked
+    assert any("sorted=False" in text for text in told)
+    export(Function(lambda self, x: x.topk(3, sorted=False).values.sum(-1)), X, path=tmp_path / "m.onnx", check=True)
+    with pytest.raises(ExportError, match="sorted=False"):
+        export(unordered, X, path=tmp_path / "m.onnx", check=True)
+
+
+def test_an_example_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="size of input is 0"):
+        export(nn.Linear(4, 2), X[:0], path=tmp_path / "m.onnx", dynamic_shapes={"input": {0: "rows"}})
+    assert export(nn.Linear(4, 2), X[:0], path=tmp_path / "m.onnx", check=True).outputs == {"output": "FLOAT[0, 2]"}
+
+
+def test_a_model_that_eager_cannot_run_cannot_be_compared(tmp_path: Path) -> None:
+    doubled = Function(lambda self, x: x + x)
+    with pytest.raises(ExportError, match=r"compared: NotImplementedError: [^\n]*UInt16[^\n]*$"):
+        export(doubled, X.to(torch.uint16), path=tmp_path / "m.onnx", check=True)
+
+
+def test_a_size_without_a_name(tmp_path: Path) -> None:
+    shapes = ({0: "rows"},)
+    exported = export(Function(lambda self, x: x.t().diagonal()), X, path=tmp_path / "m.onnx", dynamic_shapes=shapes)
+    assert exported.outputs == {"output": "FLOAT[?]"}
 
 
 class MeanPooling(nn.Module):
@@ -421,6 +449,10 @@ def test_attention_and_a_view_of_its_result_are_checked(tmp_path: Path) -> None:
         ({"dynamic_shapes": {"input": {-2: "batch"}}}, ValueError, "no dimension -2"),
         ({"dynamic_shapes": {"input": {7: "batch"}}}, ValueError, "no dimension 7"),
         ({"check": [(torch.ones(3, 4), torch.ones(3, 4))]}, TypeError, "pairs"),
+        ({"check": None}, TypeError, "check"),
+        ({"input_names": [1]}, TypeError, "input_names"),
+        ({"output_names": [None]}, TypeError, "output_names"),
+        ({"output_names": "logits"}, TypeError, "output_names"),
         ({"model": torch.jit.trace(nn.Linear(4, 4), torch.ones(3, 4))}, TypeError, "Python"),
     ],
 )  # fmt: skip
