@@ -29,14 +29,9 @@ def test_the_rows_of_each_expert(rows: list[int], dtype: torch.dtype) -> None:
     assert_on_onnx()
 
 
-@pytest.mark.parametrize(
-    ("experts", "settings", "is_training"),
-    [(3, {"weights": "inputs"}, False), (3, {"placement": "onnx"}, True), (129, {}, False)],
-)
-def test_weights_that_a_session_would_copy_and_many_experts_are_left_to_pytorch(
-    experts: int, settings: dict[str, str], is_training: bool
-) -> None:
-    model, x, ends = Experts(experts), torch.randn(5, 6), torch.full((experts,), 5, dtype=torch.int32)
+@pytest.mark.parametrize(("settings", "is_training"), [({"weights": "inputs"}, False), ({"placement": "onnx"}, True)])
+def test_weights_that_a_session_would_copy_are_left_to_pytorch(settings: dict[str, str], is_training: bool) -> None:
+    model, x, ends = Experts(3), torch.randn(5, 6), torch.tensor([2, 2, 5]).int()
     with torch.set_grad_enabled(is_training):
         torch.testing.assert_close(compiled(model, options=settings)(x, ends), model(x, ends))
     assert counted("fallback transformers.grouped_mm_fallback.default") == 1
