@@ -331,6 +331,25 @@ def _relu_and_clip_fail() -> bool:
     return False
 
 
+def _unique_loses_nan() -> bool:
+    text = "g (float[4] x) => (float[N] y) { y = Unique(x) }"
+    return len(_run_optimized(text, x=np.array([1, nan, nan, 1], np.float32))) != 3
+
+
+def _closed_gate_is_inexact() -> bool:
+    text = """g (float[1,1,1] x) => (float[1,1,1,1] y) <float[1,3,1] w = {16, -16, 1}, float[1,3,1] r = {0, 0, 0}>
+        { y, h = GRU <hidden_size = 1> (x, w, r) }"""
+    result = _run_optimized(text, x=np.ones((1, 1, 1), np.float32)).item()
+    return result < 0.9 * np.tanh(1) / (1 + np.exp(16))
+
+
+def _bias_loses_nan() -> bool:
+    text = """g (float[1,1,1] x) => (float[1,1,1,1] y)
+        <float[1,3,1] w = {1, 1, 1}, float[1,3,1] r = {0, 0, 0}, float[1,6] b = {0, 0, 0, 0, 0, 0}>
+        { y, h = GRU <hidden_size = 1> (x, w, r, b) }"""
+    return not np.isnan(_run_optimized(text, x=np.full((1, 1, 1), nan, np.float32))).any()
+
+
 def cast_is_dropped() -> bool:
     """Of two casts the first, with all optimizations off too; the pass ``onnx.kept_casts`` keeps it."""
     text = "g (float[1] x) => (int8[1] y) { h = Cast <to = 10> (x) y = Cast <to = 3> (h) }"
@@ -379,6 +398,9 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     ),
     "sort of equal numbers": differs(lambda x: x.sort(0), TABLE.repeat(16, 1)),
     "topk of equal numbers": differs(lambda x: x.topk(2), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])),
+    "NaN among the elements of unique": _unique_loses_nan,
+    "closed gates of recurrent layers": _closed_gate_is_inexact,
+    "NaN in a recurrent layer with a bias": _bias_loses_nan,
     "power of integers": differs(lambda x: 3**x, torch.tensor([39, 40])),
     "antialiased interpolation with aligned corners": differs(
         lambda x: interpolate(x, size=(40, 23), mode="bilinear", antialias=True, align_corners=True),

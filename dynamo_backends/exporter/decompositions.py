@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from passes.engine.fx.editing import is_view
 
 from ..graphs.fake_tensors import decompositions_as_kernels
-from ..graphs.layout import layout_of
+from ..graphs.layout import ROW_MAJOR, layout_of
 from ..versions import MINIMUM_OPSET
 from .recurrent_layers import kept_layers
 from .registration import registered_targets
@@ -102,14 +102,21 @@ def nan_to_num(input: torch.Tensor, *numbers: float | None, **named: float | Non
 
 
 def adaptive_max_pool(input: torch.Tensor, output_size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """``adaptive_max_pool_in_a_file`` of a row-major tensor; of others PyTorch is faster, and keeps the strides."""
+    return adaptive_max_pool_in_a_file(input, output_size) if layout_of(input) == ROW_MAJOR else NotImplemented
+
+
+def adaptive_max_pool_in_a_file(input: torch.Tensor, output_size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The maxima of windows of one size, in two or three dimensions, and their indices in the plane.
 
     The index is that of the last NaN, or else of the first maximum. PyTorch's decomposition is a max pooling, which in
-    ONNX Runtime prefers infinity to NaN. Windows of different sizes are not decomposed.
+    ONNX Runtime prefers infinity to NaN. Windows of different sizes, or none, are not decomposed.
     """
     dims = len(output_size)
     planes, sizes = input.shape[:-dims], input.shape[-dims:]
-    if not all(statically_known_true(size % number == 0) for size, number in zip(sizes, output_size, strict=True)):
+    if 0 in output_size or not all(
+        statically_known_true(size % number == 0) for size, number in zip(sizes, output_size, strict=True)
+    ):
         return NotImplemented
     windows = [size // number for size, number in zip(sizes, output_size, strict=True)]
     parts = [item for pair in zip(output_size, windows, strict=True) for item in pair]
@@ -166,11 +173,12 @@ def without_aliases(function: Callable[..., object]) -> Callable[..., object]:
 Decompositions = dict[object, Callable[..., object]]
 """From an ATen overload to its decomposition."""
 
+_ADAPTIVE_MAX_POOLS = (aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+
 _OUR_DECOMPOSITIONS: Decompositions = {
     aten.native_dropout.default: native_dropout,
     aten.nan_to_num.default: nan_to_num,
-    aten.adaptive_max_pool2d.default: adaptive_max_pool,
-    aten.adaptive_max_pool3d.default: adaptive_max_pool,
+    **dict.fromkeys(_ADAPTIVE_MAX_POOLS, adaptive_max_pool),
     aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
 }
 
@@ -248,7 +256,8 @@ def table_for_export(opset: int, program: fx.GraphModule) -> Decompositions:
     """
     kept = kept_layers(program)
     composites = {target: how for target, how in _composite_operators().items() if target not in kept}
-    return {**decomposition_table(opset), **composites}
+    pools = dict.fromkeys(_ADAPTIVE_MAX_POOLS, adaptive_max_pool_in_a_file)
+    return {**decomposition_table(opset), **pools, **composites}
 
 
 def table_of_extensions() -> Decompositions:

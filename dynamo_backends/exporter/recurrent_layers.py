@@ -1,7 +1,7 @@
 """LSTM and GRU as single operators in exported programs.
 
 PyTorch copies a recurrent layer's cell for each time step while it traces, which fixes the length. ONNX Runtime has the
-layers as operators, and torchlib translates them.
+layers as operators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..graphs.aot import dynamo_compile_lock
 aten = torch.ops.aten
 
 RECURRENT = {aten.lstm.input, aten.gru.input}
-"""Recurrent layers that torchlib translates."""
+"""Recurrent layers that have a converter."""
 
 
 def kept_layers(program: fx.GraphModule) -> set[torch._ops.OpOverload]:
@@ -53,10 +53,15 @@ def _results(
     """Tensors of the shapes, dtypes and strides of a layer's results, without values.
 
     Another thread may run the layer meanwhile: its tensors are real, and so are its results.
+
+    Raises:
+        ValueError: autocast is enabled.
     """
     if not isinstance(input, FakeTensor) and not torch._is_functional_tensor(input):
         run = getattr(torch._VF, layer.overloadpacket.__name__)
         return run(input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    if torch.is_autocast_enabled("cpu"):
+        raise ValueError(f"torch.export loses autocast in {layer}: disable it there")
     length, batch = input.shape[int(batch_first)], input.shape[int(not batch_first)]
     states = pytree.tree_leaves(states)
     output = input.new_empty([length, batch, states[0].shape[-1] * (1 + bidirectional)])

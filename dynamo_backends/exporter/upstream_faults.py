@@ -23,6 +23,7 @@ from passes.engine.fx.editing import UNINITIALIZED, is_view
 from ..common.upstream_faults import Fault
 from ..errors import Kind, Reason
 from .decompositions import SUMS_AT_INDICES, overloads_of
+from .recurrent_layers import RECURRENT
 
 aten = torch.ops.aten
 
@@ -326,6 +327,33 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "topk of equal numbers",
         {aten.topk.default},
         "ONNX Runtime orders equal values (before 1.32 also NaN) differently",
+        is_refused_in_a_file=False,
+    ),
+    Fault(
+        "topk of equal numbers",
+        {aten.topk.default},
+        "PyTorch does not define the order of its values, as sorted=False",
+        lambda node: not node.kwargs.get("sorted", node.args[4] if len(node.args) > 4 else True),
+        is_refused_in_a_file=False,
+    ),
+    Fault(
+        "NaN among the elements of unique",
+        {aten._unique2.default},
+        "ONNX Runtime's Unique is wrong if there are NaN",
+        lambda node: node.args[0].meta["val"].is_floating_point(),
+        is_refused_in_a_file=False,
+    ),
+    Fault(
+        "closed gates of recurrent layers",
+        RECURRENT,
+        "ONNX Runtime's sigmoid in it is inexact where a gate is nearly closed: by half at -16",
+        is_refused_in_a_file=False,
+    ),
+    Fault(
+        "NaN in a recurrent layer with a bias",
+        {aten.gru.input},
+        "ONNX Runtime loses NaN in a GRU with a bias",
+        lambda node: bool(node.args[3]),
         is_refused_in_a_file=False,
     ),
     Fault(

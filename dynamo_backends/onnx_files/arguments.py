@@ -34,8 +34,9 @@ def like(module: torch.nn.Module, call: Call, example: Call, inputs: Collection[
     the positions of the leaves that are inputs of the file; the others are constants.
 
     Raises:
-        TypeError: the module cannot be called so, or the structure is another one.
-        ValueError: an argument that is no tensor, and so a constant of the file, has another value.
+        TypeError: the module cannot be called so, the structure is another one, or an input is no tensor where the
+            example's is one, or no number of its type.
+        ValueError: an argument that is no tensor, and so a constant of the file, has another value or type.
     """
     signature = inspect.signature(module.forward)
     bound, wanted = signature.bind(*call[0], **call[1]), signature.bind(*example[0], **example[1])
@@ -45,7 +46,7 @@ def like(module: torch.nn.Module, call: Call, example: Call, inputs: Collection[
         if name in wanted.arguments:
             bound.arguments[name] = _in_order(value, wanted.arguments[name])
         if name not in wanted.arguments:
-            if value is not parameter.default and parameter.kind not in (
+            if not _is_same(value, parameter.default) and parameter.kind not in (
                 parameter.VAR_POSITIONAL,
                 parameter.VAR_KEYWORD,
             ):
@@ -56,13 +57,23 @@ def like(module: torch.nn.Module, call: Call, example: Call, inputs: Collection[
     if structure != expected:
         raise TypeError("the arguments have another structure than in the export: other dicts, lists or their lengths")
     for i, ((path, leaf), (_, constant)) in enumerate(zip(leaves, known, strict=True)):
-        if i in inputs and isinstance(leaf, torch.Tensor) != isinstance(constant, torch.Tensor):
+        name, is_tensor = _name(signature, path), isinstance(leaf, torch.Tensor)
+        if i in inputs and not (is_tensor and isinstance(constant, torch.Tensor)) and type(leaf) is not type(constant):
             kinds = [f"a {type(item).__name__}" for item in (leaf, constant)]
-            raise TypeError(f"argument {_name(signature, path)} is {kinds[0]}, and was {kinds[1]} in the export")
-        if i not in inputs and not isinstance(leaf, torch.Tensor) and leaf != constant:
-            name = _name(signature, path)
-            raise ValueError(f"argument {name} is {leaf!r}, and {constant!r} is a constant of the file")
+            raise TypeError(f"argument {name} is {kinds[0]}, and was {kinds[1]} in the export")
+        if i not in inputs and not _is_same(leaf, constant):
+            text = "a tensor" if is_tensor else repr(leaf)
+            raise ValueError(f"argument {name} is {text}, and {constant!r} is a constant of the file")
     return found
+
+
+def _is_same(value: Any, constant: Any) -> bool:
+    """Whether two values have the same type and value. NaN is the same as NaN, and -0.0 is not the same as 0.0."""
+    if value is constant or type(value) is not type(constant):
+        return value is constant
+    if isinstance(value, (float, complex)):
+        return repr(value) == repr(constant)
+    return not isinstance(value, torch.Tensor) and bool(value == constant)
 
 
 def _in_order(value: Any, example: Any) -> Any:

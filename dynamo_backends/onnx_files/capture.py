@@ -29,7 +29,7 @@ from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, s
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
 from ..weights.frozen_session import Weight
 from .arguments import Call, ordered, without_sharing
-from .sizes import Size, dims_of_leaves, limit_of, named_sizes, other_sizes, resized
+from .sizes import Size, dims_of_leaves, limit_of, named_sizes, other_sizes, resized, sizes_of
 
 aten = torch.ops.aten
 
@@ -88,7 +88,10 @@ class Captured:
         names = [*inputs, *list(self.inputs.values())[len(inputs) :]]
         others = [*outputs, *(f"output_{name}" if name in names else name for name in self.outputs[len(outputs) :])]
         if len({*names, *others}) < len(names) + len(others) or not all([*names, *others]):
-            raise ValueError(f"a name is empty, or two inputs or results have it: {', '.join([*names, *others])}")
+            text = ", ".join([*names, *others])
+            raise ValueError(
+                f"a name is empty, or two inputs or results have it: {text}. Pass input_names, output_names"
+            )
         return dataclasses.replace(self, inputs=dict(zip(self.inputs, names, strict=True)), outputs=others)
 
     @functools.cached_property
@@ -153,8 +156,10 @@ def capture(
     graph = program.graph_module
     without_checks(graph)
     _bags_without_gradients(graph)
+    _check_example(graph)
     assume_not_empty(graph)
     _check_effects(program, is_training=module.training)
+    _check_dtypes(original, program)
     outputs, returned, nodes = _results(program)
     placeholders = list(graph.graph.find_nodes(op="placeholder"))
     specs = list(zip(placeholders, program.graph_signature.input_specs, strict=True))
@@ -248,6 +253,22 @@ def _check_effects(program: ExportedProgram, *, is_training: bool) -> None:
                 "no state: return the new value, or if it changes only in its first call, call the model once before"
                 f"{TRAINING_MODE if is_training else ''}"
             )
+
+
+def _check_example(graph: fx.GraphModule) -> None:
+    """Raises ``ExportError`` if a dynamic size of an argument is 0: files are made for sizes from 1."""
+    for node in graph.graph.find_nodes(op="placeholder"):
+        for size in sizes_of(node.meta["val"]):
+            if isinstance(size, torch.SymInt) and size.node.hint == 0:
+                raise ExportError(f"a dynamic size of {node} is 0 in the example: pass one with a size from 1")
+
+
+def _check_dtypes(original: ExportedProgram, program: ExportedProgram) -> None:
+    """Raises ``ExportError`` if a result lost its dtype in decompositions: those of RNNs ignore autocast."""
+    for before, after in zip(*(item.graph.output_node().args[0] for item in (original, program)), strict=True):
+        dtypes = [getattr(node.meta["val"], "dtype", None) for node in (before, after) if isinstance(node, fx.Node)]
+        if len({*dtypes}) > 1:
+            raise ExportError(f"torch.export loses autocast: {before} has {dtypes[0]}, and would have {dtypes[1]}")
 
 
 def _results(program: ExportedProgram) -> tuple[list[str], list[int], list[int]]:

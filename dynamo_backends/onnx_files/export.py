@@ -24,7 +24,7 @@ import torch
 from torch._dynamo import OptimizedModule
 from torch.utils import _pytree as pytree
 
-from ..errors import ExportError
+from ..errors import ExportError, first_line
 from ..exporter.upstream_faults import tolerated_in_a_file
 from ..graphs.locations import where
 from ..graphs.size_assumptions import size_conditions
@@ -74,8 +74,8 @@ class ExportedFile:
             args, kwargs: arguments as in the export. Those that are no tensors are constants of the file.
 
         Raises:
-            TypeError: the arguments have another structure than in the export.
-            ValueError: a constant has another value.
+            TypeError: the arguments have another structure than in the export, or an input has another type.
+            ValueError: a constant has another value or type.
             ExportError: ONNX Runtime fails.
         """
         return self._run(self._session, self._like((args, kwargs)))
@@ -103,7 +103,12 @@ class ExportedFile:
         return dict(zip(self.outputs, session.run(inputs), strict=True))
 
     def _difference(self, session: FileSession, call: Call) -> tuple[str, Mapping[str, str]]:
-        return difference(self._captured, self.model, call, self._run(session, call))
+        results = self._run(session, call)
+        try:
+            return difference(self._captured, self.model, call, results)
+        except Exception as error:  # the model and PyTorch raise any type
+            text = first_line(str(error))
+            raise ExportError(f"the model cannot be compared: {type(error).__name__}: {text}") from error
 
 
 def export(
@@ -138,7 +143,8 @@ def export(
     Raises:
         ExportError: ``torch.export`` cannot capture the model, a part of it must run in PyTorch, it changes its state,
             or with ``check``, a result is wrong. No file is written then.
-        TypeError: ``model`` is no ``torch.nn.Module``, or a traced one; or ``check`` has something else than pairs.
+        TypeError: ``model`` is no ``torch.nn.Module``, or a traced one; ``check`` has something else than pairs; or a
+            name is no text.
         ValueError: the opset is not supported, there are more names than inputs or results, two names are equal, or a
             tensor has no dimension that ``dynamic_shapes`` names.
         OSError: the file cannot be written.
@@ -149,8 +155,11 @@ def export(
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
         raise OSError(f"{path} exists, and is no file")
-    if not isinstance(check, bool) and not all(map(_is_call, check)):
+    if not isinstance(check, bool) and not (isinstance(check, Sequence) and all(map(_is_call, check))):
         raise TypeError("check is a bool, or a list of pairs: a tuple of arguments, and a dict of keyword arguments")
+    for argument, names in (("input_names", input_names), ("output_names", output_names)):
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+            raise TypeError(f"{argument} is a list of names, not {names!r}")
     call: Call = (inputs, dict(kwargs or {}))
     options = parse_options({} if opset_version is None else {"opset": opset_version})
     options = dataclasses.replace(options, providers=("CPUExecutionProvider",), verify_passes=False)
@@ -201,7 +210,8 @@ def _is_call(item: object) -> bool:
 
 def _type(value: ir.Value) -> str:
     assert value.dtype is not None and value.shape is not None
-    return f"{value.dtype.name}[{', '.join(str(getattr(size, 'value', size)) for size in value.shape)}]"
+    sizes = (size if isinstance(size, int) else size.value or "?" for size in value.shape)
+    return f"{value.dtype.name}[{', '.join(map(str, sizes))}]"
 
 
 def _write(model: ir.Model, path: Path) -> Path:
@@ -231,7 +241,8 @@ def _check(exported: ExportedFile, session: FileSession, others: Sequence[Call] 
     for i, call in enumerate((captured.call, *calls)):
         message, inexact = exported._difference(session, call)
         if message:
-            raise ExportError(f"the file is wrong{f' for {_shapes(exported, call)}' if i else ''}: {message}")
+            known = f". It may be what is known: {'; '.join(exported.unchecked)}" if exported.unchecked else ""
+            raise ExportError(f"the file is wrong{f' for {_shapes(exported, call)}' if i else ''}: {message}{known}")
         checked.append(_shapes(exported, call))
         unchecked |= {f"eager is the reference of {name}, not float64: {why}": None for name, why in inexact.items()}
     return dataclasses.replace(exported, checked=checked, unchecked=list(unchecked))

@@ -30,6 +30,7 @@ from ..errors import (
     first_line,
 )
 from ..events import count, warn
+from ..exporter.converters.mixture_of_experts import GROUPED_PRODUCT
 from ..exporter.registration import described, registered_converter
 from ..exporter.results import sizes_of
 from ..exporter.translate import fold_constants, translate
@@ -49,7 +50,7 @@ from ..runtime.providers import Provider, as_precise_as_pytorch, fallbacks, only
 from ..runtime.settings import SessionSettings
 from ..runtime.system_memory import give_back
 from ..weights.frozen_session import FrozenSession, Weight, load_session
-from ..weights.selection import constants_of
+from ..weights.selection import constants_of, is_of_a_weight
 from .observer import Observer
 from .stage_passes import StagePasses
 
@@ -148,7 +149,7 @@ class OnnxLowering(Lowering):
 
     def _compile_regions(self, graph: PostGradGraph) -> tuple[Split, list[CompiledRegion]]:
         """Splits the graph and compiles its regions, until ONNX Runtime rejects none."""
-        rejected: dict[fx.Node, Reason] = {}
+        rejected = _experts_in_pytorch(graph)
         for attempt in itertools.count():  # terminates: each attempt but the last moves nodes to PyTorch
             with graph.timed("split"):
                 split = split_graph(graph.module, self.support, rejected)
@@ -267,6 +268,14 @@ class OnnxLowering(Lowering):
         for node, reason in split.coverage.in_pytorch.items():
             if not reason.by_design:
                 raise UnsupportedOperatorError(node.name, str(node.target), where(node), reason)
+
+
+def _experts_in_pytorch(graph: PostGradGraph) -> dict[fx.Node, Reason]:
+    """The products of experts whose weights are no constants, with the reason."""
+    reason = Reason(Kind.FASTER_IN_PYTORCH, "a session would copy the weights of all experts")
+    calls = [node for node in graph.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    products = [node for node in calls if node.target.name() == GROUPED_PRODUCT]
+    return {node: reason for node in products if not is_of_a_weight(node.args[1], graph.weights)}
 
 
 def _warn_of_unused_converters(split: Split) -> None:

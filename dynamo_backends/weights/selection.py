@@ -59,6 +59,13 @@ def _is_statistic(placeholder: fx.Node) -> bool:
     )
 
 
+def is_of_a_weight(node: fx.Node, weights: Container[fx.Node]) -> bool:
+    """Whether a node is a weight, or a view or cast of one, which is folded."""
+    while node not in weights and len(node.all_input_nodes) == 1:
+        [node] = node.all_input_nodes
+    return node in weights
+
+
 def constants_of(region: Region, model: ir.Model, weights: Mapping[fx.Node, Weight]) -> dict[int, Weight]:
     """The weights that become constants of a region's session, by position among its inputs.
 

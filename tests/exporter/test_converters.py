@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
-from conftest import assert_same_as_eager, compiled, counted
+from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch.onnx._internal.exporter import _registration
@@ -166,6 +166,31 @@ def test_max_pooling(pool: torch.nn.Module) -> None:
 
 def test_max_pooling_of_symbolic_size() -> None:
     assert_equals_eager(torch.nn.MaxPool2d(3, 2), symbolic(randn(2, 3, 9, 8), 0, 2, 3))
+
+
+@pytest.mark.parametrize("size", [(3, 2), (0, 2), (1, 1)])
+def test_adaptive_max_pooling_has_eagers_strides(size: tuple[int, int]) -> None:
+    for x in (randn(2, 3, 6, 4), randn(2, 3, 6, 4).to(memory_format=torch.channels_last)):
+        pool = torch.nn.AdaptiveMaxPool2d(size, return_indices=True)
+        for found, eager in zip(compiled(pool)(x), pool(x), strict=True):
+            torch.testing.assert_close(found, eager, check_stride=True)
+
+
+@pytest.mark.parametrize("offset", [0, -2, 3])
+def test_diagonals_of_symbolic_sizes(offset: int) -> None:
+    """PyTorch assumes that the diagonal has one element, if it has in the first call."""
+    function = compiled(lambda x: x.diagonal(offset) + 0, dynamic=True)
+    for shape in ((3, 4), (4, 5), (6, 9)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(function(x), x.diagonal(offset))
+    assert not any(event.startswith("undone pass") for event in counters["dynamo_backends"])
+    assert_on_onnx()
+
+
+def test_a_diagonal_of_the_last_dimensions_needs_no_transpose() -> None:
+    with torch.no_grad():
+        assert "Transpose" not in operators_in(lambda x: x.diagonal(dim1=1, dim2=2) * 2, torch.ones(2, 4, 3))
 
 
 # Losses

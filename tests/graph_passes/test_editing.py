@@ -1083,6 +1083,11 @@ class TestInference:
         problem = self.settle(node, (ir.DataType.FLOAT, [5, 7]))
         assert problem is not None and "[4, ?]" in problem and "[5, 7]" in problem
 
+    def test_a_guard_may_make_an_expression_a_number(self) -> None:
+        node = ir.Node("", "Transpose", [self.value("max(0, N - 2)", 4)], outputs=[ir.Value(name="r")])
+        assert self.settle(node, (ir.DataType.FLOAT, [4, 1])) is None
+        assert self.settle(node, (ir.DataType.FLOAT, [4, "N"])) is not None
+
     def test_inputs_that_are_left_out_or_not_known(self) -> None:
         most = ir.Value(name="most", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
         clip = ir.Node("", "Clip", [self.value(3, 4), None, most])

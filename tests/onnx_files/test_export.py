@@ -127,6 +127,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
         (lambda self, x: (torch._check_tensor_all(x < 2), x + 1)[1], X),  # a check that nothing reads
         (lambda self, x: (x @ x.t()).diagonal(1) + torch.trace(x @ x.t()), X),
         (lambda self, x: F.adaptive_max_pool2d(x[None, None], 1), X),
+        (lambda self, x: F.adaptive_max_pool2d(x.t()[None, None].relu(), (2, 1)), X),  # not row-major
     ],
 )
 def test_small_functions_are_right(function: Callable[..., object], x: torch.Tensor, tmp_path: Path) -> None:
@@ -139,6 +140,7 @@ def test_small_functions_are_right(function: Callable[..., object], x: torch.Ten
     [
         (lambda self, x: x.topk(2).indices, "equal values"),
         (lambda self, x: x.sort(descending=True), "equal values"),
+        (lambda self, x: x.unique(), "NaN"),
         (lambda self, x: x.new_zeros(2, 4).index_add(0, torch.tensor([1, 0, 1]), x, alpha=3), ""),
     ],
 )
@@ -151,6 +153,33 @@ def test_what_runs_in_pytorch_elsewhere_is_in_the_file_and_told(
     assert all(difference in text for text in exported.unchecked)
     torch._dynamo.reset()
     assert_same_as_eager(lambda x: function(None, x), X.round())
+
+
+def test_values_in_no_order_are_told_with_a_difference(tmp_path: Path) -> None:
+    unordered = Function(lambda self, x: x.topk(3, sorted=False).values)
+    told = export(unordered, X, path=tmp_path / "m.onnx").unchecked
+    assert any("sorted=False" in text for text in told)
+    export(Function(lambda self, x: x.topk(3, sorted=False).values.sum(-1)), X, path=tmp_path / "m.onnx", check=True)
+    with pytest.raises(ExportError, match="sorted=False"):
+        export(unordered, X, path=tmp_path / "m.onnx", check=True)
+
+
+def test_an_example_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="size of input is 0"):
+        export(nn.Linear(4, 2), X[:0], path=tmp_path / "m.onnx", dynamic_shapes={"input": {0: "rows"}})
+    assert export(nn.Linear(4, 2), X[:0], path=tmp_path / "m.onnx", check=True).outputs == {"output": "FLOAT[0, 2]"}
+
+
+def test_a_model_that_eager_cannot_run_cannot_be_compared(tmp_path: Path) -> None:
+    doubled = Function(lambda self, x: x + x)
+    with pytest.raises(ExportError, match=r"compared: NotImplementedError: [^\n]*UInt16[^\n]*$"):
+        export(doubled, X.to(torch.uint16), path=tmp_path / "m.onnx", check=True)
+
+
+def test_a_size_without_a_name(tmp_path: Path) -> None:
+    shapes = ({0: "rows"},)
+    exported = export(Function(lambda self, x: x.t().diagonal()), X, path=tmp_path / "m.onnx", dynamic_shapes=shapes)
+    assert exported.outputs == {"output": "FLOAT[?]"}
 
 
 class MeanPooling(nn.Module):
@@ -205,10 +234,38 @@ def test_a_recurrent_layer_is_one_node(layer: nn.RNNBase, length: str | None, no
         model, x, path=tmp_path / "m.onnx", dynamic_shapes=({batch: "batch", 1 - batch: length},), check=True
     )
     assert [node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node].count(layer.mode) == nodes
-    assert len(exported.checked) == 3 and not exported.unchecked and len(exported.sizes) == 1 + bool(length)
+    assert len(exported.checked) == 3 and len(exported.sizes) == 1 + bool(length)
+    assert any("closed" in text for text in exported.unchecked) == bool(nodes)
     if not length:
         with pytest.raises(ExportError, match="its length is dynamic"):
             export(model, x, path=tmp_path / "m.onnx", dynamic_shapes=({1 - batch: "length"},))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(4, 3),
+        nn.LSTM(4, 3, 2, bidirectional=True),
+        nn.LSTM(4, 3, bias=False, batch_first=True),
+        nn.GRU(4, 3, bias=False),
+        nn.GRU(4, 3),
+    ],
+    ids=str,
+)
+def test_a_recurrent_layer_keeps_nan_or_tells(layer: nn.RNNBase, tmp_path: Path) -> None:
+    x = torch.randn(3, 3, 4)
+    exported = export(layer, x, path=tmp_path / "m.onnx", check=True)
+    for special in (torch.nan, torch.inf):
+        x[1, 1, 2] = special
+        loses = isinstance(layer, nn.GRU) and layer.bias
+        assert loses or exported.difference(x) == ""
+        assert any("NaN" in text for text in exported.unchecked) == loses
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 3), nn.GRU(4, 3), nn.RNN(4, 3)], ids=str)
+def test_a_recurrent_layer_under_autocast_is_refused(layer: nn.RNNBase, tmp_path: Path) -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ExportError, match="autocast"):
+        export(layer, torch.randn(3, 2, 4), path=tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(
@@ -243,6 +300,38 @@ def test_arguments_go_to_their_inputs_however_they_are_passed(tmp_path: Path) ->
     with_factor = export(Named(), x, path=tmp_path / "m.onnx", kwargs={"c": c, "b": b, "factor": 3.0})
     with pytest.raises(ValueError, match="constant of the file"):
         with_factor.run(x, b=b, c=c)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, scale: object = None, shift: float = 1.5) -> torch.Tensor:
+        return x + shift if scale is None else x * scale + shift
+
+
+@pytest.mark.parametrize(
+    ("constant", "other"),
+    [(2, 2.0), (1, True), (0.0, -0.0), (2.0, torch.tensor(5.0)), (None, torch.tensor(5.0)), (2.0, None)],
+)
+def test_a_constant_has_the_same_type_and_value(constant: object, other: object, tmp_path: Path) -> None:
+    x = torch.ones(2)
+    exported = export(Scaled(), x, path=tmp_path / "m.onnx", kwargs={"scale": constant})
+    for call in (exported.run, exported.difference):
+        with pytest.raises(ValueError, match="argument scale is .* constant of the file"):
+            call(x, scale=other)
+    assert exported.difference(x, constant, float("1.5")) == ""  # the default, and another object
+
+
+def test_nan_is_the_same_constant(tmp_path: Path) -> None:
+    exported = export(Scaled(), X, path=tmp_path / "m.onnx", kwargs={"scale": float("nan")})
+    assert exported.difference(X, scale=float("nan")) == ""
+
+
+def test_a_number_that_is_an_input_keeps_its_type(tmp_path: Path) -> None:
+    shapes = {"x": None, "scale": torch.export.Dim.DYNAMIC}
+    exported = export(Scaled(), X, path=tmp_path / "m.onnx", kwargs={"scale": 3}, dynamic_shapes=shapes)
+    assert exported.difference(X, scale=5) == ""
+    for wrong in (2.5, True, torch.tensor(5)):
+        with pytest.raises(TypeError, match="argument scale is a"):
+            exported.run(X, scale=wrong)
 
 
 def test_a_tensor_that_is_passed_twice_is_two_inputs(tmp_path: Path) -> None:
@@ -360,6 +449,10 @@ def test_attention_and_a_view_of_its_result_are_checked(tmp_path: Path) -> None:
         ({"dynamic_shapes": {"input": {-2: "batch"}}}, ValueError, "no dimension -2"),
         ({"dynamic_shapes": {"input": {7: "batch"}}}, ValueError, "no dimension 7"),
         ({"check": [(torch.ones(3, 4), torch.ones(3, 4))]}, TypeError, "pairs"),
+        ({"check": None}, TypeError, "check"),
+        ({"input_names": [1]}, TypeError, "input_names"),
+        ({"output_names": [None]}, TypeError, "output_names"),
+        ({"output_names": "logits"}, TypeError, "output_names"),
         ({"model": torch.jit.trace(nn.Linear(4, 4), torch.ones(3, 4))}, TypeError, "Python"),
     ],
 )  # fmt: skip

@@ -47,7 +47,8 @@ def diagonal(x: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.V
     dim1, dim2 = dim1 % rank(x), dim2 % rank(x)
     rows, columns = size(x, dim1), size(x, dim2)
     others = [dim for dim in range(rank(x)) if dim not in (dim1, dim2)]
-    matrix = op.Transpose(x, perm=[*others, dim1, dim2])
+    order = [*others, dim1, dim2]
+    matrix = x if order == sorted(order) else op.Transpose(x, perm=order)
     flat = op.Reshape(matrix, vector([*(size(x, dim) for dim in others), product([rows, columns])]), allowzero=1)
     below, right = max(-offset, 0), max(offset, 0)
     count = op.Min(vector([affine(rows, 1, -below)]), vector([affine(columns, 1, -right)]))

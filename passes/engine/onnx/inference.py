@@ -83,9 +83,16 @@ def contradiction(value: ir.Value, dtype: ir.DataType | None, dims: Sequence[int
         return None
     claimed = dims_of(value.shape)
     both = zip(claimed, dims, strict=False)
-    if len(claimed) != len(dims) or any(one != other and None not in (one, other) for one, other in both):
+    if len(claimed) != len(dims) or any(_differ(*sizes) for sizes in both):
         return f"{_written(dims)}, and {value.name} is {_written(claimed)}"
     return None
+
+
+def _differ(one: int | str | None, other: int | str | None) -> bool:
+    """Whether two sizes differ. A guard of PyTorch may have made an expression such as ``max(0, s - 2)`` a number."""
+    if None in (one, other) or one == other:
+        return False
+    return isinstance(one, int) == isinstance(other, int) or "max(" not in f"{one} {other}".lower()
 
 
 def dims_of(shape: ir.Shape) -> list[int | str | None]:
