@@ -177,6 +177,7 @@ def split_graph(graph: fx.GraphModule, support: Support, rejected: dict[fx.Node,
     calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     while True:
         in_pytorch = _in_pytorch(calls, support, rejected)
+        in_pytorch.update(dict.fromkeys(_views_of_arguments(calls, in_pytorch), _VIEWS_ONLY))
         regions: list[Region] = []
         for nodes in _partition(calls, in_pytorch):
             if all(_is_shape_operator(node) for node in nodes):
@@ -192,6 +193,20 @@ def split_graph(graph: fx.GraphModule, support: Support, rejected: dict[fx.Node,
         if not symbolic:
             return Split(regions, in_pytorch)
         rejected = rejected | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
+
+
+def _views_of_arguments(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> set[fx.Node]:
+    """Views of the graph's arguments that only PyTorch reads: a session would copy them, the weights of a model too."""
+    views: set[fx.Node] = set()
+    for node in calls:
+        if node not in in_pytorch and is_view(node.target):
+            sources = [arg for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor)]
+            if all(arg.op in ("placeholder", "get_attr") or arg in views for arg in sources):
+                views.add(node)
+    for node in reversed(calls):
+        if node in views and not all(user in in_pytorch or user in views for user in node.users):
+            views.discard(node)
+    return views
 
 
 def whole_graph(graph: fx.GraphModule, support: Support) -> tuple[Region, dict[fx.Node, Reason]]:

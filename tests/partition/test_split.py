@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -110,3 +111,15 @@ def test_each_node_is_in_one_region_or_in_pytorch_and_all_can_run(seed: int) -> 
 
 def _boxed(run: object) -> object:
     return lambda *arguments: run(list(arguments))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_view_of_an_argument_that_only_pytorch_reads_is_not_copied_by_a_session(is_shared: bool) -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turned = weight.transpose(0, 1)
+        return (x.relu() @ turned).sin(), turned.exp() if is_shared else x.exp()
+
+    module = make_fx(function)(torch.ones(3, 3), torch.ones(3, 3))
+    nodes = {node.target: node for node in module.graph.nodes}
+    found = split_graph(module, _Chosen({nodes[aten.mm.default]}), {})
+    assert (nodes[aten.transpose.int] in found.in_pytorch) is not is_shared
