@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 
 import torch
 from torch import fx
@@ -110,7 +110,7 @@ def explained_by_rounding(
     recorded, state = recorded_values(graph, run) | (decided or {}), torch.get_rng_state()
     compared = {node.name for node, _ in positions.values()}
     execution = FxExecution(graph.module, (), state, recorded=recorded, compared=compared)
-    collections.deque(_run(graph, execution), maxlen=0)
+    collections.deque(_run(graph, execution, _needed_by(positions)), maxlen=0)
     positions = {name: item for name, item in positions.items() if item[0] in execution.eager}
     furthest: dict[str, torch.Tensor] = {}
     furthest_near_one: dict[str, torch.Tensor] = {}
@@ -120,7 +120,7 @@ def explained_by_rounding(
         for name, (node, index) in positions.items():
             named[node].append((name, index))
         with contextlib.suppress(*KERNEL_ERRORS, IndexError):  # a shape depends on a comparison with another result
-            for node in _run(graph, item):
+            for node in _run(graph, item, _needed_by(positions)):
                 for name, index in named[node]:
                     for values, found in ((item.exact, furthest), (item.near_one, furthest_near_one)):
                         if node in values:
@@ -143,13 +143,27 @@ def explained_by_rounding(
     return explained
 
 
-def _run(graph: CompiledGraph, execution: FxExecution) -> Iterator[fx.Node]:
-    """Runs a graph; yields each node while its value and its inputs are there."""
+def _needed_by(positions: Mapping[str, tuple[fx.Node, int | None]]) -> set[fx.Node]:
+    """The nodes on which some values depend, and those of the values."""
+    needed: set[fx.Node] = set()
+    waiting = [node for node, _ in positions.values()]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    return needed
+
+
+def _run(graph: CompiledGraph, execution: FxExecution, needed: Container[fx.Node] | None = None) -> Iterator[fx.Node]:
+    """Runs a graph, or only the ``needed`` nodes; yields each node while its value and its inputs are there."""
     for node in graph.module.graph.nodes:
-        if node.op != "output":
+        if node.op == "output":
+            return
+        if needed is None or node in needed:
             execution.run(node)
             yield node
-            execution.release(*node.all_input_nodes)
+        execution.release(*node.all_input_nodes)
 
 
 def _actual_values(
