@@ -179,12 +179,13 @@ def results_in_float64(
     execution = FxExecution(module, arguments, state, eager=False)
     for node in nodes:
         execution.run(node)
-        if not is_written:
+        if not is_written and node in positions:
             yield from ((i, execution.exact_of(node)) for i in positions[node])
-            execution.release(*[node] * len(positions[node]))
+            execution.release(node)
         execution.release(*node.all_input_nodes)
-    for node in nodes if is_written else ():
-        yield from ((i, execution.exact_of(node)) for i in positions[node])
+    for node in positions if is_written else ():
+        if isinstance(node, fx.Node):
+            yield from ((i, execution.exact_of(node)) for i in positions[node])
 
 
 _LINEAR = SUMS | {"add", "sub", "rsub", "mul", "neg", "cat", "where", "relu", "_to_copy"}

@@ -59,6 +59,8 @@ def test_results_in_float64_alone() -> None:
         for i, right in enumerate((-wide, None, wide.sin().exp(), wide.sin(), wide * 2)):
             if right is not None:
                 torch.testing.assert_close(found[i], right, rtol=1e-15, atol=0.0)
+    module, _ = graph_of(lambda x: (y := x.sin(), y, y.exp()))  # returned twice, and read
+    assert dict(results_in_float64(module, [X], torch.get_rng_state())).keys() == {0, 1, 2}
     module, _ = graph_of(lambda x: (x.view(-1).mul_(2), x))  # an argument's memory by another name
     given = X.double()
     results = results_in_float64(module, [given], torch.get_rng_state())
