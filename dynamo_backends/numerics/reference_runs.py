@@ -81,7 +81,7 @@ class Results:
         """Compares a value with a result: by eager's error, and if that is not enough, by those of random rounding.
 
         Some of the runs round by as much as the tolerance of a single operator: an error of that size may decide
-        whether a gradient passes through a ``relu``. Other errors than such decisions are not larger for it.
+        whether a gradient passes through a ``relu``. Their errors are scaled down, see ``_moved``.
         """
         eager, exact = self.eager.get(key), self.exact.get(key)
         result = verdict(actual, eager, exact)
@@ -325,7 +325,10 @@ class ReferenceRuns:
 
 
 def _moved(value: object, eager: object, exact: object) -> object:
-    """A result moved towards the exact one, so that the tolerance allows two times its error, not ``factor`` times."""
+    """A result moved towards the exact one, so that the tolerance allows two times its error, not ``factor`` times.
+
+    An error in proportion to the rounding then counts up to 1.6 times as much as with a unit in the last place.
+    """
     if not isinstance(value, torch.Tensor) or not isinstance(exact, torch.Tensor) or is_discrete(value):
         return value
     if not isinstance(eager, torch.Tensor) or value.shape != exact.shape:
