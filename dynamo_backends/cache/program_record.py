@@ -139,8 +139,8 @@ def _decode_executable(encoded: Any, model: bytes) -> Executable:
     inputs, outputs, settings, weights = decode(encoded, [])
     read = tuple(InputSpec(*item) for item in inputs)
     returned = tuple(
-        OutputSpec(name, dtype, is_number, order, strides, exact and ExactStrides(*exact), sizes, device)
-        for name, dtype, is_number, order, strides, exact, sizes, device in outputs
+        OutputSpec(name, dtype, is_number, order, strides, exact and ExactStrides(*exact), sizes, device, written)
+        for name, dtype, is_number, order, strides, exact, sizes, device, written in outputs
     )
     specs: list[InputSpec | OutputSpec] = [*read, *returned]
     for spec in specs:

@@ -13,9 +13,11 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from passes.engine.fx.editing import written_by
+
 from ..dumps.schema import Cost
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, RunnableRegion
-from ..numerics.reference_runs import written_by
+
 from ..partition.program import LoadedProgram
 from ..partition.regions import ORIGINAL
 from ..runtime.binding import BoundSession

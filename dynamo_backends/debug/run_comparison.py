@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from passes.engine.fx.editing import changes_memory
+from passes.engine.fx.editing import written_nodes
 
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught
@@ -55,7 +55,7 @@ class Judge:
         self.models: dict[int, list[ModelStep]] = {}
         placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._placeholders = [node.name for node in placeholders]
-        written = {arg for node in module.graph.nodes if changes_memory(node) for arg in node.all_input_nodes}
+        written = {arg for node in module.graph.nodes for arg in written_nodes(node)}
         self._written = [user_name(node) or node.name for node in placeholders if node in written]
         self._arguments = aot.keys_of_arguments(module)
         self._results = aot.keys_of_results(module)

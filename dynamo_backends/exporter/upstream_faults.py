@@ -22,6 +22,7 @@ from passes.engine.fx.editing import UNINITIALIZED, is_view
 
 from ..common.upstream_faults import Fault
 from ..errors import Kind, Reason
+from ..graphs.in_place import is_write_back
 from .decompositions import SUMS_AT_INDICES, overloads_of
 from .recurrent_layers import RECURRENT
 
@@ -40,6 +41,8 @@ def reason_not_to_translate(node: fx.Node) -> Reason | None:
         return Reason(Kind.UNINITIALIZED, "ONNX cannot represent uninitialized memory")
     if draws_random_numbers(node):
         return RANDOM
+    if is_write_back(node):
+        return Reason(Kind.SHARED_MEMORY, "it copies a new value into an argument")
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return Reason(Kind.NOT_IN_ONNX, "it changes an argument in place")
     for tensor in tensors:

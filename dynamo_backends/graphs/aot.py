@@ -50,12 +50,14 @@ from torch._guards import CompileContext, TracingContext
 from torch.compiler import _compile_session_context
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.checkpoint import CheckpointPolicy
+
+from passes.engine.fx.editing import is_input, owner
 
 from ..errors import first_line
 from .artifacts import Runner
 from .example_values import synthetic
 from .fake_tensors import correct_statistics
+from .in_place import write_backs
 from .locations import Frame, UserName, function_name, is_user_file, prepend_call, set_user_name, short_file, user_name
 
 _GRAPH_NAME = re.compile(r"(?:^|__)(?P<id>\d+)_(?P<direction>forward|backward|inference|joint)")
@@ -576,7 +578,6 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
     from torch._functorch.partitioners import min_cut_rematerialization_partition  # see ``plain_partition``
 
     correct_statistics(joint)
-    _save_copies_of_changed_arguments(joint)
     with functorch_config.patch(recompute_views=True, cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
@@ -605,26 +606,27 @@ def is_saving() -> bool:
     return bool(functorch_config.bundled_autograd_cache) or is_precompiling()
 
 
-def _save_copies_of_changed_arguments(joint: fx.GraphModule) -> None:
-    """Saves a copy for the backward of each argument that the function changes in place.
+def save_copies_of_changed_arguments(forward: fx.GraphModule) -> None:
+    """Makes a forward graph save a copy of each argument that the function changes in place; changes the graph.
 
-    AOTAutograd writes the new value into the argument after the forward. The min-cut partitioner of PyTorch 2.13
-    ignores that and saves the argument itself; autograd then raises that a saved tensor was modified.
+    The new value is written into the argument at the end of the forward, or after it. The min-cut partitioner of
+    PyTorch 2.13 ignores that and saves the argument itself, or a view of it. The backward then reads the new value, and
+    gradients are silently wrong, also with Inductor; or autograd raises that a saved tensor was modified.
     """
-    descriptors = joint.graph.output_node().meta.get("desc") or []
-    changed = [item.mutated_input for item in descriptors if isinstance(item, InputMutationAOTOutput)]
-    for node in joint.graph.find_nodes(op="placeholder") if changed else []:
-        if node.meta.get("desc") not in changed or not node.users:
-            continue
-        users = list(node.users)
-        with joint.graph.inserting_after(node):
-            copy = joint.graph.call_function(torch.ops.aten.clone.default, (node,))
-        copy.meta["val"] = node.meta["val"]
-        copy.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        for user in users:
-            user.replace_input_with(node, copy)
-    if changed:
-        joint.recompile()
+    output = forward.graph.output_node()
+    descriptors = output.meta.get("desc") or []
+    later = [item.mutated_input for item in descriptors if isinstance(item, InputMutationAOTOutput)]
+    changed = {node for node in forward.graph.find_nodes(op="placeholder") if node.meta.get("desc") in later}
+    changed |= {argument for argument, _, _ in write_backs(forward)}
+    saved = [node for node in output.all_input_nodes if owner(node) in changed]
+    for node in saved:
+        after = next(item for item in forward.graph.nodes if item.op != "placeholder") if is_input(node) else node.next
+        with forward.graph.inserting_before(after):
+            copy = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = dict(node.meta)
+        output.replace_input_with(node, copy)
+    if saved:
+        forward.recompile()
 
 
 def boxed(runner: Runner) -> Runner:

@@ -23,6 +23,7 @@ from ..common import operator_watchers
 from ..common.safety_net import caught
 from ..errors import Reason, SessionError, WrongResultError, first_line
 from ..events import count, is_candidate_run
+from .in_place import is_write_back
 from .layout import Layout
 
 if TYPE_CHECKING:  # the exporter imports this module, and must not import the runtime
@@ -94,8 +95,9 @@ def operator_name(node: fx.Node) -> str:
 
 
 def is_operator(call: fx.Node) -> bool:
-    """Whether a call is not just ``getitem``, which selects one of several results."""
-    return call.target is not operator.getitem
+    """Whether a call is an operator of the model: not ``getitem``, which selects one of several results, and not what
+    AOTAutograd adds to copy a new value into an argument."""
+    return call.target is not operator.getitem and not is_write_back(call)
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ from torch import fx
 from ..common.call_statistics import reporting
 from ..events import FallbackCount, GraphSummary, count
 from .artifacts import GraphName, Runner, is_operator, without_graph
+from .in_place import mark_partial_writes, write_in_place
 
 aten = torch.ops.aten
 
@@ -36,6 +37,9 @@ def boxed_code(module: fx.GraphModule, name: GraphName | None, failure: str = ""
 
     ``failure`` is the reason if the graph should run on ONNX Runtime.
     """
+    for partial in mark_partial_writes(module):
+        for write in partial.writes:
+            write_in_place(write)
     for node in module.graph.nodes:
         if node.op == "call_function" and not node.kwargs:
             node.target = _FASTER_FUNCTIONS.get(node.target, node.target)

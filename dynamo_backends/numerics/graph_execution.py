@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.engine.fx.editing import changes_memory, is_view
+from passes.engine.fx.editing import is_view, written_nodes
 
 from .exact import (
     KERNEL_ERRORS,
@@ -154,7 +154,7 @@ class FxExecution:
 
 def _copied(module: fx.GraphModule) -> set[fx.Node]:
     """The nodes into whose values a node writes; all, if one of these may be a view of an argument."""
-    written = {arg for node in module.graph.nodes if changes_memory(node) for arg in node.all_input_nodes}
+    written = {arg for node in module.graph.nodes for arg in written_nodes(node)}
     return written if all(node.op == "placeholder" for node in written) else set(module.graph.nodes)
 
 

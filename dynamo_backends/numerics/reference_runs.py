@@ -25,7 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from passes.engine.fx.editing import is_view
+from passes.engine.fx.editing import is_view, written_by
 
 from ..graphs.operators import is_collective
 from .exact import BIT_CASTS, KERNEL_ERRORS, WIDER, call_wide, floats, is_decision, keep_discrete, widened, wider_dtype
@@ -466,18 +466,6 @@ class _Stored:
 
     result: Any
     written: Mapping[str, Any]
-
-
-def written_by(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that an operator writes, by name."""
-    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
-        return {}
-    given = {item.name: value for item, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
-    return {
-        item.name: given[item.name]
-        for item in func._schema.arguments
-        if item.alias_info is not None and item.alias_info.is_write and item.name in given
-    }
 
 
 def _cloned(values: object) -> Any:

@@ -17,6 +17,7 @@ from passes.engine.results import PassResult
 from ..graphs import aot
 from ..graphs.aliases import read_memory_of_owners, separate_returned_views
 from ..graphs.artifacts import CompiledGraph, GraphName
+from ..graphs.in_place import mark_partial_writes
 from ..numerics.exact import attribute
 from ..options import Options
 from ..partition.pass_verification import Evaluation, GraphChecker, can_be_verified
@@ -93,7 +94,8 @@ class Compiler:
         is_verified = checker is not None and can_be_verified(module)
         evaluation = Evaluation(module, arguments, exact=True) if is_verified else None  # type: ignore[arg-type]
         is_undone = any(result.undone for result in (*joint, *passes))
-        graph = PostGradGraph(name, module, passes, evaluation, weights, is_undone=is_undone)
+        writes = mark_partial_writes(module)
+        graph = PostGradGraph(name, module, passes, evaluation, weights, writes, is_undone=is_undone)
         return self._lowering.compile(graph)
 
 

@@ -35,9 +35,12 @@ from ..exporter.registration import described, registered_converter
 from ..exporter.results import sizes_of
 from ..exporter.translate import fold_constants, translate
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, region_name
+from ..graphs.in_place import PartialWrite
+from ..graphs.layout import memory_extent
 from ..graphs.locations import where
 from ..options import Options
 from ..partition.coverage import CoverageCounts
+from ..partition.in_place_results import in_place_results
 from ..partition.pass_verification import Evaluation, ModelChecker
 from ..partition.program import Program, ProviderCheck, RegionCode, RegionProgram
 from ..partition.regions import Support, assemble, attributes_of, depth_first, producer_of, region_graph, split_graph
@@ -59,6 +62,9 @@ logger = logging.getLogger(__name__)
 _MAXIMUM_SPLITS = 8
 """How often a graph is split without the rejected nodes. After that, rejected regions run in PyTorch as a whole."""
 
+_WORTH_A_CALL = 2**20
+"""Bytes of an argument that are worth another call of a session if they are not copied twice: 0.1 to 0.2 ms."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PostGradGraph:
@@ -69,6 +75,7 @@ class PostGradGraph:
         passes: the results of these passes.
         evaluation: its values on real arguments, if the passes of ``onnx`` are checked.
         weights: the arguments that may be constants, by placeholder.
+        writes: those that may be in place.
         is_undone: whether a pass so far was undone.
         seconds: of each following stage; filled by ``timed``.
     """
@@ -78,6 +85,7 @@ class PostGradGraph:
     passes: list[PassResult]
     evaluation: Evaluation | None
     weights: Mapping[fx.Node, Weight]
+    writes: Sequence[PartialWrite]
     is_undone: bool = False
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -165,6 +173,8 @@ class OnnxLowering(Lowering):
                     if attempt >= _MAXIMUM_SPLITS:
                         nodes = dict.fromkeys(region.nodes, next(iter(nodes.values())))
                     rejected.update(nodes)
+            if attempt < _MAXIMUM_SPLITS:
+                rejected.update(_copied_writes(graph, compiled))
             if len(rejected) == before:
                 self.observer.stage("regions", graph.name, split)
                 for compiled_region in compiled:
@@ -190,7 +200,7 @@ class OnnxLowering(Lowering):
         nodes = region.nodes if graph.name.direction == "inference" else depth_first(region)
         with graph.timed("export"):
             model = model_of(region, graph.weights, opset=self.options.opset, name=model_name, nodes=nodes)
-        inputs, outputs = _input_specs(region, model), output_specs(region, model)
+        inputs, outputs = _input_specs(region, model), list(output_specs(region, model))
         settings = SessionSettings(
             self.options.providers,
             self.options.threads,
@@ -206,8 +216,11 @@ class OnnxLowering(Lowering):
         with graph.timed("onnx_passes"):
             passes = self.passes.run("onnx", graph.name, optimized, region.index, checker)
         constants = constants_of(region, optimized, graph.weights)
+        if only_cpu(self.options.providers):
+            for i, argument in in_place_results(region, optimized, graph.writes).items():
+                outputs[i] = dataclasses.replace(outputs[i], written=argument)
         content = serialized(optimized, without=[inputs[i].name for i in constants])
-        executable = Executable(content, inputs, outputs, settings, tuple(constants))
+        executable = Executable(content, inputs, tuple(outputs), settings, tuple(constants))
         with graph.timed("session"):
             program, session = self._create_session(graph.name, region, optimized, executable, constants)
         products: Sequence[ProductKernel] = ()
@@ -276,6 +289,29 @@ def _experts_in_pytorch(graph: PostGradGraph) -> dict[fx.Node, Reason]:
     calls = [node for node in graph.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     products = [node for node in calls if node.target.name() == GROUPED_PRODUCT]
     return {node: reason for node in products if not is_of_a_weight(node.args[1], graph.weights)}
+
+
+def _copied_writes(graph: PostGradGraph, compiled: Sequence[CompiledRegion]) -> dict[fx.Node, Reason]:
+    """The writes into parts of large arguments for which a session would copy the rest, with the reason."""
+    reason = Reason(Kind.FASTER_IN_PYTORCH, "it writes into a part of an argument, of which a session would copy all")
+    results = {
+        item.node: spec
+        for region in compiled
+        for item, spec in zip(region.region.outputs, region.executable.outputs, strict=True)
+    }
+    on_onnx = {node for region in compiled for node in region.region.nodes}
+    copied: dict[fx.Node, Reason] = {}
+    for write in graph.writes:
+        is_in_place = write.writes[-1] in results and results[write.writes[-1]].written is not None
+        if not is_in_place and _size(write.argument) >= _WORTH_A_CALL and not on_onnx.isdisjoint(write.writes):
+            copied.update(dict.fromkeys(write.writes, reason))
+    return copied
+
+
+def _size(argument: fx.Node) -> int:
+    """The bytes of a tensor's memory; symbolic sizes count as their hints."""
+    value = argument.meta["val"]
+    return int(memory_extent(value) * value.itemsize)
 
 
 def _warn_of_unused_converters(split: Split) -> None:

@@ -168,7 +168,12 @@ class Pipeline:
                 aot.name_values(aten, names)
                 return compile_training(name, aten)
 
-            return lambda aten, inputs: self.runners.or_in_pytorch(name, aten, compile_it)
+            def compiler(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+                if direction == "forward":
+                    aot.save_copies_of_changed_arguments(aten)
+                return self.runners.or_in_pytorch(name, aten, compile_it)
+
+            return compiler
 
         def compile_inference(aten: fx.GraphModule) -> Runner:
             aot.name_values(aten, names)
@@ -195,6 +200,7 @@ class Pipeline:
             bw_compiler=compile_direction("backward"),
             partition_fn=aot.min_cut_partition if is_plain else self.partitioner(graph, arguments, names),
             decompositions=self.runners.decompositions() if placement is None else {},
+            keep_inference_input_mutations=True,
         )
 
     @contextlib.contextmanager
@@ -227,6 +233,7 @@ class Pipeline:
             UnsupportedOperatorError: see ``compile_dynamo_graph``.
             AheadOfTimeError: for ``torch.compile(...).aot_compile(...)``, which needs the backend ``onnxrt``.
         """
+        aot.save_copies_of_changed_arguments(module)
         return self.runners.or_in_pytorch(None, module, self._compile_for_aot_autograd)
 
     def _compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:

@@ -36,6 +36,7 @@ from .ort_internals import CALLS, Value
 from .session import Session
 from .tensors import (
     bool_to_ort,
+    is_dense_memory,
     memory_from_ort,
     memory_to_ort,
     number_to_ort,
@@ -101,6 +102,8 @@ class OutputSpec:
             ``None``. They address nothing, but kernels and memory formats are chosen by them.
         sizes: eager's shape; ``None`` if any shape is right.
         device: eager's device; the CPU for a number.
+        written: the position of the argument in whose memory it is computed, if that is dense; the model reads the
+            argument only where it computes the result, by a kernel that may work in place.
     """
 
     name: str
@@ -111,6 +114,7 @@ class OutputSpec:
     exact: ExactStrides | None = None
     sizes: tuple[Size, ...] | None = None
     device: torch.device = torch.device("cpu")
+    written: int | None = None
 
     @functools.cached_property
     def inverse(self) -> tuple[int, ...]:
@@ -159,6 +163,7 @@ class BoundSession:
         self._devices = [ort_device(spec.device) for spec in outputs]
         devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
         self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+        self._written = [(i, spec.written) for i, spec in enumerate(outputs) if spec.written is not None]
         self._run_options = onnxruntime.RunOptions()
         self._sizes = SymbolicSizes([spec.sizes for spec in inputs])
         self.judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
@@ -212,6 +217,10 @@ class BoundSession:
             raise WrongResultError(judgement.result, judgement.what)
         expected = self._expected if judgement is None else judgement
         memories = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in expected]
+        for i, written in self._written if memories else ():
+            memory = self.inputs[written].in_memory_order(args[written])  # type: ignore[arg-type]
+            if is_dense_memory(memory):
+                memories[i] = memory
         try:
             feeds = {name: convert(args[i]) for name, i, convert in self._converters}
             fetches = [memory_to_ort(memory, o.dtype) for memory, o in zip(memories, self.outputs, strict=False)]

@@ -40,6 +40,11 @@ def on_same_memory(tensor: torch.Tensor) -> torch.Tensor:
     return same
 
 
+def is_dense_memory(value: torch.Tensor) -> bool:
+    """Whether a tensor is passed as it is: ``to_ort`` makes no copy of it."""
+    return value.is_contiguous() and not value.is_neg() and not value._is_zerotensor()
+
+
 def to_ort(value: torch.Tensor) -> Value:
     """A value on a tensor's memory, or on that of a contiguous copy; it keeps the tensor alive."""
     return bool_to_ort(value) if value.dtype is torch.bool else plain_to_ort(value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from passes.engine.fx.editing import changes_memory
+from passes.engine.fx.editing import written_nodes
 
 from ..graphs.aot import StaticInput
 from ..runtime.constants import computed_from
@@ -39,13 +39,14 @@ def weights_of(
         arguments: all arguments of a call, for those whose value is not in ``static``.
     """
     placeholders = list(module.graph.find_nodes(op="placeholder"))
+    written = {argument for node in module.graph.nodes for argument in written_nodes(node)}
     weights = {}
     for i, item in static.items():
         value = item.value if item.value is not None or arguments is None else arguments[i]
         if not isinstance(value, torch.Tensor) or not can_be_watched(value):
             continue
         has_fixed_shape = not any(isinstance(size, torch.SymInt) for size in placeholders[i].meta["val"].shape)
-        if has_fixed_shape and not any(map(changes_memory, placeholders[i].users)):
+        if has_fixed_shape and placeholders[i] not in written:
             weights[placeholders[i]] = Weight(item.name, value, _is_statistic(placeholders[i]))
     return weights
 

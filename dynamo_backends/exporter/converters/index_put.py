@@ -1,4 +1,9 @@
-"""``index_put``: writes values at indices."""
+"""Writes into a part of a tensor: ``index_put``, ``slice_scatter``, ``select_scatter``, ``index_add``.
+
+A write at positions of one dimension becomes one ``ScatterND`` or ``ScatterElements`` on the tensor itself, so that a
+session can do it in the tensor's memory (``partition.in_place_results``). Torchlib's converters transpose the tensor
+twice, and copy it: 229 instead of 75 us for a cache of 8 heads and 1,024 keys of 64 numbers (AMD EPYC, one thread).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from onnxscript.onnx_opset import opset18 as op
 
 from . import shapes
 from .registry import NotTranslatable, converter
+from .shapes import Size
 
 aten = torch.ops.aten
 
@@ -22,24 +28,101 @@ def index_put(
 ) -> object:
     """``input`` with ``values`` at ``indices``; see ``torch.Tensor.index_put``.
 
-    A vector of indices into an inner dimension, as in ``cache[:, :, positions] = keys``, becomes a ``ScatterND`` whose
-    indices cover all dimensions up to that one. All other cases are left to torchlib, which transposes ``input`` twice:
-    229 instead of 75 us for a cache of 8 heads and 1,024 keys of 64 numbers (AMD EPYC, one thread).
+    One vector of indices into an inner dimension, as in ``cache[:, :, positions] = keys``, is a write at positions. All
+    other cases are left to torchlib.
     """
-    written = None if accumulate else _written_sizes(input, indices)
-    if written is None:
-        from onnxscript.function_libs.torch_lib.ops import core  # lazily: its import is slow
-
-        return core.aten_index_put(input, indices, values, accumulate)
-    dim = len(written) - 1
-    index = indices[dim]
-    assert index is not None
-    target = [*written, *shapes.sizes(input)[dim + 1 :]]
-    if shapes.sizes(values) != target:
+    dims = [i for i, index in enumerate(indices) if index is not None]
+    index = indices[dims[0]] if len(dims) == 1 else None
+    is_mask = index is not None and index.dtype not in (ir.DataType.INT64, ir.DataType.INT32)
+    if accumulate or index is None or is_mask or dims == [0] or shapes.rank(index) != 1:
+        return _by_torchlib(input, indices, values, accumulate)
+    target = [*shapes.sizes(input)[: dims[0]], shapes.size(index, 0), *shapes.sizes(input)[dims[0] + 1 :]]
+    if values.shape is None or list(values.shape) != target:
         values = op.Expand(values, shapes.vector(target))
-    column = op.Expand(op.Unsqueeze(shapes.cast(index, ir.DataType.INT64), [-1]), shapes.vector([*written, 1]))
-    outer = np.ascontiguousarray(np.moveaxis(np.indices(written, np.int64)[:-1], 0, -1))
-    return op.ScatterND(input, op.Concat(op.Constant(value=ir.tensor(outer)), column, axis=-1), values)
+    return _written(input, dims[0], shapes.cast(index, ir.DataType.INT64), values, target)
+
+
+def _by_torchlib(
+    input: ir.Value, indices: Sequence[ir.Value | None], values: ir.Value, accumulate: bool
+) -> object:
+    from onnxscript.function_libs.torch_lib.ops import core  # lazily: its import is slow
+
+    return core.aten_index_put(input, indices, values, accumulate)
+
+
+@converter(aten.slice_scatter.default)
+def slice_scatter(
+    input: ir.Value,
+    src: ir.Value,
+    dim: int = 0,
+    start: int | ir.Value | None = None,
+    end: int | ir.Value | None = None,
+    step: int | ir.Value = 1,
+) -> ir.Value:
+    """``input`` with ``src`` in ``input[start:end:step]`` of a dimension; ``src`` has the size that ``end`` implies."""
+    dim = dim % shapes.rank(input)
+    size, written = shapes.size(input, dim), shapes.size(src, dim)
+    first = shapes.as_size(0 if start is None else start)
+    if isinstance(first, int) and isinstance(size, int):
+        first = slice(first, None).indices(size)[0]
+    elif not isinstance(first, int) or first < 0:
+        from_end = op.Add(_as_vector(first), _as_vector(size))
+        first = op.Where(op.Less(_as_vector(first), [0]), from_end, _as_vector(first))
+        first = op.Max(op.Min(first, _as_vector(size)), [0])
+    if isinstance(first, int) and isinstance(written, int) and isinstance(step, int):
+        positions = shapes.vector(list(range(first, first + written * step, step)))
+    else:
+        numbers = op.Range(0, op.Squeeze(_as_vector(written)), 1)
+        positions = op.Add(op.Mul(numbers, _as_vector(shapes.as_size(step))), _as_vector(first))
+    return _written(input, dim, positions, src, shapes.sizes(src))
+
+
+@converter(aten.select_scatter.default)
+def select_scatter(input: ir.Value, src: ir.Value, dim: int, index: int | ir.Value) -> ir.Value:
+    """``input`` with ``src`` at an index of a dimension, which ``src`` lacks."""
+    dim = dim % shapes.rank(input)
+    values = op.Unsqueeze(src, [dim])
+    target = shapes.sizes(src)
+    target.insert(dim, 1)
+    return _written(input, dim, _as_vector(shapes.as_size(index)), values, target)
+
+
+def _as_vector(size: Size) -> ir.Value:
+    return shapes.vector([size])
+
+
+def _written(input: ir.Value, dim: int, positions: ir.Value, values: ir.Value, target: Sequence[Size]) -> ir.Value:
+    """``input`` with ``values`` at positions of a dimension.
+
+    ``ScatterND`` takes ``dim + 1`` indices for each block of the inner dimensions, ``ScatterElements`` one for each
+    number; the one with fewer indices is used.
+
+    Args:
+        input: the tensor.
+        dim: the dimension.
+        positions: int64, of shape [n]; negative ones count from the end.
+        values: what is written.
+        target: the sizes of ``values``: those of ``input``, with n for ``dim``.
+    """
+    inner = math.prod(item for item in target[dim + 1 :] if isinstance(item, int))
+    if inner <= dim + 1:
+        others = [i for i in range(len(target)) if i != dim]
+        index = op.Unsqueeze(positions, others) if others else positions
+        return op.ScatterElements(input, op.Expand(index, shapes.vector(target)), values, axis=dim)
+    written = list(target[: dim + 1])
+    columns = [op.Unsqueeze(item, [-1]) for item in [*map(_numbers, written[:-1]), positions]]
+    for i, column in enumerate(columns):  # index i varies along dimension i
+        after, before = len(written) - 1 - i, i
+        axes = [*range(before), *range(before + 1, before + 1 + after)]
+        columns[i] = op.Expand(op.Unsqueeze(column, axes) if axes else column, shapes.vector([*written, 1]))
+    return op.ScatterND(input, op.Concat(*columns, axis=-1) if dim else columns[0], values)
+
+
+def _numbers(size: Size) -> ir.Value:
+    """The numbers from 0 to a size, which is excluded."""
+    if isinstance(size, int):
+        return shapes.vector(list(range(size)))
+    return op.Range(0, op.Squeeze(size), 1)
 
 
 @converter(aten.index_add.default)
@@ -55,20 +138,3 @@ def index_add(input: ir.Value, dim: int, index: ir.Value, source: ir.Value, alph
     if alpha != 1:
         source = op.Mul(source, shapes.constant(alpha, dtype))
     return shapes.cast(op.ScatterElements(input, index, source, axis=dim, reduction="add"), returned)
-
-
-def _written_sizes(input: ir.Value, indices: Sequence[ir.Value | None]) -> list[int] | None:
-    """The sizes of the written part of ``input``, up to the indexed dimension.
-
-    ``None`` unless one vector indexes an inner dimension, the sizes are static, and ``ScatterND`` needs fewer indices
-    than ``input`` has elements.
-    """
-    dims = [i for i, index in enumerate(indices) if index is not None]
-    index = indices[dims[0]] if len(dims) == 1 else None
-    is_mask = index is not None and index.dtype not in (ir.DataType.INT64, ir.DataType.INT32)
-    if index is None or is_mask or dims == [0] or shapes.rank(index) != 1:
-        return None
-    written = [*shapes.sizes(input)[: dims[0]], shapes.size(index, 0)]
-    static = [size for size in written if isinstance(size, int)]
-    elements = math.prod(size for size in shapes.sizes(input) if isinstance(size, int))
-    return static if len(static) == len(written) and math.prod(static) * len(static) < elements else None

@@ -353,6 +353,24 @@ def changes_memory(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+def written_by(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that its operator writes to, by name; nodes or values."""
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return {}
+    given = {item.name: value for item, value in zip(target._schema.arguments, args, strict=False)} | dict(kwargs)
+    return {
+        item.name: given[item.name]
+        for item in target._schema.arguments
+        if item.alias_info is not None and item.alias_info.is_write and item.name in given
+    }
+
+
+def written_nodes(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose memory a node's operator writes to."""
+    written = _pytree.tree_leaves(written_by(node.target, node.args, node.kwargs))
+    return [item for item in written if isinstance(item, fx.Node)]
+
+
 def is_functional(node: fx.Node) -> bool:
     """Whether a node's operator, of any package, neither draws random numbers nor writes to an argument."""
     if is_python_function(node.target):
