@@ -60,7 +60,8 @@ class JointGraphs(StageGraphs):
     def start(self, stage: str, graph: object) -> None:
         super().start(stage, graph)
         assert isinstance(graph, fx.GraphModule)
-        self.arguments, self.results = aot.keys_of_arguments(graph), aot.keys_of_results(graph)
+        self.arguments = aot.keys_of_arguments(graph)
+        self.results = [*aot.keys_of_results(graph), *aot.keys_of_writes(graph).values()]
 
     def end(self, stage: str, graph: fx.GraphModule) -> None:
         if not self.steps:  # no pass is on

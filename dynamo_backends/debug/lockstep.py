@@ -133,9 +133,12 @@ class Lockstep:
         """For each node but the output, in execution order, a row for each tensor, and for a wrong symbolic integer."""
         for node in self._graph.module.graph.nodes:
             if node.op == "output":
+                module = self._graph.module
+                results = zip(aot.keys_of_results(module), flat(node.args[0]), strict=True)
+                written = ((key, new) for new, key in aot.keys_of_writes(module).items())
                 self.exact = {
                     key: self._execution.exact_of(leaf) if isinstance(leaf, fx.Node) else leaf
-                    for key, leaf in zip(aot.keys_of_results(self._graph.module), flat(node.args[0]), strict=True)
+                    for key, leaf in (*results, *written)
                     if key not in (None, "saved") and not (isinstance(key, tuple) and key[0] == "gradient")
                 }
                 return
@@ -144,7 +147,7 @@ class Lockstep:
             if region is not None:
                 self._expose(region, node)
             self._runtime[node] = self._runtime_value(node)
-            yield self._rows_of(node) if node.target is not operator.getitem else []
+            yield self._rows_of(node) if is_operator(node) else []
             for dead in self._execution.release(*node.all_input_nodes):
                 self._runtime.pop(dead, None)
                 self._missing.pop(dead, None)

@@ -116,7 +116,10 @@ class _RecordingInterpreter(Interpreter):
         return value
 
     def _run_region(self, region: RunnableRegion, args: Sequence[object]) -> Sequence[object]:
-        recorded, failures, start = self.recorded, region.failures, time.perf_counter()
+        recorded, failures = self.recorded, region.failures
+        with recorded.recording():
+            self._copy_values_in([args[i] for i in region.session.bound.written])
+        start = time.perf_counter()
         results, bound = region.run_to_compare(args)
         recorded.cost.region_milliseconds[region.index] = (time.perf_counter() - start) * 1e3
         if region.failures > failures:
@@ -130,8 +133,13 @@ class _RecordingInterpreter(Interpreter):
     def _copy_overwritten_values(self, node: fx.Node) -> None:
         """Copies the recorded values whose memory a node is about to write."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        leaves = pytree.tree_leaves(written_by(node.target, args, kwargs))
-        addresses = {_address(leaf) for leaf in leaves} - {None}
+        self._copy_values_in(pytree.tree_leaves(written_by(node.target, args, kwargs)))
+
+    def _copy_values_in(self, memories: Sequence[object]) -> None:
+        """Copies the recorded values that share memory with tensors."""
+        addresses = {_address(memory) for memory in memories} - {None}
+        if not addresses:
+            return
 
         def copy(value: object) -> object:
             return value.detach().clone() if isinstance(value, torch.Tensor) and _address(value) in addresses else value

@@ -24,6 +24,7 @@ from passes.engine.results import PassResult
 
 from ..dumps.blame import Cause, CauseKind
 from ..errors import first_line
+from ..graphs.in_place import write_backs
 from ..graphs.locations import place_of, user_name, where
 from ..graphs.operators import is_collective
 from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS
@@ -59,16 +60,16 @@ class StageGraphs:
 
     def start(self, stage: str, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
-        self.steps = [Step(Cause(CauseKind.STAGE, stage), copy_of(graph))]
+        self.steps = [Step(Cause(CauseKind.STAGE, stage), functional(graph))]
 
     def fired(self, result: PassResult, graph: object) -> None:
         assert isinstance(graph, fx.GraphModule)
         if not result.undone:
-            self.steps.append(Step(Cause(CauseKind.PASS, result.name), copy_of(graph), True, result.matches))
+            self.steps.append(Step(Cause(CauseKind.PASS, result.name), functional(graph), True, result.matches))
 
     def end(self, stage: str, graph: fx.GraphModule) -> None:
         """The stage ends with ``graph``."""
-        self.steps.append(Step(Cause(CauseKind.STAGE, stage), copy_of(graph)))
+        self.steps.append(Step(Cause(CauseKind.STAGE, stage), functional(graph)))
 
     def drop(self) -> None:
         """Frees the graphs; no further run is compared."""
@@ -382,4 +383,16 @@ def copy_of(module: fx.GraphModule, kind: type[fx.GraphModule] = _GraphWithoutCo
         part = getattr(copied, str(node.target), None)
         if isinstance(part, fx.GraphModule):
             setattr(copied, str(node.target), copy_of(part, fx.GraphModule))  # the operator calls it
+    return copied
+
+
+def functional(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph, see ``copy_of``, in which values that AOTAutograd copies into arguments are the last results."""
+    copied = copy_of(module)
+    pairs = [(new, copy) for _, new, copy in write_backs(copied)]
+    output = copied.graph.output_node()
+    for _, copy in pairs:
+        copied.graph.erase_node(copy)
+    if pairs:
+        output.args = ([*flat(output.args[0]), *(new for new, _ in pairs)],)
     return copied

@@ -51,7 +51,7 @@ from torch.compiler import _compile_session_context
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.engine.fx.editing import is_input, owner
+from passes.engine.fx.editing import call, is_input, owner
 
 from ..errors import first_line
 from .artifacts import Runner
@@ -542,6 +542,15 @@ def _key_of_result(descriptor: object) -> object:
     return "saved" if isinstance(descriptor, SavedForBackwardsAOTOutput) else None
 
 
+def keys_of_writes(module: fx.GraphModule) -> dict[fx.Node, object]:
+    """The new values that an AOTAutograd graph copies into its arguments, each with its key as in ``keys_of_results``."""
+    keys = {}
+    for argument, new, _ in write_backs(module):
+        descriptor = argument.meta.get("desc")
+        keys[new] = ("input", _position(descriptor)) if isinstance(descriptor, PlainAOTInput) else None
+    return keys
+
+
 def keys_of_arguments(module: fx.GraphModule) -> list[object]:
     """The key of each placeholder of an AOTAutograd graph.
 
@@ -621,10 +630,7 @@ def save_copies_of_changed_arguments(forward: fx.GraphModule) -> None:
     saved = [node for node in output.all_input_nodes if owner(node) in changed]
     for node in saved:
         after = next(item for item in forward.graph.nodes if item.op != "placeholder") if is_input(node) else node.next
-        with forward.graph.inserting_before(after):
-            copy = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
-        copy.meta = dict(node.meta)
-        output.replace_input_with(node, copy)
+        output.replace_input_with(node, call(after, torch.ops.aten.clone.default, (node,)))
     if saved:
         forward.recompile()
 

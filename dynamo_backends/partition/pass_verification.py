@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import SessionError
 from ..events import count
 from ..graphs.example_values import synthetic
+from ..graphs.in_place import write_backs
 from ..graphs.locations import changed_nodes, place_of
 from ..graphs.operators import is_collective
 from ..numerics.exact import is_floating, widen
@@ -207,7 +208,8 @@ def _located(changed: tuple[fx.Node, fx.Node], difference: str) -> str:
 
 
 def _results(module: fx.GraphModule) -> list[object]:
-    return pytree.tree_leaves(module.graph.output_node().args[0])
+    """The results of a graph, and the new values of its arguments."""
+    return [*pytree.tree_leaves(module.graph.output_node().args[0]), *(new for _, new, _ in write_backs(module))]
 
 
 def _copy(value: object) -> object:

@@ -259,7 +259,8 @@ class TunedGraph:
 
     def _timed(self, engine: str, args: list[object]) -> object:
         runner, elements, device = self._runners[engine], 1, None
-        kept = list(args) if engine != self._reference and not self._written else []
+        kept = list(args) if engine != self._reference else []
+        before = {i: args[i].clone() for i in self._written} if kept else {}  # type: ignore[attr-defined]
         with net(f"the timing of {self._name}", "The graph runs"):
             elements = sum(args[i].numel() for i in self._symbolic)  # type: ignore[attr-defined]
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -274,6 +275,8 @@ class TunedGraph:
                 raise
             if state is not None:
                 torch.set_rng_state(state)
+            for i, value in before.items():
+                kept[i].copy_(value)  # type: ignore[attr-defined]
             result = self._runners[self._reference](list(kept))  # its exceptions are the caller's
             with net(f"autotuning of {self._name}", "PyTorch runs the graph"):
                 self._reject(engine, f"failed in the {self._name.direction}", error)

@@ -9,10 +9,9 @@ from torch import fx
 
 from passes.engine.fx.editing import changes_memory
 
+from ..graphs.in_place import is_write_back
 from ..graphs.operators import is_collective
 from ..numerics.randomness import is_random
-
-_COPY = torch.ops.aten.copy_.default
 
 _KNOWN_LIBRARIES = frozenset({"aten", "prims", "dynamo_backends"})
 """Libraries whose operators declare their side effects."""
@@ -47,7 +46,7 @@ def written_arguments(module: fx.GraphModule) -> list[int] | None:
     placeholders = {node: i for i, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     written = []
     for node in filter(changes_memory, module.graph.nodes):
-        if node.args[0] not in placeholders or node.target is not _COPY:
+        if not is_write_back(node):
             return None
         written.append(placeholders[node.args[0]])
     return written
@@ -63,7 +62,7 @@ def may_run_twice(module: fx.GraphModule) -> bool:
             return False
         if is_collective(node.target) or (_may_draw(node) and not _is_on_cpu(node)):
             return False
-        if not isinstance(node.target, torch._ops.OpOverload) or node.target is _COPY:
+        if not isinstance(node.target, torch._ops.OpOverload) or is_write_back(node):
             continue
         if node.target.namespace not in _KNOWN_LIBRARIES or node.is_impure(impure_random=False):
             return False

@@ -185,6 +185,11 @@ class BoundSession:
         return {}
 
     @property
+    def written(self) -> list[int]:
+        """The positions of the arguments in whose memory results are computed."""
+        return [argument for _, argument in self._written]
+
+    @property
     def threads(self) -> int:
         """Number of threads of the next call."""
         return self.session.settings.current_threads

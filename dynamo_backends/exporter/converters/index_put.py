@@ -42,9 +42,7 @@ def index_put(
     return _written(input, dims[0], shapes.cast(index, ir.DataType.INT64), values, target)
 
 
-def _by_torchlib(
-    input: ir.Value, indices: Sequence[ir.Value | None], values: ir.Value, accumulate: bool
-) -> object:
+def _by_torchlib(input: ir.Value, indices: Sequence[ir.Value | None], values: ir.Value, accumulate: bool) -> object:
     from onnxscript.function_libs.torch_lib.ops import core  # lazily: its import is slow
 
     return core.aten_index_put(input, indices, values, accumulate)
