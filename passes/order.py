@@ -10,6 +10,7 @@ ORDER = (
     "pre_grad.activations",
     "joint.remove_noops",
     "joint.common_subexpressions",
+    "post_grad.direct_writes",
     "post_grad.bfloat16_in_float32",
     "onnx.lift_constants",
     "onnx.quantized_products",

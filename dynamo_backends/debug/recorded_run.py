@@ -17,7 +17,6 @@ from passes.engine.fx.editing import written_by
 
 from ..dumps.schema import Cost
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, RunnableRegion
-
 from ..partition.program import LoadedProgram
 from ..partition.regions import ORIGINAL
 from ..runtime.binding import BoundSession

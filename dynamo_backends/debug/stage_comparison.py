@@ -387,7 +387,7 @@ def copy_of(module: fx.GraphModule, kind: type[fx.GraphModule] = _GraphWithoutCo
 
 
 def functional(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a graph, see ``copy_of``, in which values that AOTAutograd copies into arguments are the last results."""
+    """A copy of a graph, see ``copy_of``; values that AOTAutograd copies into arguments become the last results."""
     copied = copy_of(module)
     pairs = [(new, copy) for _, new, copy in write_backs(copied)]
     output = copied.graph.output_node()

@@ -543,8 +543,8 @@ def _key_of_result(descriptor: object) -> object:
 
 
 def keys_of_writes(module: fx.GraphModule) -> dict[fx.Node, object]:
-    """The new values that an AOTAutograd graph copies into its arguments, each with its key as in ``keys_of_results``."""
-    keys = {}
+    """The new values that an AOTAutograd graph copies into its arguments, with keys as in ``keys_of_results``."""
+    keys: dict[fx.Node, object] = {}
     for argument, new, _ in write_backs(module):
         descriptor = argument.meta.get("desc")
         keys[new] = ("input", _position(descriptor)) if isinstance(descriptor, PlainAOTInput) else None

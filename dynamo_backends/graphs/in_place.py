@@ -105,7 +105,7 @@ def mark_partial_writes(module: fx.GraphModule) -> list[PartialWrite]:
         chain: list[fx.Node] = []
         while new is not argument and (new.target in _IN_PLACE or new.target in _VIEWS):
             chain.insert(0, new)
-            new = new.args[0]  # type: ignore[assignment]
+            new = new.args[0]
         if new is not argument or not chain or not returned.isdisjoint([argument, *chain]):
             continue
         readers = {

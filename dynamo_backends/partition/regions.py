@@ -270,9 +270,10 @@ def _rounds(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> dict[fx
     """The round in which each node runs, counted from the end: 0 is the last. A round is one region, then PyTorch.
 
     A node runs as late as its readers, and what overwrites its arguments (``AFTER``), allow: in the earliest round of
-    one of these; or in the one before that, if the node runs in PyTorch and the other does not. So the number of rounds is minimal, and a value that only one region reads
-    is computed there. The time is linear; PyTorch's ``CapabilityBasedPartitioner`` took 38 times as long for 4 times
-    the nodes (6.4 s for 2,000 with 106 in PyTorch, version 2.13).
+    one of these; or in the one before that, if it runs in PyTorch and the other does not. So the number of rounds is
+    minimal, and a value that only one region reads is computed there. The time is linear; PyTorch's
+    ``CapabilityBasedPartitioner`` took 38 times as long for 4 times the nodes (6.4 s for 2,000 with 106 in PyTorch,
+    version 2.13).
 
     Args:
         calls: the nodes of a graph in execution order, without inputs and output.

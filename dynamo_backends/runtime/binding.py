@@ -223,7 +223,7 @@ class BoundSession:
         expected = self._expected if judgement is None else judgement
         memories = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in expected]
         for i, written in self._written if memories else ():
-            memory = self.inputs[written].in_memory_order(args[written])  # type: ignore[arg-type]
+            memory = self.inputs[written].in_memory_order(args[written])
             if is_dense_memory(memory):
                 memories[i] = memory
         try:

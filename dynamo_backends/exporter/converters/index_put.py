@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset18 as op
@@ -28,24 +27,41 @@ def index_put(
 ) -> object:
     """``input`` with ``values`` at ``indices``; see ``torch.Tensor.index_put``.
 
-    One vector of indices into an inner dimension, as in ``cache[:, :, positions] = keys``, is a write at positions. All
-    other cases are left to torchlib.
+    One vector of indices into an inner dimension, as in ``cache[:, :, positions] = keys``, is a write at positions.
+    Indices of the first dimensions are those of a ``ScatterND``. All other cases are left to torchlib.
     """
-    dims = [i for i, index in enumerate(indices) if index is not None]
-    index = indices[dims[0]] if len(dims) == 1 else None
-    is_mask = index is not None and index.dtype not in (ir.DataType.INT64, ir.DataType.INT32)
-    if accumulate or index is None or is_mask or dims == [0] or shapes.rank(index) != 1:
-        return _by_torchlib(input, indices, values, accumulate)
-    target = [*shapes.sizes(input)[: dims[0]], shapes.size(index, 0), *shapes.sizes(input)[dims[0] + 1 :]]
-    if values.shape is None or list(values.shape) != target:
-        values = op.Expand(values, shapes.vector(target))
-    return _written(input, dims[0], shapes.cast(index, ir.DataType.INT64), values, target)
-
-
-def _by_torchlib(input: ir.Value, indices: Sequence[ir.Value | None], values: ir.Value, accumulate: bool) -> object:
+    known = {i: index for i, index in enumerate(indices) if index is not None}
+    are_numbers = all(index.dtype in (ir.DataType.INT64, ir.DataType.INT32) for index in known.values())
+    if are_numbers and not accumulate and known:
+        last = max(known)
+        given = [shapes.cast(index, ir.DataType.INT64) for index in known.values()]
+        if last and len(given) == 1 and shapes.rank(given[0]) == 1:
+            target = [*shapes.sizes(input)[:last], shapes.size(given[0], 0), *shapes.sizes(input)[last + 1 :]]
+            return _written(input, last, given[0], _expanded(values, target), target)
+        if last == len(given) - 1:
+            written = _broadcast([shapes.sizes(index) for index in given])
+            columns = [op.Expand(op.Unsqueeze(index, [-1]), shapes.vector([*written, 1])) for index in given]
+            values = _expanded(values, [*written, *shapes.sizes(input)[last + 1 :]])
+            return op.ScatterND(input, op.Concat(*columns, axis=-1) if last else columns[0], values)
     from onnxscript.function_libs.torch_lib.ops import core  # lazily: its import is slow
 
     return core.aten_index_put(input, indices, values, accumulate)
+
+
+def _broadcast(shapes_of: Sequence[Sequence[Size]]) -> list[Size]:
+    """The sizes to which tensors that can be broadcast together are broadcast."""
+    rank = max(map(len, shapes_of))
+    padded = [[*[1] * (rank - len(item)), *item] for item in shapes_of]
+    return [
+        next((size for size in sizes if not isinstance(size, int) or size != 1), 1)
+        for sizes in zip(*padded, strict=True)
+    ]
+
+
+def _expanded(values: ir.Value, target: Sequence[Size]) -> ir.Value:
+    if values.shape is not None and list(values.shape) == list(target):
+        return values
+    return op.Expand(values, shapes.vector(target))
 
 
 @converter(aten.slice_scatter.default)

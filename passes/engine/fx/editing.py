@@ -189,7 +189,7 @@ def _reason_by_memory(node: fx.Node, new: fx.Node, replaced: Set[fx.Node], stage
         return f"its memory is returned, written, or read through its strides; it cannot be that of {new_memory.name}"
     if stage == "joint" and (is_input(new_memory) or is_needed(new_memory)):
         return f"the memory of {new_memory.name} is an input's or a result's, which may change before the backward"
-    if any(changes_memory(user) for view in _views_of(new_memory) for user in view.users):
+    if any(view in written_nodes(user) for view in _views_of(new_memory) for user in view.users):
         return f"the memory of {new_memory.name} is written"
     return None
 
@@ -237,15 +237,17 @@ def is_needed(memory: fx.Node, without: Set[fx.Node] = frozenset()) -> bool:
     """
     if memory in without:
         return False
-    return any(_needs_memory(user) for view in _views_of(memory, without) for user in view.users)
+    return any(_needs_memory(user, view) for view in _views_of(memory, without) for user in view.users)
 
 
-def _needs_memory(user: fx.Node) -> bool:
+def _needs_memory(user: fx.Node, view: fx.Node) -> bool:
     if user.op != "call_function":
         return True
     if user.target is operator.getitem:
         return False
-    return user.target in _READS_MEMORY or changes_memory(user) or not isinstance(user.target, torch._ops.OpOverload)
+    if not isinstance(user.target, torch._ops.OpOverload) or user.target in _READS_MEMORY:
+        return True
+    return view in written_nodes(user)
 
 
 def known_equal(first: object, second: object) -> bool:
