@@ -49,7 +49,9 @@ class FileSession:
         devices = [CALLS.device("cpu", 0)] * len(outputs)
         names = [item.name for item in outputs]
         try:
-            values = CALLS.run(self._session, onnxruntime.RunOptions(), feeds, [], names, devices)
+            values = CALLS.run(
+                self._session, onnxruntime.RunOptions(), list(feeds), list(feeds.values()), [], names, devices
+            )
         except ORT_ERRORS as error:
             raise ExportError(f"ONNX Runtime fails: {without_code(str(error))}") from error
         results = map(memory_from_ort, values)

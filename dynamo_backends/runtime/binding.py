@@ -8,9 +8,11 @@ Tensors are passed through DLPack. What DLPack or ONNX Runtime cannot express is
 - symbolic integers and booleans are passed as 0-d tensors and returned as Python numbers;
 - results get eager's strides.
 
-The first call with new sizes checks shapes and dtypes of the results against eager's. Later calls let ONNX Runtime
-write into tensors that PyTorch allocated. A result that ONNX Runtime allocates is part of its arena and would keep the
-whole arena alive; it is copied, unless the session does not use the arena.
+If the shapes of all results follow from the arguments, ONNX Runtime writes into tensors that PyTorch allocated. It
+fails if a result has another shape or dtype than its memory, so nothing else checks them, also with new sizes; except
+for single elements, of whose memory ONNX Runtime changes the number of dimensions. Otherwise ONNX Runtime allocates the
+results, and shapes and dtypes are compared with eager's. Such a result is part of its arena and would keep the whole
+arena alive; it is copied, unless the session does not use the arena.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ..common.strides import ExactStrides
 from ..errors import SessionError, WrongResultError
 from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
-from .expected_shapes import Size, SymbolicSizes, differs, follow, format_shape
+from .expected_shapes import Size, SymbolicSizes, differs, format_shape
 from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .ort_internals import CALLS, Value
@@ -37,8 +39,8 @@ from .session import Session
 from .tensors import (
     bool_to_ort,
     is_dense_memory,
+    memory_converter,
     memory_from_ort,
-    memory_to_ort,
     number_to_ort,
     ort_device,
     plain_to_ort,
@@ -46,12 +48,8 @@ from .tensors import (
 )
 
 
-def _memory_shape(sizes: Sequence[Size] | None, permutation: Sequence[int] | None) -> tuple[int, ...] | None:
-    """A shape in the order of the memory; ``None`` if a size is symbolic or not known."""
-    fixed = [size for size in sizes or () if isinstance(size, int)]
-    if sizes is None or len(fixed) != len(sizes):
-        return None
-    return tuple(fixed if permutation is None else [fixed[i] for i in permutation])
+def _in_memory_order(sizes: Sequence[Size], permutation: Sequence[int] | None) -> tuple[Size, ...]:
+    return tuple(sizes if permutation is None else [sizes[i] for i in permutation])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +77,10 @@ class InputSpec:
     @property
     def memory_shape(self) -> tuple[int, ...] | None:
         """The shape of the model's input; ``None`` if a size is symbolic or not known."""
-        return () if self.dtype is None else _memory_shape(self.sizes, self.permutation)
+        if self.dtype is None:
+            return ()
+        fixed = [size for size in _in_memory_order(self.sizes or (), self.permutation) if isinstance(size, int)]
+        return None if self.sizes is None or len(fixed) < len(self.sizes) else tuple(fixed)
 
     @property
     def declaration(self) -> Declaration:
@@ -127,9 +128,27 @@ class OutputSpec:
         """The dtype of the memory that PyTorch allocates for it."""
         return torch.uint8 if self.dtype is torch.bool else self.dtype
 
+    @property
+    def memory_sizes(self) -> tuple[Size, ...] | None:
+        """The shape of its memory; ``None`` if any is right, or if PyTorch cannot allocate it."""
+        if self.sizes is None or self.device.type != "cpu":
+            return None
+        return _in_memory_order(self.sizes, self.permutation)
 
-_MAXIMUM_JUDGED = 1_000
-"""Sets of argument sizes whose check is remembered."""
+    @property
+    def may_be_single(self) -> bool:
+        """Whether it may have one element."""
+        return self.sizes is not None and all(size == 1 or isinstance(size, str) for size in self.sizes)
+
+    @property
+    def is_its_memory(self) -> bool:
+        """Whether eager's result is a dense row-major tensor."""
+        special = (self.permutation, self.strides, self.exact)
+        return self.dtype is not torch.bool and not self.is_number and all(item is None for item in special)
+
+
+_MAXIMUM_WRONG = 1_000
+"""Sets of argument sizes of wrong results that are remembered."""
 
 
 def _converter(spec: InputSpec) -> Callable[[object], Value]:
@@ -159,6 +178,7 @@ class BoundSession:
             for name in (spec.name, spec.name + TABLE)
             if name in session.inputs
         ]
+        self._input_names = [name for name, _, _ in self._converters]
         self._output_names = [spec.name for spec in outputs]
         self._devices = [ort_device(spec.device) for spec in outputs]
         devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
@@ -166,10 +186,13 @@ class BoundSession:
         self._written = [(i, spec.written) for i, spec in enumerate(outputs) if spec.written is not None]
         self._run_options = onnxruntime.RunOptions()
         self._sizes = SymbolicSizes([spec.sizes for spec in inputs])
-        self.judged: dict[tuple[int, ...], list[tuple[tuple[int, ...], torch.dtype]] | WrongResultError] = {}
-        """By sizes of the arguments: shape and dtype of the memory of each result; empty if PyTorch cannot allocate
-        the results before the call; the error if a result was wrong."""
-        self._expected = _memories_of(outputs)
+        self._shapes = self._sizes.shapes([spec.memory_sizes for spec in outputs])
+        self._memory_converters = [memory_converter(spec.dtype) for spec in outputs]
+        self._dtypes = [spec.memory_dtype for spec in outputs]
+        self._single = [i for i, spec in enumerate(outputs) if spec.may_be_single]
+        self._presented = [(i, spec) for i, spec in enumerate(outputs) if not spec.is_its_memory]
+        self.wrong: dict[tuple[int, ...], WrongResultError] = {}
+        """Errors of wrong results by sizes of the arguments."""
 
     @property
     def bound(self) -> BoundSession:
@@ -217,75 +240,91 @@ class BoundSession:
         if len(args) != len(self.inputs):
             raise ValueError(f"got {len(args)} arguments, expected {len(self.inputs)}")
         sizes = self._sizes.of(args)
-        judgement = self.judged.get(sizes)
-        if isinstance(judgement, WrongResultError):
-            raise WrongResultError(judgement.result, judgement.what)
-        expected = self._expected if judgement is None else judgement
-        memories = [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in expected]
-        for i, written in self._written if memories else ():
-            memory = self.inputs[written].in_memory_order(args[written])
-            if is_dense_memory(memory):
-                memories[i] = memory
+        wrong = self.wrong.get(sizes)
+        if wrong is not None:
+            raise WrongResultError(wrong.result, wrong.what)
+        memories = self._memories(args, sizes)
+        if memories:
+            try:
+                values = self._run(args, memories)
+                fit = all(list(values[i].shape()) == list(memories[i].shape) for i in self._single)
+            except SessionError:
+                fit = False
+            if not fit:
+                memories = []  # the next run shows which result is wrong
+        if not memories:
+            memories = self._run_and_check(args, sizes)
+        results: list[torch.Tensor | int | bool] = [*memories]
+        for i, spec in self._presented:
+            results[i] = _present(memories[i], spec)
+        return results
+
+    def _memories(self, args: Sequence[torch.Tensor | int | bool], sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        """Memory for the results: new, or an argument's if the result is computed there.
+
+        Empty if not all shapes are known, or if a result is empty and has no memory.
+        """
+        shapes = () if self._shapes is None else self._shapes(sizes)
+        if not all(map(all, shapes)):
+            return []
+        expected = zip(shapes, self._dtypes, strict=False)
+        if not self._written:
+            return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in expected]
+        written = {i: self.inputs[at].in_memory_order(args[at]) for i, at in self._written}
+        return [
+            written[i]
+            if i in written and is_dense_memory(written[i])
+            else torch.empty(shape, dtype=dtype, device="cpu")
+            for i, (shape, dtype) in enumerate(expected)
+        ]
+
+    def _run(self, args: Sequence[torch.Tensor | int | bool], memories: Sequence[torch.Tensor]) -> Sequence[Value]:
+        """Runs the session once; it writes into ``memories``, or allocates the results if there are none.
+
+        Raises:
+            SessionError: ONNX Runtime failed; also if a result has another shape or dtype than its memory.
+        """
         try:
-            feeds = {name: convert(args[i]) for name, i, convert in self._converters}
-            fetches = [memory_to_ort(memory, o.dtype) for memory, o in zip(memories, self.outputs, strict=False)]
+            arguments = [convert(args[i]) for _, i, convert in self._converters]
+            fetches = [convert(memory) for memory, convert in zip(memories, self._memory_converters, strict=False)]
         except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack lacks
             raise SessionError(f"a tensor cannot be passed to ONNX Runtime: {error}") from error
         if self._asynchronous:
             wait_for_streams(self._asynchronous)
         session = self.session(self.threads)
+        names, output_names = self._input_names, self._output_names
         started = time.perf_counter()
         try:
-            results = CALLS.run(session, self._run_options, feeds, fetches, self._output_names, self._devices)
+            results = CALLS.run(session, self._run_options, names, arguments, fetches, output_names, self._devices)
         except ORT_ERRORS as error:
-            if judgement is None and self._expected:  # results may not fit the memory; run without it to see the shapes
-                self._expected = []
-                return self(args)
             raise session_error(error, self.session.model) from error
         finally:
             ARENA.used()
         SESSION_CLOCK.seconds += time.perf_counter() - started
-        if judgement is None:
-            self._judge(results, sizes)
-        if not memories:
-            try:
-                memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in results]
-            except RuntimeError as error:  # a dtype that DLPack lacks, as float8
-                raise SessionError(f"a result of ONNX Runtime cannot be converted to a tensor: {error}") from error
-        return [_present(memory, spec) for memory, spec in zip(memories, self.outputs, strict=True)]
+        return results
 
-    def _judge(self, results: Sequence[Value], sizes: tuple[int, ...]) -> None:
-        """Checks the shapes and dtypes of results against eager's, and remembers the outcome for these sizes.
+    def _run_and_check(self, args: Sequence[torch.Tensor | int | bool], sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        """Runs the session without memory, and compares shapes and dtypes of the results with eager's.
 
         Raises:
-            WrongResultError: a result differs.
+            WrongResultError: a result differs. It is remembered for these sizes.
+            SessionError: ONNX Runtime failed.
         """
+        results = self._run(args, [])
         known = self._sizes.known(sizes)
-        are_known = all(follow(spec.sizes, known) for spec in self.outputs)
-        errors = (_wrong_result(value, spec, known) for value, spec in zip(results, self.outputs, strict=True))
-        wrong = next((error for error in errors if error is not None), None)
-        if len(self.judged) >= _MAXIMUM_JUDGED:
-            self.judged.clear()
-        if wrong is not None:
-            self.judged[sizes] = wrong
-            raise wrong
-        shapes = [tuple(value.shape()) for value in results]
-        on_cpu = all(spec.device.type == "cpu" for spec in self.outputs)
-        can_allocate = are_known and on_cpu and not any(0 in shape for shape in shapes)  # empty tensors have no memory
-        memories = [(shape, spec.memory_dtype) for shape, spec in zip(shapes, self.outputs, strict=True)]
-        self.judged[sizes] = memories if can_allocate else []
-
-
-def _memories_of(outputs: Sequence[OutputSpec]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of the memory of each result; empty if PyTorch cannot allocate all results before the first
-    call. Allocating them saves the first call a copy of its results."""
-    memories = []
-    for spec in outputs:
-        shape = _memory_shape(spec.sizes, spec.permutation)
-        if shape is None or 0 in shape or spec.device.type != "cpu":
-            return []
-        memories.append((shape, spec.memory_dtype))
-    return memories
+        for value, spec in zip(results, self.outputs, strict=True):
+            error = _wrong_result(value, spec, known)
+            if error is not None:
+                if len(self.wrong) >= _MAXIMUM_WRONG:
+                    self.wrong.clear()
+                self.wrong[sizes] = error
+                raise error
+        try:
+            memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in results]
+        except RuntimeError as error:  # a dtype that DLPack lacks, as float8
+            raise SessionError(f"a result of ONNX Runtime cannot be converted to a tensor: {error}") from error
+        # ONNX Runtime gives empty results strides of 0
+        return [memory if memory.numel() else memory.new_empty(memory.shape) for memory in memories]
 
 
 def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> WrongResultError | None:
@@ -306,8 +345,6 @@ def _wrong_result(value: Value, spec: OutputSpec, known: dict[str, int]) -> Wron
 
 def _present(memory: torch.Tensor, spec: OutputSpec) -> torch.Tensor | int | bool:
     """A result as eager returns it. It is detached: Dynamo's guards would check the base of a view."""
-    if not memory.numel():  # ONNX Runtime gives strides of 0
-        memory = memory.new_empty(memory.shape)
     tensor = memory.view(torch.bool).detach() if spec.dtype is torch.bool else memory
     if spec.is_number:
         return tensor.item()

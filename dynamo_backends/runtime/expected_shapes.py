@@ -6,10 +6,11 @@ from the arguments.
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ import torch
 
 Size: TypeAlias = "int | str"
 Argument: TypeAlias = "torch.Tensor | int | bool"
+Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
 
 
 class SymbolicSizes:
@@ -43,9 +45,32 @@ class SymbolicSizes:
         """Symbolic sizes with their ``values``, which ``of`` returned."""
         return {size: value for (size, _), value in zip(self._sources, values, strict=True)}
 
+    def shapes(self, results: Sequence[Sequence[Size] | None]) -> Callable[[Sequence[int]], Shapes] | None:
+        """A function from the ``values`` that ``of`` returned to the shapes of results.
+
+        ``None`` if the shape of a result does not follow from them, or any is right (``None``). The function evaluates
+        all sizes at once, because a model that generates text has new sizes in each call.
+        """
+        # A size of an argument that is not a symbol, as "2*s0", is known by its text only.
+        names = {size: size if size.isidentifier() else f"_{i}" for i, (size, _) in enumerate(self._sources)}
+        known = {*names.values(), *_FUNCTIONS}
+        shapes = []
+        for sizes in results:
+            texts = [str(size) if isinstance(size, int) else names.get(size, f"int({size})") for size in sizes or ()]
+            if sizes is None or not all(_symbols(text) <= known for text in texts):
+                return None
+            shapes.append(f"({' '.join(f'{text},' for text in texts)})")
+        code = f"lambda {', '.join(names.values())}: ({' '.join(f'{shape},' for shape in shapes)})"
+        function = eval(code, dict(_FUNCTIONS))
+        return lambda values: function(*values)
+
+
+def _symbols(text: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
+
 
 def _read_size(arg: Argument, dim: int) -> int:
-    return arg.shape[dim] if isinstance(arg, torch.Tensor) else arg
+    return arg if isinstance(arg, int) else arg.size(dim)
 
 
 def differs(actual: Sequence[int], expected: Sequence[Size], known: dict[str, int]) -> bool:
@@ -66,11 +91,6 @@ def differs(actual: Sequence[int], expected: Sequence[Size], known: dict[str, in
         elif value != number:
             return True
     return False
-
-
-def follow(sizes: Sequence[Size] | None, known: dict[str, int]) -> bool:
-    """Whether ``sizes`` can be computed from the ``known`` symbolic sizes."""
-    return sizes is not None and all(_value(size, known) is not None for size in sizes)
 
 
 def _value(size: Size, known: dict[str, int]) -> int | None:

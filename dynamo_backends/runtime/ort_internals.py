@@ -7,7 +7,7 @@ At import the private functions are tested once. If they fail, the public classe
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import onnxruntime
@@ -59,7 +59,8 @@ class PublicCalls:
         self,
         session: onnxruntime.InferenceSession,
         options: onnxruntime.RunOptions,
-        feeds: Mapping[str, Value],
+        names: Sequence[str],
+        arguments: Sequence[Value],
         fetches: Sequence[Value],
         output_names: Sequence[str],
         devices: Sequence[Device],
@@ -67,10 +68,11 @@ class PublicCalls:
         """Runs a session and returns its results.
 
         Args:
+            names, arguments: the inputs.
             fetches: values on the memory of the results; if empty, ONNX Runtime allocates the results on ``devices``.
         """
         binding = session.io_binding()
-        for name, value in feeds.items():
+        for name, value in zip(names, arguments, strict=True):
             binding.bind_ortvalue_input(name, value)
         for i, (name, device) in enumerate(zip(output_names, devices, strict=True)):
             if fetches:
@@ -122,18 +124,19 @@ class PrivateCalls(PublicCalls):
         self,
         session: onnxruntime.InferenceSession,
         options: onnxruntime.RunOptions,
-        feeds: Mapping[str, Value],
+        names: Sequence[str],
+        arguments: Sequence[Value],
         fetches: Sequence[Value],
         output_names: Sequence[str],
         devices: Sequence[Device],
     ) -> Sequence[Value]:
-        arguments, results = self._values(), self._values()
-        arguments.reserve(len(feeds))
-        for value in feeds.values():
-            arguments.push_back(value)
+        feeds, results = self._values(), self._values()
+        feeds.reserve(len(arguments))
+        for value in arguments:
+            feeds.push_back(value)
         for value in fetches:
             results.push_back(value)
-        session._sess.run_with_ortvaluevector(options, list(feeds), arguments, output_names, results, devices)
+        session._sess.run_with_ortvaluevector(options, names, feeds, output_names, results, devices)
         return results
 
 
@@ -154,8 +157,8 @@ def _check(calls: PublicCalls) -> None:
     argument, result = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3)
     for fetches in ([], [calls.plain(result)]):
         device = calls.device("cpu", 0)
-        feeds = {"x": calls.plain(argument)}
-        returned = calls.run(session, onnxruntime.RunOptions(), feeds, fetches, ["y"], [device])[0]
+        arguments = [calls.plain(argument)]
+        returned = calls.run(session, onnxruntime.RunOptions(), ["x"], arguments, fetches, ["y"], [device])[0]
         if not torch.equal(calls.tensor(returned), argument) or list(returned.shape()) != [3]:
             raise RuntimeError(f"expected {argument.tolist()}, got {calls.tensor(returned).tolist()}")
     if not torch.equal(result, argument):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch._C import _storage_Use_Count  # Inductor's CUDA graphs use it too
@@ -72,9 +72,9 @@ def number_to_ort(value: int | bool) -> Value:
     return _plain(torch.tensor(value, dtype=torch.int64, device="cpu"))
 
 
-def memory_to_ort(memory: torch.Tensor, dtype: torch.dtype) -> Value:
-    """A value on a contiguous tensor, for a result of ``dtype``; memory for booleans is ``uint8``."""
-    return _booleans(memory) if dtype is torch.bool else _plain(memory)
+def memory_converter(dtype: torch.dtype) -> Callable[[torch.Tensor], Value]:
+    """Makes values on contiguous tensors, for results of ``dtype``; memory for booleans is ``uint8``."""
+    return _booleans if dtype is torch.bool else _plain
 
 
 def memory_from_ort(value: Value, *, copies: bool = True) -> torch.Tensor:

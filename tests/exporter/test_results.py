@@ -21,6 +21,7 @@ from dynamo_backends.exporter.translate import RegionInput, RegionOutput, transl
 from dynamo_backends.partition import regions
 from dynamo_backends.runtime import binding
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
+from dynamo_backends.runtime.expected_shapes import SymbolicSizes
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 
@@ -418,11 +419,104 @@ def test_a_permuted_result_is_compared_as_eager_presents_it() -> None:
             session([x])
 
 
-def test_the_verdicts_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "_MAXIMUM_JUDGED", 3)
+@pytest.mark.parametrize(
+    ("body", "sizes"),
+    [
+        ("y = Exp(x)", ("s1", "s0")),
+        ("y = Exp(x)", ("s0*s1",)),
+        ("y = Exp(x)", ("s0", "s1", 1)),
+        ("y = Identity(x)", ("s1", "s0")),
+        ("y = Transpose(x)", ("s0", "s1")),
+        ("y = Reshape(x, two)", ("s0", "s1")),
+        ("y = Identity(k)", ("s0", "s1")),
+        ("c = ReduceMax<keepdims=0>(x) b = Less(c, c) y = If(b) <then_branch = g1 () => (float[e,f] w) { w = Neg(x) }, "
+         "else_branch = g2 () => (float[e,f] w) { w = Exp(x) }>", ("s1", "s0")),
+        ("y = ReduceSum<keepdims=0>(x)", (1,)),
+        ("y = ReduceSum<keepdims=1>(x)", ("s0 - 1",)),
+        ("y = ReduceSum<keepdims=1>(x)", ()),
+    ],
+)  # fmt: skip
+def test_no_result_is_written_into_memory_of_another_shape(body: str, sizes: tuple[int | str, ...]) -> None:
+    """Its memory is allocated before the call, from the sizes of the arguments; here with as many elements."""
+    dims = ",".join("abcd"[: 2 if "keepdims=0" not in body else 0])
+    text = (
+        f"g (float[r,c] x) => (float[{dims}] y) <int64[2] two = {{3, 2}}, float[3,2] k = {{1,2,3,4,5,6}}> {{ {body} }}"
+    )
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=("s0", "s1"))], [OutputSpec("y", FLOAT, sizes=sizes)])
+    for _ in range(2):
+        with pytest.raises(WrongResultError, match="^y has shape"):
+            session([torch.randn(2, 3)])
+
+
+def test_sizes_that_depend_on_data_are_compared_in_each_call() -> None:
+    text = (
+        "g (float[r] x) => (float[a] y, float[b] z) <float[1] zero = {0}, float[1] one = {1}> "
+        "{ p = Greater(x, zero) y = Compress(x, p) q = Greater(x, one) z = Compress(x, q) }"
+    )
+    outputs = [OutputSpec(name, FLOAT, sizes=("u0",)) for name in "yz"]
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=("s0",))], outputs)
+    x = torch.tensor([2.0, 3.0])
+    torch.testing.assert_close(session([x]), [x, x])
+    with pytest.raises(WrongResultError, match=r"^z has shape \(1,\) where eager returns \(u0=2,\)$"):
+        session([torch.tensor([2.0, 0.5])])
+
+
+def test_results_of_new_sizes_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in generated text, where the cache of keys and values has another size in each call."""
+    copied: list[object] = []
+    monkeypatch.setattr(binding, "memory_from_ort", lambda value, **given: copied.append(value))
+    text = (
+        "g (float[a,3] x, float[b,3] y, int64 n) => (float[c,3] z, float[3,d] w) "
+        "{ z = Concat<axis=0>(x, y) w = Transpose(z) }"
+    )
+    inputs = [
+        InputSpec("x", FLOAT, sizes=("s0", 3)),
+        InputSpec("y", FLOAT, sizes=("2*s1", 3)),  # a size of an argument may be an expression
+        InputSpec("n", None, sizes=("s1",)),
+    ]
+    outputs = [
+        OutputSpec("z", FLOAT, sizes=("s0 + 2*s1", 3)),
+        OutputSpec("w", FLOAT, permutation=(1, 0), sizes=("s0 + 2*s1", 3)),
+    ]
+    session = session_of(text, inputs, outputs)
+    for size in range(1, 20):
+        x, y = torch.randn(size, 3), torch.randn(2 * size, 3)
+        torch.testing.assert_close(session([x, y, size]), [torch.cat([x, y])] * 2)
+    assert not copied
+
+
+@pytest.mark.parametrize(
+    ("arguments", "results", "shapes"),
+    [
+        ([("s0", 4), ("s1",)], [("s0 + s1", 4), (), (7,)], ((5, 4), (), (7,))),
+        ([("s0",), ("s1",)], [("max(s0, s1)//2", "torch.sym_max(s0, 5)")], ((1, 5),)),
+        ([("2*s0",), ("s1",)], [("2*s0", "math.floor(s1/2)")], ((2, 1),)),
+        ([("s0",), ("s1",)], [("int(torch.sym_float(s1))",)], ((3,),)),
+        ([("2*s0",), ("s1",)], [("s0",)], None),
+        ([("s0",), ("s1",)], [("s0",), ("u0",)], None),
+        ([("s0",), None], [("s0",)], ((2,),)),
+        ([("s0",)], [("s0",), None], None),
+    ],
+)
+def test_shapes_are_computed_from_the_arguments(
+    arguments: list[tuple[int | str, ...] | None],
+    results: list[tuple[int | str, ...] | None],
+    shapes: tuple[tuple[int, ...], ...] | None,
+) -> None:
+    sizes = SymbolicSizes(arguments)
+    of_values = sizes.shapes(results)
+    if of_values is None:
+        assert shapes is None
+    else:
+        assert of_values(sizes.of([torch.ones(2, 4), torch.ones(3)])) == shapes
+
+
+def test_the_wrong_results_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "_MAXIMUM_WRONG", 3)
     text = "g (float[a] x) => (float[b] y) { y = Exp(x) }"
-    outputs = [OutputSpec("y", FLOAT, sizes=("s0",))]
+    outputs = [OutputSpec("y", FLOAT, sizes=("s0 + 1",))]
     session = session_of(text, [InputSpec("x", FLOAT, sizes=("s0",))], outputs)
     for size in range(10):
-        session([torch.ones(size)])
-        assert 0 < len(session.judged) <= 3
+        with pytest.raises(WrongResultError):
+            session([torch.ones(size)])
+        assert 0 < len(session.wrong) <= 3
