@@ -120,6 +120,8 @@ class Lockstep:
         self._without_session: dict[str, str] = {}
         self._returned_nodes = set(graph.module.graph.output_node().all_input_nodes)
         self._result_names = aot.result_names(graph.module)
+        for written in aot.keys_of_writes(graph.module):
+            self._execution.hold(written)  # until the end
 
     def unchecked(self) -> list[str]:
         """What could not be compared, and why; complete after the rows."""

@@ -134,8 +134,7 @@ class Judge:
         if self.post_grad.is_unchanged:
             return Finding()
         is_backward = self.name.direction == "backward"
-        number = len(self._results) + len(self._written)
-        keys = {i: ("gradient", i) for i in range(number)} if is_backward else None
+        keys = {i: ("gradient", i) for i in range(len(self._results))} if is_backward else None
         culprit, _ = self.post_grad.culprit(arguments, state, keys)
         return Finding(culprit, unchecked=self.post_grad.unchecked)
 

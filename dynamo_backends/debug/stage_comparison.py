@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.engine.fx.editing import changes_memory
+from passes.engine.fx.editing import changes_memory, is_gradient
 from passes.engine.results import PassResult
 
 from ..dumps.blame import Cause, CauseKind
@@ -387,11 +387,12 @@ def copy_of(module: fx.GraphModule, kind: type[fx.GraphModule] = _GraphWithoutCo
 
 
 def functional(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a graph, see ``copy_of``; values that AOTAutograd copies into arguments become the last results."""
+    """A copy of a graph, see ``copy_of``; what a forward copies into arguments becomes the last results."""
     copied = copy_of(module)
-    pairs = [(new, copy) for _, new, copy in write_backs(copied)]
+    pairs = [(new, copy) for _, new, copy in write_backs(copied) if not is_gradient(copy)]
     output = copied.graph.output_node()
-    for _, copy in pairs:
+    for new, copy in pairs:
+        copy.replace_all_uses_with(new)
         copied.graph.erase_node(copy)
     if pairs:
         output.args = ([*flat(output.args[0]), *(new for new, _ in pairs)],)

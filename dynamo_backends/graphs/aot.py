@@ -51,7 +51,7 @@ from torch.compiler import _compile_session_context
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.engine.fx.editing import call, is_input, owner
+from passes.engine.fx.editing import call, is_gradient, is_input, owner
 
 from ..errors import first_line
 from .artifacts import Runner
@@ -543,11 +543,13 @@ def _key_of_result(descriptor: object) -> object:
 
 
 def keys_of_writes(module: fx.GraphModule) -> dict[fx.Node, object]:
-    """The new values that an AOTAutograd graph copies into its arguments, with keys as in ``keys_of_results``."""
+    """The new values that a forward, or the forward part of a joint graph, copies into its arguments, with keys as in
+    ``keys_of_results``."""
     keys: dict[fx.Node, object] = {}
-    for argument, new, _ in write_backs(module):
+    for argument, new, copy in write_backs(module):
         descriptor = argument.meta.get("desc")
-        keys[new] = ("input", _position(descriptor)) if isinstance(descriptor, PlainAOTInput) else None
+        if not is_gradient(copy):
+            keys[new] = ("input", _position(descriptor)) if isinstance(descriptor, PlainAOTInput) else None
     return keys
 
 

@@ -385,5 +385,6 @@ def test_a_pass_that_writes_another_value_into_an_argument() -> None:
 
 def test_a_joint_graph_that_changes_an_argument() -> None:
     graphs = joint(lambda x, tangent: (x.sin(), tangent * x.cos(), x.copy_(x + 1)))
-    finding, results = graphs.judge({}, [X], torch.get_rng_state(), gradients=False, final=OTHER)
-    assert finding == Finding() and results is not None and list(results.eager) == [0]
+    other = Results({}, {**OTHER.exact, ("input", 0): X.double()})
+    finding, results = graphs.judge({}, [X], torch.get_rng_state(), gradients=False, final=other)
+    assert finding == Finding() and results is not None and list(results.eager) == [0, ("input", 0)]
