@@ -40,7 +40,8 @@ EVENTS = {
     "unused_converter OPERATOR": "graphs whose passes removed every node that a registered converter would translate",
     "graphs_not_verified": "graphs with collectives, which verify_passes cannot check",
     "constant_weights": "weights that are constants of a session",
-    "weights_left_inputs": "weights that stayed inputs: too little memory, or ONNX Runtime rejected the model",
+    "weights_left_inputs": "weights that stayed inputs: too little memory, ONNX Runtime rejected the model, or a saved "
+    "graph was loaded with weights whose changes cannot be noticed",
     "weight_refreshes": "sessions that were rebuilt because a weight changed",
     "weights_written_unseen": "changes of large weights that PyTorch's version counter missed, found in memory",
     "weights_made_inputs": "weights that kept changing and became inputs",
