@@ -51,6 +51,7 @@ EVENTS = {
     "cache_misses": "graphs not found on disk, and compiled",
     "cache_stored": "compiled graphs written to disk",
     "cache_waits": "graphs for which this process waited while another one compiled them",
+    "cache_locks_ignored": "graphs compiled without waiting (longer): another process is suspended, or took too long",
     "not_cached": "graphs that cannot be stored on disk",
     "not_cached: REASON": "of these, those with this reason",
     "graphs_loaded": "graphs that PyTorch had saved, loaded at their first call",
