@@ -19,11 +19,14 @@ from torch._dynamo.backends import registry
 
 from passes.engine.locks import Lock
 
+from .safety_net import never_fails
+
 Backend = Callable[..., Any]
 
 _lock = Lock()
 
 
+@never_fails("PyTorch's registry", "Threads that compile first at the same time may fail", lambda: None)
 def allow_repetition() -> None:
     """Makes registering a backend again under its name return the backend, in all threads."""
     function = registry.register_backend
