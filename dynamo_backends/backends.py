@@ -18,6 +18,7 @@ from torch import fx
 from torch._dynamo.exc import ShortenTraceback
 
 from .common import installation as installation  # first: its errors explain why the imports below would fail
+from .common.backend_registry import allow_repetition
 from .common.safety_net import caught, never_fails, or_captured
 from .graphs.aot import is_ahead_of_time, number_apart
 from .graphs.artifacts import Runner
@@ -27,6 +28,7 @@ from .pipeline.observer import GuardedObserver, Observer
 from .pipeline.pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
 
+allow_repetition()
 number_apart()
 
 

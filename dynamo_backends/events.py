@@ -40,7 +40,8 @@ EVENTS = {
     "unused_converter OPERATOR": "graphs whose passes removed every node that a registered converter would translate",
     "graphs_not_verified": "graphs with collectives, which verify_passes cannot check",
     "constant_weights": "weights that are constants of a session",
-    "weights_left_inputs": "weights that stayed inputs: too little memory, or ONNX Runtime rejected the model",
+    "weights_left_inputs": "weights that stayed inputs: too little memory, ONNX Runtime rejected the model, or a saved "
+    "graph was loaded with weights whose changes cannot be noticed",
     "weight_refreshes": "sessions that were rebuilt because a weight changed",
     "weights_written_unseen": "changes of large weights that PyTorch's version counter missed, found in memory",
     "weights_made_inputs": "weights that kept changing and became inputs",
@@ -50,6 +51,7 @@ EVENTS = {
     "cache_misses": "graphs not found on disk, and compiled",
     "cache_stored": "compiled graphs written to disk",
     "cache_waits": "graphs for which this process waited while another one compiled them",
+    "cache_locks_ignored": "graphs compiled without waiting (longer): another process is suspended, or took too long",
     "not_cached": "graphs that cannot be stored on disk",
     "not_cached: REASON": "of these, those with this reason",
     "graphs_loaded": "graphs that PyTorch had saved, loaded at their first call",

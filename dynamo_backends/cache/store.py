@@ -3,7 +3,8 @@
 A file is a line that identifies the format, the SHA-256 of the rest, and the rest: the length of the header, the header
 in JSON, and bytes. The header contains the key, so that a file under another key's name is detected. Many processes may
 use a folder at once: files are put in place by a rename, and one that another process removed is a miss. A process may
-lock a key while it makes the record, so that the others wait for it; the system releases the lock when a process ends.
+lock a key while it makes the record, so that the others wait for it. The system releases the lock when a process ends;
+as long as the process makes progress, it touches the lock's file.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..events import count
 from . import folder_trust
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,13 @@ _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
 _ABANDONED_SECONDS = 3600.0
 """Age at which the process that wrote an unfinished file, or created a lock, is assumed dead."""
+
+_BEAT_SECONDS = 1.0
+"""A process that holds a lock touches its file in this interval, to show that it makes progress."""
+
+_STALLED_SECONDS = 10.0
+"""Age of the last touch from which others do not wait. It is the same moment for all locks of a suspended process: it
+costs another process this time once, and not once a graph."""
 
 _SILENT_SECONDS = 5.0
 """How long a process waits for another's lock before it logs a warning."""
@@ -159,7 +170,8 @@ class Store:
     def locked(self, key: str, seconds: float) -> Iterator[None]:
         """Holds the lock of a key, as one process at a time does.
 
-        If it is not free within ``seconds``, or the file system has no locks, the block runs without it.
+        The block runs without it if it is not free within ``seconds``, if the process that holds it shows no progress,
+        as one that is suspended, or if the file system has no locks.
         """
         from filelock import FileLock, Timeout  # imported lazily: what is in the cache needs no lock
 
@@ -170,24 +182,41 @@ class Store:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
+                if not _is_progressing(path):
+                    raise
                 count("cache_waits")
-                warning = threading.Timer(_SILENT_SECONDS, _warn_of_wait, [self.folder, seconds])
-                warning.start()
-                try:
-                    lock.acquire(timeout=seconds)
-                finally:
-                    warning.cancel()
+                self._wait(lock, path, seconds)
         except (Timeout, NotImplementedError) as error:
+            count("cache_locks_ignored")
             logger.warning("compiling without the cache's lock, perhaps at the same time as another process: %s", error)
         except OSError as error:
             self._warn_not_written(error)
         try:
-            yield
+            with _showing_progress(path) if lock.is_locked else contextlib.nullcontext():
+                yield
         finally:
             if lock.is_locked:
                 with contextlib.suppress(OSError):
                     path.unlink()
                 lock.release()
+
+    def _wait(self, lock: FileLock, path: Path, seconds: float) -> None:
+        """Acquires a lock that another process holds.
+
+        Raises:
+            Timeout: it is not free within ``seconds``, or its holder shows no progress.
+        """
+        from filelock import Timeout
+
+        started = time.monotonic()
+        while not lock.is_locked:
+            waited = time.monotonic() - started
+            if waited >= _SILENT_SECONDS:
+                _warn_of_wait(self.folder, seconds)
+            if waited >= seconds or not _is_progressing(path):
+                raise Timeout(lock.lock_file)
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=min(_BEAT_SECONDS, seconds - waited))
 
     def reason_against(self) -> str | None:
         """Why the folder is not used, with a warning, see ``folder_trust``; ``None`` if it is."""
@@ -242,6 +271,36 @@ class Store:
                 with contextlib.suppress(OSError):
                     path.unlink()
                     total -= status.st_size
+
+
+def _is_progressing(path: Path) -> bool:
+    """Whether the holder of a lock touched its file lately; also if it just released the lock."""
+    try:
+        return time.time() - path.stat().st_atime < _STALLED_SECONDS  # some filelocks write when they try
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def _showing_progress(path: Path) -> Iterator[None]:
+    """Touches the file of a lock that this process holds, from now until the end of the block."""
+    ended = threading.Event()
+
+    def touch() -> None:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+    def keep_touching() -> None:
+        while not ended.wait(_BEAT_SECONDS):
+            touch()
+
+    touch()  # it may be left from a process that ended
+    with contextlib.suppress(RuntimeError):  # too many threads: others wait less
+        threading.Thread(target=keep_touching, name="dynamo_backends_cache_lock", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _make_private(folder: Path) -> None:

@@ -63,10 +63,16 @@ _MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "sess
 """The file of each stage that is a model of a region."""
 
 
-@functools.cache
+_manifests: dict[DumpFolder, Manifest] = {}
+_manifests_lock = Lock()
+
+
 def _manifest_of(folder: DumpFolder) -> Manifest:
     """The manifest of a folder, which all compiled models of a process share."""
-    return Manifest(folder)
+    with _manifests_lock:
+        if folder not in _manifests:
+            _manifests[folder] = Manifest(folder)
+        return _manifests[folder]
 
 
 class DebugObserver(Observer):

@@ -149,7 +149,8 @@ def load(
     Args:
         program: the Program.
         name: of the graph, for messages.
-        weights: the arguments that may be constants, by position.
+        weights: the arguments that may be constants, by position. Weights of the Program that are missing, because
+            their changes cannot be noticed where a saved graph is loaded, are inputs of the sessions.
         options: of the backend.
         sessions: one for each region, if the compile created them already.
 
@@ -159,7 +160,8 @@ def load(
     complete = options.weights == "checked"
     regions = []
     for i, region in enumerate(program.regions):
-        constants = {position: weights[argument] for position, argument in program.weights_of(i).items()}
+        known = program.weights_of(i).items()
+        constants = {position: weights[argument] for position, argument in known if argument in weights}
         build = functools.partial(load_session, constants=constants, complete=complete)
         session = build(region.executable) if sessions is None else sessions[i]
         checked: BoundSession | FrozenSession | CheckedSession = session

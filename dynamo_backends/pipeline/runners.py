@@ -176,9 +176,17 @@ class Runners:
             return None
         count("cache_hits")
         logger.info("%s is loaded from the cache: %s", entry.name, entry.key)
-        for i, region in enumerate(found[0].regions):
-            cached_model(entry.name, i, region.executable.model)
-        return found
+        program, runner = found
+
+        @functools.cache
+        def with_lines() -> Program:
+            from ..partition.lines_at_hand import with_lines_of  # imported lazily: it imports onnx
+
+            return with_lines_of(program, entry.module.graph)
+
+        for i, _ in enumerate(program.regions):
+            cached_model(entry.name, i, lambda i=i: with_lines().regions[i].executable.model_without_constants)  # type: ignore[misc]
+        return (with_lines() if aot.is_saving() else program), runner
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
         """A runner of the graph in PyTorch, after all passes; used if the user registered passes."""

@@ -41,11 +41,14 @@ def stage_reached(stage: str, graph: GraphName, artifact: object) -> None:
         trace(graph, f"{stage}{region}", lambda: _text(stage, artifact))
 
 
-def cached_model(graph: GraphName, region: int, model: bytes) -> None:
-    """Logs and traces the serialized model of a region from the cache, whose graph skipped the stages."""
+def cached_model(graph: GraphName, region: int, model: Callable[[], bytes]) -> None:
+    """Logs and traces the model of a region from the cache, whose graph skipped the stages.
+
+    ``model`` returns it, serialized, with all its inputs.
+    """
     if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("%s, from the cache, region %d:\n%s", graph, region, _text_of_bytes(model))
-    trace(graph, f"onnx_optimized, region {region}", lambda: _text_of_bytes(model))
+        logger.debug("%s, from the cache, region %d:\n%s", graph, region, _text_of_bytes(model()))
+    trace(graph, f"onnx_optimized, region {region}", lambda: _text_of_bytes(model()))
 
 
 def trace(graph: GraphName, what: str, text: Callable[[], str], context: CompileContext | None = None) -> None:

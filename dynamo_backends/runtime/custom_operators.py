@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import onnxruntime
 
+from passes.engine.locks import Lock
+
 from ..errors import first_line
 from .messages import ORT_ERRORS
 
@@ -18,6 +20,8 @@ VARIABLE = "DYNAMO_BACKENDS_CUSTOM_OP_LIBRARIES"
 
 _loaded: tuple[str, ...] = ()
 """Absolute paths. Replaced, never mutated."""
+
+_loading = Lock()
 
 
 def check_libraries(value: object) -> None:
@@ -62,14 +66,15 @@ def load_libraries(paths: Sequence[str]) -> None:
         ValueError: ONNX Runtime cannot load a file; the message says why.
     """
     global _loaded
-    for path in map(os.path.abspath, paths):
-        if path in _loaded:
-            continue
-        try:
-            onnxruntime.SessionOptions().register_custom_ops_library(path)
-        except ORT_ERRORS as error:
-            raise ValueError(f"option 'custom_op_libraries': {path}: {first_line(str(error))}") from error
-        _loaded = (*_loaded, path)
+    with _loading:
+        for path in map(os.path.abspath, paths):
+            if path in _loaded:
+                continue
+            try:
+                onnxruntime.SessionOptions().register_custom_ops_library(path)
+            except ORT_ERRORS as error:
+                raise ValueError(f"option 'custom_op_libraries': {path}: {first_line(str(error))}") from error
+            _loaded = (*_loaded, path)
 
 
 def loaded_libraries() -> tuple[str, ...]:

@@ -332,28 +332,32 @@ def load_session(
 
     Args:
         executable: the model.
-        constants: the weights, by the position of the argument; may be empty.
+        constants: by the position of the argument; its weights that are not among them stay inputs.
         complete: whether each call reads every byte of the weights.
 
     Raises:
         SessionError: ONNX Runtime rejected the model.
     """
-    if not constants:
-        return executable.load()
     why = ""
-    if _fit([weight.tensor for weight in constants.values()]):
+    if constants and _fit([weight.tensor for weight in constants.values()]):
         try:
             session = FrozenSession(executable, constants, complete=complete)
         except SessionError as error:
             why = first_line(str(error))
         else:
             count("constant_weights", len(constants))
+            _count_inputs(len(executable.weights) - len(constants))
             return session
     bound = _chosen(executable, ()).load()
     if why:
         logger.warning("weights are inputs, which is slower: %s", why)
-    count("weights_left_inputs", len(constants))
+    _count_inputs(len(executable.weights))
     return bound
+
+
+def _count_inputs(number: int) -> None:
+    if number:
+        count("weights_left_inputs", number)
 
 
 def _chosen(executable: Executable, constants: Collection[int]) -> Executable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
+import importlib
 import json
 import os
 import pwd
@@ -201,6 +202,67 @@ def test_weights_that_change_after_a_hit() -> None:
         other[3].weight.data = torch.randn(4, 16)
         assert_same_values(run(x), other(x))
         assert counted("weight_refreshes") == 2
+
+
+IN_A_LOOP = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        for layer in (self.first, self.second):
+            x = torch.nn.functional.gelu(layer(x))
+        return x
+"""
+
+LINE_BY_LINE = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down = torch.nn.Linear(4, 4)
+        self.up = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.down(x)
+        x = torch.nn.functional.gelu(x)
+        x = self.up(x)
+        return torch.nn.functional.gelu(x)
+"""
+
+
+def test_a_hit_names_the_lines_of_the_code_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other code was compiled to the same graph: a loop on one line, whose layers have other names."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in_a_loop.py").write_text(IN_A_LOOP)
+    (tmp_path / "line_by_line.py").write_text(LINE_BY_LINE)
+    compiler = functools.partial(torch.compile, backend="onnxrt", fullgraph=True)
+    x = torch.ones(2, 4)
+    with torch.no_grad():
+        compiler(importlib.import_module("in_a_loop").Model().eval())(x)
+        model = importlib.import_module("line_by_line").Model().eval()
+        with caplog.at_level("DEBUG", "dynamo_backends.pipeline.stage_logging"):
+            saved = compiler(model.forward).aot_compile(((x,), {}))
+    assert counted("cache_misses") == counted("cache_hits") == 1
+    [text] = [record.getMessage() for record in caplog.records if "from the cache" in record.msg]
+    nodes = [line for line in text.splitlines() if "Gemm" in line or "Gelu" in line]
+    lines = [f"line_by_line.py:{number}" for number in (11, 12, 13, 14)]
+    assert [node.split("# ")[1] for node in nodes] == lines
+    assert "in_a_loop" not in caplog.text and "first." not in text
+    assert all(f"{name}.weight" in text for name in ("down", "up"))
+    saved.save_compiled_function(str(tmp_path / "saved"))
+    assert main(["show", str(tmp_path / "saved"), "--onnx", str(tmp_path / "models")]) == 0
+    [path] = (tmp_path / "models").iterdir()
+    of_nodes = [node.metadata_props for node in ir.load(path).graph if node.op_type in ("Gemm", "Gelu")]
+    assert [properties["source"] for properties in of_nodes] == lines
+    assert [properties.get("module") for properties in of_nodes] == ["down", None, "up", None]
 
 
 def test_a_session_that_fails_after_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import assert_same_values, compiled
 from onnxscript import evaluator
 from torch import fx, nn
+from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends import backends, decomposition_table, onnx_compiler
+from dynamo_backends.debug import observer
+from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.exporter.translate import RegionInput, RegionOutput, serialize, translate
 
 OPSET = 23
@@ -173,3 +180,62 @@ def test_graphs_without_a_name_are_numbered_each_by_its_own(monkeypatch: pytest.
     first, second = records
     assert first.index != second.index
     assert (first.direction, second.direction) == ("inference", "inference")
+
+
+@pytest.mark.parametrize("name", ["onnxrt", "onnx_debug", "fx_debug"])
+def test_threads_that_look_a_backend_up_first_at_once_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All load the entry point before one registers it, as when the import takes long."""
+    torch._dynamo.list_backends()  # finds the entry points
+    loaded = threading.Barrier(8)
+    function = getattr(backends, name)
+    entry = SimpleNamespace(load=lambda: loaded.wait() is not None and function)
+    monkeypatch.setitem(registry._BACKENDS, name, entry)
+    monkeypatch.delitem(registry._COMPILER_FNS, name, raising=False)
+    assert at_once(*8 * [lambda: registry.lookup_backend(name)]) == 8 * [function]
+    assert name in torch._dynamo.list_backends(exclude_tags=())
+
+
+def test_another_function_of_a_registered_name_is_still_an_error() -> None:
+    registry.lookup_backend("onnxrt")
+    with pytest.raises(AssertionError, match="duplicate name"):
+        registry.register_backend(lambda module, inputs: module, name="onnxrt")
+
+
+FIRST_AT_ONCE = """
+import threading
+
+import torch
+
+barrier, results = threading.Barrier(8), []
+
+def work(number):
+    barrier.wait()
+    backend = ("onnxrt", "onnx_debug", "fx_debug")[number % 3]
+    results.append(callable(torch.compile(torch.nn.ReLU(), backend=backend)))
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert results == 8 * [True], results
+"""
+
+
+def test_threads_of_a_process_compile_first_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_AT_ONCE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_that_dump_first_at_once_share_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``onnx_compiler`` is called under no lock of Dynamo's."""
+    made = []
+
+    def slow(*args: object) -> Manifest:
+        time.sleep(0.01)
+        made.append(Manifest(*args))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(observer, "Manifest", slow)
+    at_once(*4 * [lambda: onnx_compiler(debug=True, dump_dir=str(tmp_path))])
+    assert len(made) == 1

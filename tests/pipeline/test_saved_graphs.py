@@ -33,6 +33,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.errors import AheadOfTimeError, SessionError
 from dynamo_backends.pipeline import pass_target, program_payload
 from dynamo_backends.runtime import integer_kernels, kernel_faults
+from dynamo_backends.weights.changes import can_be_watched
 
 PROGRAM = Path(__file__).parents[1] / "saved_models.py"
 
@@ -421,6 +422,52 @@ def test_what_onnx_runtime_rejects_when_it_is_loaded(
         else:
             assert_same_values(loaded(X), perceptron(X))
             assert counted("not_loaded") == 1 and not counted("graphs_loaded")
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+def _in_inference_mode(weight: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return weight.clone()
+
+
+UNWATCHABLE = {
+    "inference": _in_inference_mode,
+    "expanded": lambda weight: weight[:1, :1].expand_as(weight),
+    "every other row": lambda weight: weight.repeat_interleave(2, 0)[::2],
+    "negated view": lambda weight: torch._neg_view(weight.clone()),
+}
+
+
+@pytest.mark.parametrize("how", UNWATCHABLE)
+@pytest.mark.parametrize("is_every_weight", [False, True])
+def test_weights_whose_changes_cannot_be_noticed_are_inputs_of_a_loaded_graph(
+    how: str, is_every_weight: bool, tmp_path: Path
+) -> None:
+    options = {"weights": "checked"} if is_every_weight else {}
+    options = {**options, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    with torch.no_grad():
+        function = torch.compile(Two().eval().forward, backend="onnxrt", fullgraph=True, options=options)
+        function.aot_compile(((X,), {})).save_compiled_function(str(tmp_path / "two"))
+        with open(tmp_path / "two", "rb") as file:
+            loaded = torch.compiler.load_compiled_function(file)
+        model = Two().eval()
+        for factor in (1, 2, 3):
+            for layer in [model.up, model.down] if is_every_weight else [model.up]:
+                weight = UNWATCHABLE[how](layer.weight.detach() * factor)
+                layer.weight = nn.Parameter(weight, requires_grad=False)
+                assert not can_be_watched(layer.weight)
+            assert_same_values(loaded(model, X), model(X))
+    assert counted("graphs_loaded") == 1 and not counted("runtime_failures") and not counted("internal_failures")
+    number = 1 + is_every_weight
+    assert (counted("constant_weights"), counted("weights_left_inputs")) == (4 + 4 - number, number)  # saved and loaded
 
 
 def test_a_missing_provider_is_told_when_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,16 @@ import copy
 import functools
 import gc
 import json
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import prometheus_client
@@ -397,6 +402,37 @@ def test_processes_that_start_at_once_compile_a_graph_once(tmp_path: Path) -> No
             process.process.communicate()
 
 
+def _hold(store: Store, keys: Sequence[str], connection: Connection) -> None:
+    with contextlib.ExitStack() as locks:
+        for key in keys:
+            locks.enter_context(store.locked(key, 0.0))
+        connection.send("holds")
+        connection.recv()
+
+
+def test_a_suspended_process_is_not_waited_for_graph_by_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_STALLED_SECONDS", 2.0)
+    monkeypatch.setattr(store_module, "_BEAT_SECONDS", 0.1)
+    store, keys = Store(tmp_path, 1000), [f"key {number}" for number in range(8)]
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(store, keys, theirs), daemon=True)
+    process.start()
+    assert process.pid is not None
+    try:
+        assert ours.recv() == "holds"
+        time.sleep(2.5)
+        with store.locked(keys[0], 0.1):  # its holder shows progress, but takes too long
+            assert (counted("cache_waits"), counted("cache_locks_ignored")) == (1, 1)
+        os.kill(process.pid, signal.SIGSTOP)
+        for key in keys:
+            with store.locked(key, 600.0):
+                assert len(list(tmp_path.iterdir())) == 8
+        assert (counted("cache_waits"), counted("cache_locks_ignored")) == (2, 9)
+    finally:
+        process.kill()
+
+
 def test_a_lock_that_is_never_free_is_not_waited_for_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -408,5 +444,5 @@ def test_a_lock_that_is_never_free_is_not_waited_for_forever(
         with store.locked("key", 0.2):
             assert len(list(tmp_path.iterdir())) == 2
     assert not list(tmp_path.iterdir())
-    assert counted("cache_waits") == 1
+    assert counted("cache_waits") == counted("cache_locks_ignored") == 1
     assert [record.levelname for record in caplog.records if record.name == store_module.__name__] == ["WARNING"] * 2
