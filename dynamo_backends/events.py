@@ -38,7 +38,7 @@ EVENTS = {
     "pass NAME": "how often the pass fired",
     "undone pass NAME": "how often the pass was undone: it failed, made an invalid graph, or changed results",
     "unused_converter OPERATOR": "graphs whose passes removed every node that a registered converter would translate",
-    "graphs_not_verified": "graphs with collectives, which verify_passes cannot check",
+    "graphs_not_verified": "graphs that verify_passes cannot check: with collectives, or with opaque arguments",
     "constant_weights": "weights that are constants of a session",
     "weights_left_inputs": "weights that stayed inputs: too little memory, ONNX Runtime rejected the model, or a saved "
     "graph was loaded with weights whose changes cannot be noticed",

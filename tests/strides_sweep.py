@@ -4,7 +4,7 @@
 
     python tests/strides_sweep.py --processes 2                   # all, some ten minutes
     python tests/strides_sweep.py --only aten::roll,aten::cat     # some, with an example of each difference
-    python tests/strides_sweep.py --write                         # and writes agreeing_operators.json
+    python tests/strides_sweep.py --write                         # and writes the two files
     python tests/strides_sweep.py --sample 1/20 --seed 7          # checks the file; exit code 1: an entry is wrong
 
 The calls of ATen operators in PyTorch's operator database, forward and backward, are repeated in many layouts of their
@@ -13,6 +13,9 @@ meta kernel (a ``FakeTensorMode``) and by our decomposition. An operator agrees 
 each layout, also in dimensions of size one, since kernels choose their output layout by these.
 
 Each operator is judged in its own process: some kernels crash on unexpected layouts.
+
+The same calls tell which arguments have elements and which have indices, for ``graphs/example_values.py``:
+``argument_names.json``, which ``--write`` writes too.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends.exporter.decompositions import decomposition_table
 
-FILE = Path(__file__).resolve().parent.parent / "dynamo_backends" / "graphs" / "agreeing_operators.json"
+_FOLDER = Path(__file__).resolve().parent.parent / "dynamo_backends" / "graphs"
+FILE = _FOLDER / "agreeing_operators.json"
+NAMES = _FOLDER / "argument_names.json"
 DTYPES = (torch.float32, torch.float16, torch.int64)
 _KINDS = 200
 _ROW_MAJOR, _WHOLE = 60, 120
@@ -59,6 +64,7 @@ KINDS = ("row_major", "without_ones")
 """Of arguments: all row-major; others without a dimension of size one. Of those with one the kernel is always asked."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+Dtypes = collections.defaultdict[str, set[torch.dtype]]
 
 
 @dataclasses.dataclass
@@ -72,14 +78,19 @@ class Outcome:
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the calls of operators that change no argument."""
+    """Keeps the calls of operators that change no argument, and the dtypes of all arguments by name."""
 
-    def __init__(self, calls: dict[Any, dict[object, Call]]) -> None:
+    def __init__(self, calls: dict[Any, dict[object, Call]], dtypes: Dtypes) -> None:
         super().__init__()
         self._calls = calls
+        self._dtypes = dtypes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
+        names = [argument.name for argument in func._schema.arguments]
+        for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+            tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+            self._dtypes[name].update(tensor.dtype for tensor in tensors)
         if func.namespace == "aten" and not func._schema.is_mutable:
             leaves = pytree.tree_leaves((args, kwargs))
             kind = tuple(map(_kind, leaves))
@@ -107,12 +118,13 @@ def _copied(value: object) -> object:
     return value.detach().clone(memory_format=torch.preserve_format)
 
 
-def recorded(names: Sequence[str] | None = None) -> dict[Any, list[Call]]:
-    """The calls of ATen's operators in the operator database.
+def recorded(names: Sequence[str] | None = None) -> tuple[dict[Any, list[Call]], Dtypes]:
+    """The calls of ATen's operators in the operator database, and the dtypes of arguments by name.
 
     Args:
         names: entries of the database, by default all.
     """
+    dtypes: Dtypes = collections.defaultdict(set)
     calls: dict[Any, dict[object, Call]] = {}
     for name, op in entries().items():
         if names is not None and name not in names:
@@ -128,13 +140,24 @@ def recorded(names: Sequence[str] | None = None) -> dict[Any, list[Call]]:
                 except Exception:  # some entries have no samples in a dtype that they name
                     continue
                 for sample in samples:
-                    _run(op, sample, calls, trains=trains)
-    return {func: _most_dimensions(list(known.values())) for func, known in calls.items()}
+                    _run(op, sample, _Recorder(calls, dtypes), trains=trains)
+    return {func: _most_dimensions(list(known.values())) for func, known in calls.items()}, dtypes
 
 
-def _run(op: Any, sample: Any, calls: dict[Any, dict[object, Call]], *, trains: bool) -> None:
+def argument_names(dtypes: Dtypes) -> dict[str, list[str]]:
+    """The names of arguments that have elements, and of those that have indices, which are never bytes."""
+    elements = {name for name, found in dtypes.items() if any(map(_has_elements, found))}
+    indices = {name for name, found in dtypes.items() if found & {torch.int32, torch.int64}} - elements
+    return {"elements": sorted(elements), "indices": sorted(indices)}
+
+
+def _has_elements(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _run(op: Any, sample: Any, recorder: _Recorder, *, trains: bool) -> None:
     try:
-        with _Recorder(calls):
+        with recorder:
             results = op(sample.input, *sample.args, **sample.kwargs)
             roots = [leaf for leaf in pytree.tree_leaves(results) if _is_tensor(leaf) and leaf.requires_grad]
             if trains and roots:
@@ -417,9 +440,10 @@ def main() -> int:
     parser.add_argument("--sample", default="1", help="the part of the operators that is tried, such as 1/20")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="writes agreeing_operators.json")
+    parser.add_argument("--write", action="store_true", help="writes agreeing_operators.json and argument_names.json")
     given = parser.parse_args()
-    calls = recorded()
+    calls, dtypes = recorded()
+    arguments = argument_names(dtypes)
     names = sorted(func.name() for func in calls)
     top, _, bottom = given.sample.partition("/")
     chosen = set(random.Random(given.seed).sample(names, max(1, round(len(names) * int(top) / int(bottom or 1)))))
@@ -435,9 +459,13 @@ def main() -> int:
     print(f"{len(found)} operators: {', '.join(f'{len(names)} {kind}' for kind, names in table.items())}")
     if given.write:
         FILE.write_text(json.dumps(table, indent=0) + "\n", encoding="utf-8")
+        NAMES.write_text(json.dumps(arguments, indent=0) + "\n", encoding="utf-8")
         return 0
     print(f"{len(wrong)} of those that are listed differ{': ' if wrong else ''}{', '.join(wrong)}")
-    return int(bool(wrong))
+    has_other_names = arguments != json.loads(NAMES.read_text(encoding="utf-8"))
+    if has_other_names:
+        print(f"{NAMES.name} is not what the database tells: --write")
+    return int(bool(wrong) or has_other_names)
 
 
 if __name__ == "__main__":

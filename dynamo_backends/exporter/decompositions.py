@@ -27,6 +27,7 @@ from ..graphs.layout import ROW_MAJOR, layout_of
 from ..versions import MINIMUM_OPSET
 from .recurrent_layers import kept_layers
 from .registration import registered_targets
+from .scalar_range import number_out_of_range
 
 aten = torch.ops.aten
 
@@ -143,20 +144,23 @@ def soft_margin_loss_backward(
     return gradient / input.numel() if reduction == _decomp.decompositions.Reduction.MEAN.value else gradient
 
 
-def without_aliases(function: Callable[..., object]) -> Callable[..., object]:
+def without_aliases(target: torch._ops.OpOverload, function: Callable[..., object]) -> Callable[..., object]:
     """A decomposition whose results do not alias its arguments.
 
     Some decompositions return a view of an argument if nothing has to be computed (``channel_shuffle`` with one group,
     ``take`` of the only element). The operator returns new memory, which the program may change in place.
 
     Operators with complex or empty tensors are not decomposed: some decompositions reject them (``nan_to_num`` of
-    complex, ``index_fill`` of empty tensors) or return another dtype (``bucketize`` without boundaries).
+    complex, ``index_fill`` of empty tensors) or return another dtype (``bucketize`` without boundaries). Nor are those
+    with a number that the dtype cannot hold, for which eager raises an error: a decomposition may compute infinity.
     """
 
     @functools.wraps(function)
     def decomposition(*args: Any, **kwargs: Any) -> object:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if any(tensor.is_complex() or statically_known_true(tensor.numel() == 0) for tensor in tensors):
+            return NotImplemented
+        if number_out_of_range(target, args, kwargs):
             return NotImplemented
 
         def copy_alias(value: object) -> object:
@@ -219,7 +223,7 @@ def whole_table(translated: frozenset[str]) -> Decompositions:
                 or torch.Tag.nondeterministic_seeded in target.tags
             ):
                 continue
-            table.setdefault(target, function if is_view(target) else without_aliases(function))
+            table.setdefault(target, function if is_view(target) else without_aliases(target, function))
     return decompositions_as_kernels(table)
 
 

@@ -8,9 +8,8 @@ eager. ``runtime/kernel_faults.py`` lists faults of ONNX nodes.
 from __future__ import annotations
 
 import functools
-import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import sympy
 import torch
@@ -25,6 +24,7 @@ from ..errors import Kind, Reason
 from ..graphs.in_place import is_write_back
 from .decompositions import SUMS_AT_INDICES, overloads_of
 from .recurrent_layers import RECURRENT
+from .scalar_range import number_out_of_range
 
 aten = torch.ops.aten
 
@@ -56,7 +56,9 @@ def reason_not_to_translate(node: fx.Node) -> Reason | None:
             return Reason(Kind.NOT_IN_ONNX, "ONNX has no counterpart of PyTorch's quantized tensors")
     if any(isinstance(value, (float, torch.SymFloat)) for value in (result, *_arguments(node))):
         return Reason(Kind.UNKNOWN_SHAPE, "its translation would round a symbolic float, which has double precision")
-    return _number_out_of_range(node, tensors) or _written_number_out_of_range(node)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    misfit = number_out_of_range(node.target, args, kwargs, result)
+    return Reason(Kind.NO_TRANSLATION, misfit) if misfit else None
 
 
 def faults_of(node: fx.Node) -> Iterator[Fault[fx.Node]]:
@@ -107,64 +109,6 @@ def draws_random_numbers(node: fx.Node) -> bool:
             if isinstance(value, (bool, int, float)) and value == _DISABLES_RANDOMNESS[parameter.name]:
                 return False
     return True
-
-
-def _number_out_of_range(node: fx.Node, tensors: Iterable[torch.Tensor]) -> Reason | None:
-    """Rejects a number outside the integer dtype of the computation, which eager wraps (-1 in uint8 is 255)."""
-    result = node.meta.get("val")
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
-        return None
-    for tensor in tensors:
-        if tensor.is_floating_point() or tensor.dtype is torch.bool:
-            continue
-        if isinstance(result, torch.Tensor) and result.dtype not in (tensor.dtype, torch.bool):
-            continue
-        limits = torch.iinfo(tensor.dtype)
-        for number in node.args:
-            if isinstance(number, int) and not limits.min <= number <= limits.max:
-                return Reason(Kind.NO_TRANSLATION, f"{number} does not fit into {tensor.dtype}")
-    return None
-
-
-_WRITTEN_NUMBER = {
-    aten.constant_pad_nd.default: 2,
-    aten.fill.Scalar: 1,
-    aten.full.default: 1,
-    aten.full_like.default: 1,
-    aten.masked_fill.Scalar: 2,
-    aten.new_full.default: 2,
-    aten.scalar_tensor.default: 0,
-    aten.scatter.value: 3,
-}
-"""Operators that write a number into their result, with the position of the number among the arguments."""
-
-
-def _written_number_out_of_range(node: fx.Node) -> Reason | None:
-    """Rejects a number that overflows the result's dtype: eager raises an error, ONNX returns infinity or wraps.
-
-    Also rejects a nonzero number that float32 rounds to 0, if the result is boolean: eager returns ``True``.
-    """
-    position, result = _WRITTEN_NUMBER.get(node.target), node.meta.get("val")
-    if position is None or not isinstance(result, torch.Tensor) or len(node.args) <= position:
-        return None
-    number = node.args[position]
-    if isinstance(number, (int, float)) and _overflows(number, result.dtype):
-        return Reason(Kind.NOT_IN_ONNX, f"{number} does not fit into {result.dtype}, and eager raises an error")
-    if result.dtype is torch.bool and isinstance(number, float) and 0 < abs(number) < torch.finfo(torch.float32).tiny:
-        return Reason(Kind.NOT_IN_ONNX, f"its translation rounds {number} to 0")
-    return None
-
-
-def _overflows(number: float, dtype: torch.dtype) -> bool:
-    """Follows ``c10::overflows`` (``c10/util/overflows.h``), which lets negative integers wrap in unsigned dtypes."""
-    if dtype is torch.bool or dtype.is_complex:
-        return False
-    if dtype.is_floating_point:
-        return math.isfinite(number) and abs(number) > torch.finfo(dtype).max
-    limits = torch.iinfo(dtype)
-    if isinstance(number, int) and limits.min == 0:
-        return abs(number) > limits.max
-    return not limits.min <= number <= limits.max
 
 
 def is_uninitialized(node: fx.Node) -> bool:

@@ -55,7 +55,7 @@ from passes.engine.fx.editing import call, is_gradient, is_input, owner
 
 from ..errors import first_line
 from .artifacts import Runner
-from .example_values import synthetic
+from .example_values import synthetic, valid_indices
 from .fake_tensors import correct_statistics
 from .in_place import write_backs
 from .locations import Frame, UserName, function_name, is_user_file, prepend_call, set_user_name, short_file, user_name
@@ -484,18 +484,23 @@ def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
     return found
 
 
-def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -> list[object]:
+def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -> list[object] | None:
     """Real values for the placeholders of a joint graph, from the ``arguments`` of Dynamo's graph.
 
-    Other values, such as gradients of results, are ``synthetic``; all are if ``arguments`` is ``None``.
+    Other values, such as gradients of results, are ``synthetic``; all are if ``arguments`` is ``None``. The result is
+    ``None`` if no synthetic integers are valid for an operator that reads them.
     """
     with _disable_current_modes():  # AOTAutograd's fake mode
-        return [_real_argument(node, arguments) for node in module.graph.find_nodes(op="placeholder")]
+        values = [_real_argument(node, arguments) for node in module.graph.find_nodes(op="placeholder")]
+    return None if any(value is _INVALID for value in values) else values
+
+
+_INVALID = object()
 
 
 def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
     if arguments is None:
-        return synthetic(node.meta["val"])
+        return _synthetic_argument(node)
     descriptor, path = _outer(node.meta.get("desc"))
     if isinstance(descriptor, PlainAOTInput):
         return _part(arguments[_position(descriptor)], path)
@@ -503,7 +508,14 @@ def _real_argument(node: fx.Node, arguments: Sequence[object] | None) -> object:
         view = arguments[_position(descriptor.base_of)]
         if isinstance(view, torch.Tensor) and view._base is not None:
             return view._base
-    return synthetic(node.meta["val"])
+    return _synthetic_argument(node)
+
+
+def _synthetic_argument(node: fx.Node) -> object:
+    indices = [valid_indices(user) for user in node.users]
+    if None in indices:
+        return _INVALID
+    return synthetic(node.meta["val"], max((found.get(node, 0) for found in indices if found), default=0))
 
 
 def _position(descriptor: PlainAOTInput) -> int:

@@ -4,7 +4,8 @@ Strides: results of a compiled graph get the strides of its fake tensors. These 
 disagree with the real kernels: ``x.permute(0, 3, 1, 2).roll(1, 2)`` is row-major as a fake tensor, and channels last in
 eager. A later view of it raises, or shares memory that it does not share in eager. So the real kernel is probed: it
 runs once for each set of sizes and strides, on dummy data. No probe is needed for operators in
-``agreeing_operators.json``, which ``tests/strides_sweep.py`` found to agree in many layouts.
+``agreeing_operators.json``, which ``tests/strides_sweep.py`` found to agree in many layouts. A kernel for which
+``example_values`` has no valid data, as for the workspace of a recurrent layer, is not run: fake strides are used.
 
 Dtypes: for a half-precision input with float32 weights, as under autocast, normalizations save float32 statistics for
 the backward, but their fake tensors say half. So decompositions compute them from a float32 input, and
@@ -35,6 +36,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..common.strides import strides_in_order
 from ..events import count
+from .example_values import valid_integers
 from .layout import hint_of, memory_extent, order_of
 
 logger = logging.getLogger(__name__)
@@ -103,17 +105,18 @@ def _is_exactly_row_major(tensor: torch.Tensor) -> bool:
 
 
 def strides_of_kernel(
-    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: object = None
 ) -> tuple[Strides | None, ...] | None:
     """The strides of what a kernel returns, from a probe or the cache of probes.
 
     Args:
         target: an operator that changes no argument.
         args, kwargs: fake tensors and numbers; symbolic sizes count as their hints.
+        results: its fake results.
 
     Returns:
         The strides of each leaf of the results, ``None`` for one that is not a strided tensor. ``None`` altogether if
-        sizes are unknown or too large, or if the kernel fails on dummy data.
+        sizes are unknown or too large, if no dummy data is valid, or if the kernel fails on it.
     """
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
     described = tuple(map(_described, leaves))
@@ -121,7 +124,10 @@ def strides_of_kernel(
     if key not in _probes:
         if len(_probes) >= _MAX_PROBES:
             _probes.clear()
-        strides = None if any(item is _UNKNOWN for item in described) else _probe(target, leaves, structure)
+        strides = None
+        integers = valid_integers(target, args, kwargs, results)
+        if integers is not None and _UNKNOWN not in described:
+            strides = _probe(target, leaves, integers, structure)
         _probes[key] = strides
         if strides is None:
             count("strides_not_known")
@@ -131,7 +137,9 @@ def strides_of_kernel(
 
 
 _UNKNOWN = object()
-"""Describes an argument whose size depends on data."""
+"""Describes an argument whose size depends on data, and one of which no copy can be made, such as a generator."""
+
+_CONSTANTS = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def _described(leaf: object) -> object:
@@ -139,11 +147,15 @@ def _described(leaf: object) -> object:
         numbers = tuple(map(hint_of, (*leaf.shape, *leaf.stride())))
         return _UNKNOWN if None in numbers else (numbers, leaf.dtype)
     known = hint_of(leaf)
-    return _UNKNOWN if known is None and leaf is not None else (type(known), str(known))
+    is_known = isinstance(known, _CONSTANTS) and (known is not None or leaf is None)
+    return (type(known), str(known)) if is_known else _UNKNOWN
 
 
 def _probe(
-    target: torch._ops.OpOverload, leaves: Sequence[object], structure: pytree.TreeSpec
+    target: torch._ops.OpOverload,
+    leaves: Sequence[object],
+    integers: Sequence[int | None],
+    structure: pytree.TreeSpec,
 ) -> tuple[Strides | None, ...] | None:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     size = sum(memory_extent(tensor) * tensor.itemsize for tensor in tensors)
@@ -155,28 +167,35 @@ def _probe(
         for context in (_disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast()):
             stack.enter_context(context)
         stack.enter_context(torch.random.fork_rng(devices=(), enabled=random))
-        for make in (_zeros, _numbers):  # some kernels fail on zeros, such as a matrix inverse
-            real = [make(leaf) if isinstance(leaf, torch.Tensor) else hint_of(leaf) for leaf in leaves]
-            args, kwargs = pytree.tree_unflatten(real, structure)
+        for make in (_zeros, _numbers):  # some kernels fail on zeros: a matrix inverse, a division of integers
             try:
+                real = [
+                    make(leaf, integer) if isinstance(leaf, torch.Tensor) else hint_of(leaf)
+                    for leaf, integer in zip(leaves, integers, strict=True)
+                ]
+                args, kwargs = pytree.tree_unflatten(real, structure)
                 results = target(*args, **kwargs)
-            except Exception as error:  # dummy data may be invalid for it
+            except Exception as error:  # dummy data may be invalid for it, or not exist for a dtype
                 logger.debug("the probe of %s failed: %s", target, error)
                 continue
             return tuple(map(_strides, pytree.tree_leaves(results)))
     return None
 
 
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros like a fake tensor; the system allocates large memory only when it is used."""
+def _zeros(tensor: torch.Tensor, integer: int | None) -> torch.Tensor:
+    """Zeros like a fake tensor, or ``integer``; the system allocates large memory only when it is used."""
     memory = torch.zeros(memory_extent(tensor), dtype=tensor.dtype)
+    if integer:
+        memory.fill_(integer)
     return memory.as_strided(list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride())))
 
 
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Nonzero numbers like a fake tensor, if it is floating-point."""
-    result = _zeros(tensor)
-    if result.is_floating_point() and result.numel():
+def _numbers(tensor: torch.Tensor, integer: int | None) -> torch.Tensor:
+    """Nonzero numbers like a fake tensor, or ``integer``."""
+    if not tensor.is_floating_point():
+        return _zeros(tensor, 1 if integer is None else integer)
+    result = _zeros(tensor, None)
+    if result.numel():
         memory = result.as_strided((memory_extent(tensor),), (1,))
         memory.copy_(torch.linspace(0.5, 1.5, len(memory)).cos())
     return result
@@ -200,7 +219,7 @@ def fake_tensors_as_kernels(mode: FakeTensorMode | None) -> Iterator[None]:
         result = dispatch(func, types, args, kwargs or {})
         if not _needs_probe(func, args, kwargs or {}):
             return result
-        strides = strides_of_kernel(func, args, kwargs or {})
+        strides = strides_of_kernel(func, args, kwargs or {}, result)
         if strides is None:
             return result
         leaves, structure = pytree.tree_flatten(result)
@@ -256,7 +275,7 @@ def _decomposed(target: torch._ops.OpOverload, function: Callable[..., Any], *ar
     result = function(*args, **kwargs)
     if result is NotImplemented or not _needs_probe(target, args, kwargs):
         return result
-    strides = strides_of_kernel(target, args, kwargs)
+    strides = strides_of_kernel(target, args, kwargs, result)
     leaves, structure = pytree.tree_flatten(result)
     if strides is None or len(leaves) != len(strides):
         return result

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dynamo.utils import get_metrics_context
 
 _OF_IDENTITY = {"CLASS_MATCH", "CLOSURE_MATCH", "FUNCTION_MATCH", "ID_MATCH", "MODULE_MATCH", "WEAKREF_ALIVE"}
 
@@ -41,21 +42,23 @@ def _is_on_code(guard: Any) -> bool:
 
 
 def take_thread_count_from_loader() -> None:
-    """The guards that Dynamo saves next in this thread compare the number of threads with that of the loading process.
+    """The guards that Dynamo saves in this compile compare the number of threads with that of the loading process.
 
     PyTorch compares it with that of the process that compiled, because Inductor's kernels contain it.
     """
-    _next.is_ours = True
+    _ours.metrics = get_metrics_context()._metrics
 
 
-_next = threading.local()
+_ours = threading.local()
+"""The last compile of this thread that saves a graph of ours, by its metrics: Dynamo makes a new dict of them when it
+starts to compile, in ``aot_compile`` too, and saves guards before it leaves their context."""
 
 
 def _reduce(guard: GlobalStateGuard) -> str | tuple[Any, ...]:
-    """How ``guard`` is pickled; only one that follows a graph of ours differs from PyTorch's."""
-    if not getattr(_next, "is_ours", False):
+    """How ``guard`` is pickled; only one of a graph of ours differs from PyTorch's."""
+    context = get_metrics_context()
+    if not context.in_progress() or context._metrics is not getattr(_ours, "metrics", None):
         return object.__reduce_ex__(guard, 2)
-    _next.is_ours = False
     loader: Callable[[str], GlobalStateGuard] = _with_own_thread_count
     return loader, (guard.__getstate__(),)
 

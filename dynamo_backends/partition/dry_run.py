@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import Kind, Reason, SessionError, WrongResultError
+from ..graphs.example_values import valid_indices
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import CPU
 from ..runtime.session import Session
@@ -35,6 +36,9 @@ def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
     arguments = [arg.meta["val"] for arg in node.all_input_nodes]
     if not all(map(_has_example, (*arguments, *results))) or not all(isinstance(r, torch.Tensor) for r in results):
         return None
+    indices = valid_indices(node)
+    if indices is None:
+        return None
     inputs = [
         InputSpec(str(value.name), item.dtype if isinstance(item, torch.Tensor) else None)
         for value, item in zip(model.graph.inputs, arguments, strict=True)
@@ -46,10 +50,12 @@ def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
     try:
         session = BoundSession(Session(model, SessionSettings((CPU,), threads=1, optimize=False)), inputs, outputs)
         with _disable_current_modes(), torch.no_grad():
-            session([_example(item) for item in arguments])
+            session(
+                [_example(item, indices.get(arg, 1)) for arg, item in zip(node.all_input_nodes, arguments, strict=True)]
+            )
     except WrongResultError as error:
         return Reason(Kind.NO_TRANSLATION, f"on example arguments, its translation's result {error.what}")
-    except SessionError:  # the arguments may be invalid, for instance an index out of range
+    except SessionError:  # the arguments may be invalid for it
         return None
     return None
 
@@ -80,14 +86,15 @@ def _sizes(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(size for size in map(_hint, value.shape) if size is not None)
 
 
-def _example(value: object) -> torch.Tensor | int | bool:
-    """Floating-point numbers between 0 and 1, or ones: an integer division by zero would end the process."""
+def _example(value: object, integer: int) -> torch.Tensor | int | bool:
+    """Floating-point numbers between 0 and 1, or ``integer``: not 0, by which an integer division would end the
+    process, if it is not an index."""
     if not isinstance(value, torch.Tensor):
         assert isinstance(value, (int, torch.SymInt))
         number = _hint(value)
         assert number is not None
         return number
-    result = torch.ones(_sizes(value), dtype=value.dtype)
+    result = torch.full(_sizes(value), integer, dtype=value.dtype)
     if value.is_floating_point():
         result.uniform_(generator=torch.Generator().manual_seed(0))
     return result

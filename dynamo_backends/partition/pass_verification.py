@@ -76,9 +76,14 @@ def can_be_verified(module: fx.GraphModule) -> bool:
     """Whether a graph may run more than once; if not, counts it and logs a warning."""
     if not any(is_collective(node.target) for node in module.graph.nodes):
         return True
-    count("graphs_not_verified")
-    logger.warning("the passes on a graph are not verified: its collectives must run once, in all processes")
+    not_verified("its collectives must run once, in all processes")
     return False
+
+
+def not_verified(why: str) -> None:
+    """Counts a graph whose passes cannot be checked, and logs a warning."""
+    count("graphs_not_verified")
+    logger.warning("the passes on a graph are not verified: %s", why)
 
 
 class GraphChecker:

@@ -20,7 +20,7 @@ from ..graphs.artifacts import CompiledGraph, GraphName
 from ..graphs.in_place import mark_partial_writes
 from ..numerics.exact import attribute
 from ..options import Options
-from ..partition.pass_verification import Evaluation, GraphChecker, can_be_verified
+from ..partition.pass_verification import Evaluation, GraphChecker, can_be_verified, not_verified
 from ..partition.regions import InPytorch, Support
 from ..weights.frozen_session import Weight
 from .lowering import Lowering, OnnxLowering, PostGradGraph
@@ -54,8 +54,10 @@ class Compiler:
 
     def joint(self, graph: GraphName, module: fx.GraphModule, arguments: Sequence[object] | None) -> None:
         """Runs the stage ``joint`` on a joint graph, in place; ``arguments`` are those of Dynamo's graph, if known."""
-        checker = GraphChecker(aot.real_arguments(module, arguments)) if self._options.verify_passes else None
-        self._joint(graph, module, checker)
+        values = aot.real_arguments(module, arguments) if self._options.verify_passes else None
+        if self._options.verify_passes and values is None:
+            not_verified("an argument is opaque, and its value is not known")
+        self._joint(graph, module, GraphChecker(values) if values is not None else None)
 
     def _joint(self, graph: GraphName, module: fx.GraphModule, checker: Checker | None) -> list[PassResult]:
         results = self._passes.run("joint", graph, module, checker=checker)

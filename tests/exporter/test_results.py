@@ -261,6 +261,19 @@ def test_a_node_of_which_nothing_is_inferred_is_tried_alone(
     assert re.search(r"\(0, 3\) .*\(4, 3\)", caplog.text)
 
 
+def test_a_node_is_tried_with_valid_indices(plant: Plant) -> None:
+    """A dimension of size one has no index but 0."""
+
+    def no_rows(x: object, dim: int, index: object) -> object:
+        rows = op.Gather(x, index, axis=dim)
+        return op.Compress(rows, op.Less(op.ReduceMax(rows, [1], keepdims=0), -1.0), axis=0)
+
+    plant(aten.index_select.default, no_rows)
+    index = torch.tensor([0, 0])
+    assert_same_as_eager(lambda x: x.index_select(0, index.to(x.device)).sin(), torch.rand(1, 3))
+    assert counted("fallback aten.index_select.default") == 1
+
+
 def rows_that_are_positive(x: object) -> object:
     """The number of rows depends on the data, so shape inference does not know it."""
     return op.Compress(op.Sinh(x), op.Greater(op.ReduceMax(x, [1], keepdims=0), 0.0), axis=0)

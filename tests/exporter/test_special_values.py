@@ -12,6 +12,7 @@ import torch
 from conftest import assert_on_onnx, assert_same_values, compiled, counted
 from operators import difference
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.graphs.layout import layout_of
@@ -243,3 +244,39 @@ def test_results_of_two_tensors_lie_in_memory_as_eagers(function: Callable[..., 
         for found, eager in zip(ours, eagers, strict=True):
             assert_same_values(found, eager)
             assert layout_of(found) == layout_of(eager), (found.stride(), eager.stride())
+
+
+OUT_OF_RANGE: dict[str, Callable[[torch.Tensor, float], object]] = {
+    "alpha": lambda x, number: torch.add(x, x, alpha=number),
+    "alpha of sub": lambda x, number: torch.sub(x, x, alpha=-number),
+    "bound": lambda x, number: x.clamp(max=number),
+    "exponent": lambda x, number: x.pow(number),
+    "value": lambda x, number: torch.addcmul(x, x, x, value=number),
+    "threshold": lambda x, number: F.threshold(x, 0, number),
+    "hardtanh": lambda x, number: F.hardtanh(x, -abs(number), abs(number)),
+    "index_fill": lambda x, number: x.index_fill(0, torch.tensor([0]), number),
+    "pad": lambda x, number: F.pad(x, (1, 1), value=number),
+    "masked_fill": lambda x, number: x.masked_fill(x > 0, number),
+    "where": lambda x, number: torch.where(x > 0, x, number),
+    "full_like": lambda x, number: torch.full_like(x, number),
+    "plus": lambda x, number: x + number,
+    "compared": lambda x, number: x < number,
+}
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.int8, 1000), (torch.uint8, -300), (torch.float16, 1e6)])
+def test_a_number_that_the_dtype_cannot_hold_is_eagers(dtype: torch.dtype, number: float) -> None:
+    x = torch.tensor([1, 2, 3]).to(dtype)
+    raised = 0
+    for function in OUT_OF_RANGE.values():
+        torch._dynamo.reset()
+        ours = compiled(lambda x, function=function: function(x, number))
+        try:
+            expected = function(x, number)
+        except RuntimeError as error:
+            raised += 1
+            with pytest.raises(RuntimeError, match="(?i)" + re.escape(str(error).splitlines()[0])):
+                ours(x)
+        else:
+            assert_same_values(ours(x), expected)
+    assert raised > 6

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends.cli import main
 from dynamo_backends.dumps.reading import latest_run, read_run
-from dynamo_backends.graphs.aot import dynamo_compile_lock
+from dynamo_backends.graphs.aot import dynamo_compile_lock, real_arguments
 from dynamo_backends.graphs.example_values import synthetic
 from dynamo_backends.graphs.late_compile import compile_at_first_call
 from dynamo_backends.partition import pass_verification
@@ -518,3 +518,22 @@ def test_dynamic_shapes_in_training(plant: Callable[..., None]) -> None:
         function(x).sum().backward()
         torch.testing.assert_close(x.grad, 2 * x.detach().cos())
     assert counted("undone pass joint.bad") == 1
+
+
+def test_integers_that_are_not_known_are_valid_for_the_operators_that_read_them() -> None:
+    def arguments(target: torch._ops.OpOverload, *others: object) -> list[object] | None:
+        graph = fx.Graph()
+        x, integers = graph.placeholder("x"), graph.placeholder("integers")
+        node = graph.call_function(target, (x, integers, *(x if other is None else other for other in others)))
+        graph.output(node)
+        with FakeTensorMode():
+            x.meta["val"], integers.meta["val"] = torch.empty(2, 2), torch.empty(2, dtype=torch.int32)
+        return real_arguments(fx.GraphModule({}, graph), None)
+
+    for target, others, expected in (
+        (aten.embedding.default, (), [0, 0]),
+        (aten.linalg_lu_solve.default, (None,), [1, 1]),
+        (aten._dyn_quant_matmul_4bit.default, (2, 2, 2), None),
+    ):
+        values = arguments(target, *others)
+        assert (values and values[1].tolist()) == expected  # type: ignore[attr-defined]

@@ -247,9 +247,14 @@ def test_guards_that_are_kept() -> None:
         loaded(model, X)
 
 
-def test_guards_of_other_backends_are_pytorchs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_guards", [True, False])
+def test_guards_of_other_backends_are_pytorchs(has_guards: bool, tmp_path: Path) -> None:
     """Their number of threads too; that a graph of ours runs with another is in the first test."""
-    save("onnxrt", tmp_path / "of_ours")
+    if has_guards:
+        save("onnxrt", tmp_path / "of_ours")
+    else:  # AOTAutograd's cache saves graphs without Dynamo's guards
+        with functorch_config.patch(bundled_autograd_cache=True), torch.no_grad():
+            compiled(torch.cos, options={"cache": False})(X)
     save("aot_eager", tmp_path / "of_theirs")
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)

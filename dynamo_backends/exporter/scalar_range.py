@@ -1,0 +1,78 @@
+"""Finds numbers among an operator's arguments that the dtype it computes in cannot hold.
+
+Eager's kernels raise an error for most of them (``alpha=1000`` in int8), and wrap others (-1 in uint8). ONNX has
+constants of the dtype alone, so such an operator is neither decomposed nor translated, and PyTorch runs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_NUMBERS = {"number", "Optional[number]", "List[number]"}
+_OPERANDS = {"self", "other"}
+"""Parameters for which eager makes a tensor of a number: it takes part in type promotion, and wraps in integers."""
+
+
+def number_out_of_range(target: object, args: Sequence[Any], kwargs: Mapping[str, Any], results: object = None) -> str:
+    """Which number does not fit into which dtype; empty if all fit.
+
+    Args:
+        target: the operator.
+        args, kwargs: its arguments, with fake tensors.
+        results: its fake results, if they are known.
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return ""
+    parameters = target._schema.arguments
+    given = [*zip(parameters, args, strict=False)]
+    given += [(parameter, kwargs[parameter.name]) for parameter in parameters if parameter.name in kwargs]
+    numbers = [
+        (number, is_tensor or parameter.name in _OPERANDS)
+        for parameter, value in given
+        if (is_tensor := isinstance(parameter.type, torch.TensorType)) or str(parameter.type) in _NUMBERS
+        for number in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(number, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    ]
+    for dtype in _computed_in(results, (args, kwargs)) if numbers else ():
+        for number, is_operand in numbers:
+            if not _fits(number, dtype, is_operand=is_operand):
+                return f"{number} does not fit into {dtype}"
+    return ""
+
+
+def _computed_in(*values: object) -> set[torch.dtype]:
+    """The dtypes of the most general kind, of the first of ``values`` that has any of it."""
+    dtypes = [set(_dtypes(value)) for value in values]
+    for is_of_kind in (lambda dtype: dtype.is_floating_point, lambda dtype: dtype is not torch.bool, lambda _: True):
+        for found in dtypes:
+            if any(map(is_of_kind, found)):
+                return set(filter(is_of_kind, found))
+    return set()
+
+
+def _dtypes(value: object) -> Iterator[torch.dtype]:
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, (torch.Tensor, torch.dtype)):
+            yield leaf.dtype if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _fits(number: Any, dtype: torch.dtype, *, is_operand: bool) -> bool:
+    """Whether a dtype holds a number, perhaps rounded. An operand that is not an integer is promoted, or computed with
+    in higher precision."""
+    if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return is_operand or dtype is torch.int64 or dtype.is_floating_point
+    if isinstance(number, bool) or dtype.is_complex:
+        return True
+    if is_operand and (isinstance(number, float) or dtype.is_floating_point or dtype is torch.bool):
+        return True
+    if dtype is torch.bool:
+        return number in (0, 1)
+    if dtype.is_floating_point:
+        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    return limits.min <= number <= limits.max and int(number) == number
