@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
+
+sys.path[0] = str(Path(__file__).parents[1])  # instead of this folder, whose passes.py would hide the package passes
 
 LAYERS, WIDTH, CALLS = 32, 256, 30
 
