@@ -46,6 +46,7 @@ EVENTS = {
     "weights_written_unseen": "changes of large weights that PyTorch's version counter missed, found in memory",
     "weights_made_inputs": "weights that kept changing and became inputs",
     "weight_sets": "additional sets of weights of a graph, each with its own session",
+    "weight_sets_full": "graphs whose further sets of weights are inputs: too many sessions or threads, or no memory",
     "replaced_sessions_freed": "sessions that were freed because a graph for symbolic sizes replaced theirs",
     "cache_hits": "compiled graphs found on disk",
     "cache_misses": "graphs not found on disk, and compiled",

@@ -254,6 +254,13 @@ class Options:
         "How long idle session threads busy-wait for the next call, in milliseconds (0 to 1000). "
         "mode='reduce-overhead' sets 20.",
     )
+    idle_seconds: int = option(
+        "run",
+        60,
+        OptionFormat(_between(1, 86_400, "a number of seconds from 1 to 86,400"), _integer_from_text),
+        "How long memory for intermediate results is kept after a call, in seconds (1 to 86,400). Then it is returned "
+        "to the system, and the next call is slower.",
+    )
     opset: int = option(
         "run",
         23,

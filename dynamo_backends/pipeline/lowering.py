@@ -207,6 +207,7 @@ class OnnxLowering(Lowering):
             shares_graph=not is_only or graph.name.direction != "inference",  # in training, PyTorch continues at once
             spin=self.options.spin,
             disabled_optimizers=optimizers_to_disable(model),
+            idle_seconds=self.options.idle_seconds,
         )
         checker = None
         if graph.evaluation is not None:

@@ -299,7 +299,8 @@ class BoundSession:
         except ORT_ERRORS as error:
             raise session_error(error, self.session.model) from error
         finally:
-            ARENA.used()
+            if self.session.settings.idle_seconds:
+                ARENA.used(self.session.settings.idle_seconds)
         SESSION_CLOCK.seconds += time.perf_counter() - started
         return results
 

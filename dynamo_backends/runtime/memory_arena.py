@@ -2,6 +2,8 @@
 
 Without an arena, the system takes large memory back after each use and maps new pages in the next call: a fifth of the
 time of a SegFormer (AMD EPYC). An arena for each session would keep each session's peak for ever.
+
+Each session says how long the arena keeps its memory after a run (option ``idle_seconds``); the longest counts.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 
 import numpy as np
 import onnxruntime
@@ -20,9 +23,6 @@ from .system_memory import give_back, holders
 
 logger = logging.getLogger(__name__)
 
-IDLE_SECONDS = 0.5
-"""Time without runs after which the arena is shrunk. The next call is as slow as without an arena."""
-
 
 class Arena:
     """ONNX Runtime's arena of the process, which its environment owns."""
@@ -32,7 +32,7 @@ class Arena:
         self._session: onnxruntime.InferenceSession | None = None
         self._watcher: threading.Thread | None = None
         self._end = threading.Event()
-        self._runs = 0
+        self._idle_from = 0.0  # by ``time.monotonic``
         holders.append(self.shrink)
         renew_in_children(self)
         atexit.register(self._stop)
@@ -58,9 +58,9 @@ class Arena:
                     return
         _use(options)
 
-    def used(self) -> None:
-        """Must be called after each run of a session."""
-        self._runs += 1
+    def used(self, seconds: int) -> None:
+        """Must be called after each run of a session: its memory is kept for so many ``seconds``."""
+        self._idle_from = max(self._idle_from, time.monotonic() + seconds)
         if self._watcher is None:
             with self._lock:
                 if self._watcher is None and not self._end.is_set():
@@ -80,13 +80,12 @@ class Arena:
             self._session.run(None, {"x": np.zeros(0, np.float32)}, run)
 
     def _watch(self) -> None:
-        """Waits until no session has run for ``IDLE_SECONDS``, then frees the memory."""
+        """Waits until no session needs the memory any more, then frees it."""
         while True:
-            before = self._runs
-            if self._end.wait(IDLE_SECONDS):
+            if self._end.wait(max(0.0, self._idle_from - time.monotonic())):
                 return
             with self._lock:
-                if self._runs == before:
+                if time.monotonic() >= self._idle_from:
                     self._watcher = None
                     break
         give_back()

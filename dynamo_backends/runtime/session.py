@@ -1,12 +1,15 @@
 """ONNX Runtime sessions: one for each model and number of threads.
 
-Each session has its own thread pool. A pool that spins while idle steals the cores of PyTorch's OpenMP and of the next
-session. So only the session of an inference graph with a single region spins, and for a short time.
+Each session has its own thread pool. (ONNX Runtime's pool for all sessions of a process has one size, which cannot be
+changed, takes the place of the pools of everyone's sessions, and does not work in forked children.) A pool that spins
+while idle steals the cores of PyTorch's OpenMP and of the next session. So only the session of an inference graph with
+a single region and one set of weights spins, and for a short time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import tempfile
 import threading
@@ -25,8 +28,14 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+logger = logging.getLogger(__name__)
+
+_MOST_POOLS = 4
+"""Numbers of threads for which a session is kept."""
+
+
 class Session:
-    """The sessions of one model by number of threads, created at first use.
+    """The sessions of one model by number of threads, created at first use; those created last are kept.
 
     A forked child creates its own, because the parent's threads are not in the child.
 
@@ -87,9 +96,18 @@ class Session:
         if session is not None:
             return session
         with self._lock:
-            if threads not in self._by_threads:
-                self._by_threads[threads] = self.create(threads)
-            return self._by_threads[threads]
+            session = self._by_threads.get(threads)
+            if session is None:
+                session = self._by_threads[threads] = self.create(threads)
+                if len(self._by_threads) > _MOST_POOLS:
+                    del self._by_threads[next(iter(self._by_threads))]  # a call that uses it refers to it
+                    logger.info("a session is freed: one for %d threads replaced it", threads)
+            return session
+
+    @property
+    def pool_threads(self) -> int:
+        """Number of threads of its pools; the calling thread is not one of them."""
+        return sum(threads - 1 for threads in list(self._by_threads))
 
     def variant(
         self,

@@ -26,13 +26,15 @@ class SessionSettings:
         providers: in order of preference.
         threads: size of the session's pool, including the calling thread; ``None`` for ``torch.get_num_threads()`` at
             each call.
-        shares_graph: whether PyTorch or another session runs right after it (training, or several regions); then idle
-            threads do not spin.
+        shares_graph: whether PyTorch or another session runs right after it (training, several regions, several sets of
+            weights); then idle threads do not spin.
         spin: how long idle threads spin otherwise, in milliseconds.
         optimize: whether ONNX Runtime's graph optimizations run.
         disabled_optimizers: names of optimizers that do not run.
         arena: whether it allocates from the arena. Without it each result has its own memory, freed with the result:
             for a session that runs once and returns many values.
+        idle_seconds: how long the arena keeps its memory after a run. 0 for a session that runs while a graph is
+            compiled, after which memory is freed anyway.
     """
 
     providers: tuple[Provider, ...] = dataclasses.field(hash=False)  # a provider's options are a dict
@@ -42,6 +44,7 @@ class SessionSettings:
     optimize: bool = True
     disabled_optimizers: tuple[str, ...] = ()
     arena: bool = True
+    idle_seconds: int = 0
 
     @property
     def current_threads(self) -> int:

@@ -22,6 +22,7 @@ from passes.engine.locks import Lock
 
 from ..errors import SessionError, first_line
 from ..events import count
+from ..options import most_threads
 from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
 from ..runtime.system_memory import available, give_back
@@ -42,7 +43,8 @@ WORTH_CALLS = 50
 """Calls that pay for making a session: it takes 0.2 to 1 s, and constants save some 20 % of 5 to 100 ms."""
 
 MOST_SETS = 256
-"""Sets of weights with a session each: more than the deepest models have layers, which may be compiled one by one."""
+"""Sets of weights with a session each: more than the deepest models have layers, which may be compiled one by one. Each
+session has its own threads, so with many threads there are fewer (``most_threads``)."""
 
 _MOST_SEEN = 10_000
 
@@ -118,6 +120,18 @@ def _held_by_sessions() -> collections.Counter[int]:
     for tensor in (tensor for state in states for tensor in state.tensors):
         held[tensor.untyped_storage()._cdata] += _USES
     return held
+
+
+def pool_threads() -> int:
+    """Number of threads in the pools of the states of this process."""
+    with _states_lock:
+        states = list(_states)
+    return sum(state.bound.session.pool_threads for state in states)
+
+
+def _threads_fit(threads: int) -> bool:
+    """Whether a state with so many threads may be added: all together have ``most_threads`` at most."""
+    return pool_threads() + threads - 1 <= most_threads()
 
 
 class FrozenSession:
@@ -251,12 +265,13 @@ class FrozenSession:
         """The state for one more set of weights."""
         name = hash(addresses)
         if name in self._seen and not self._is_full:
-            if len(self.sets) < MOST_SETS and _fit(tensors):
+            if len(self.sets) < MOST_SETS and _threads_fit(self._executable.settings.current_threads) and _fit(tensors):
                 state = self._try_build(tensors)
                 if state is not self._without_constants:
                     count("weight_sets")
                 return state
             self._is_full = True
+            count("weight_sets_full")
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         self._seen.add(name)
@@ -287,9 +302,12 @@ class FrozenSession:
             return self._inputs_only()
 
     def _build(self, tensors: Sequence[torch.Tensor]) -> _State:
-        state = _State(
-            self, self._executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete
-        )
+        executable = self._executable
+        if self.sets:  # layers that are compiled one by one run one after the other
+            executable = dataclasses.replace(
+                executable, settings=dataclasses.replace(executable.settings, shares_graph=True)
+            )
+        state = _State(self, executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
         self.sets[state.watch.addresses] = state
         self._most_sets = max(self._most_sets, len(self.sets))
         self._free_replaced(set(state.watch.addresses))

@@ -356,6 +356,7 @@ OPTIONS_OF_GRAPHS = {
     "weights": "inputs",
     "threads": 3,
     "spin": 2,
+    "idle_seconds": 7,
     "opset": 20,
     "passes": {"disable": ["onnx.linear"]},
     "check_providers": False,

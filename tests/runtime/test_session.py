@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import pickle
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -250,3 +252,12 @@ def test_a_dump_may_name_what_our_sessions_are_configured_by(shares_graph: bool)
         check_config(SessionSettings(providers, shares_graph=shares_graph).config)
     with pytest.raises(DumpError):
         check_config({"session.optimized_model_external_initializers_file_name": "/etc/passwd"})
+
+
+def test_sessions_of_few_numbers_of_threads_are_kept() -> None:
+    session = Session(ir.from_onnx_text(ADDS_ZERO), SessionSettings(CPU))
+    made = [weakref.ref(session(threads)) for threads in (1, 2, 3, 4, 5, 6, 7, 8)]
+    gc.collect()
+    alive = [ref() is not None for ref in made]
+    assert alive[-1] and sum(alive) <= 4
+    assert session.pool_threads == sum(i for i, kept in enumerate(alive) if kept)

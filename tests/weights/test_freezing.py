@@ -7,6 +7,7 @@ import copy
 import gc
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -684,6 +685,33 @@ def test_layers_that_share_a_graph_have_a_session_each() -> None:
         torch.testing.assert_close(model(TOKENS), expected)
         assert len(session.sets) == len(model.layers), "those of the layer that is gone are not kept"
     assert counted("weight_refreshes") == 2 + len(model.layers)
+
+
+def test_sessions_of_layers_do_not_busy_wait_for_each_other() -> None:
+    called_stack()
+    session = max(frozen_sessions(), key=lambda item: len(item.sets))
+    bounds = [state.bound for state in session.sets.values()]
+    options = [bound.session(bound.threads).get_session_options() for bound in bounds]
+    # Only the first was made before there were others.
+    assert [item.get_session_config_entry("session.intra_op.allow_spinning") for item in options[1:]] == ["0"] * 3
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="not on Linux")
+def test_the_threads_of_layers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of further layers are inputs of one session."""
+    gc.collect()
+    most = frozen_session.pool_threads() + 12
+    monkeypatch.setattr(frozen_session, "most_threads", lambda: most)
+    model = Stack(16).eval()
+    for layer in model.layers:
+        layer.compile(backend="onnxrt", options={"threads": 4, "cache": False})
+    before = len(os.listdir("/proc/self/task"))
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(model(TOKENS), [layer.forward(TOKENS) for layer in model.layers])
+    assert counted("weight_sets") == 12 // 3 - 2  # the first is not counted, and one has its weights as inputs
+    assert counted("weight_sets_full") == 1
+    assert len(os.listdir("/proc/self/task")) - before < 16 * 3
 
 
 def frozen_sessions() -> list[frozen_session.FrozenSession]:
