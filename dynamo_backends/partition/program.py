@@ -160,7 +160,7 @@ def load(
     regions = []
     for i, region in enumerate(program.regions):
         constants = {position: weights[argument] for position, argument in program.weights_of(i).items()}
-        build = functools.partial(load_session, constants=constants, complete=complete)
+        build = functools.partial(load_session, constants=constants, complete=complete, frame=name.frame)
         session = build(region.executable) if sessions is None else sessions[i]
         checked: BoundSession | FrozenSession | CheckedSession = session
         if region.check is not None:
