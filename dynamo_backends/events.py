@@ -40,11 +40,12 @@ EVENTS = {
     "unused_converter OPERATOR": "graphs whose passes removed every node that a registered converter would translate",
     "graphs_not_verified": "graphs that verify_passes cannot check: with collectives, or with opaque arguments",
     "constant_weights": "weights that are constants of a session",
-    "weights_left_inputs": "weights that stayed inputs: too little memory, ONNX Runtime rejected the model, or a saved "
-    "graph was loaded with weights whose changes cannot be noticed",
-    "weight_refreshes": "sessions that were rebuilt because a weight changed",
+    "weights_left_inputs": "weights that are inputs at first: too little memory, ONNX Runtime rejected constants, or a "
+    "saved graph was loaded with weights whose changes cannot be noticed",
+    "weight_refreshes": "sessions that were replaced because a weight changed",
     "weights_written_unseen": "changes of large weights that PyTorch's version counter missed, found in memory",
-    "weights_made_inputs": "weights that kept changing and became inputs",
+    "weights_made_inputs": "weights that became inputs, because building their session took longer than it ran",
+    "weights_made_constants": "weights that became constants, because they stayed the same for long enough",
     "weight_sets": "additional sets of weights of a graph, each with its own session",
     "weight_sets_full": "graphs whose further sets of weights are inputs: too many sessions or threads, or no memory",
     "replaced_sessions_freed": "sessions that were freed because a graph for symbolic sizes replaced theirs",

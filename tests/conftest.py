@@ -157,6 +157,12 @@ def without_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def rebuilt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions take no time to build: one whose weights changed is rebuilt, however short it ran."""
+    monkeypatch.setattr("dynamo_backends.weights.frozen_session.clock", lambda: 0.0)
+
+
+@pytest.fixture
 def planted() -> Iterator[Callable[[Pass], None]]:
     """Registers a pass for the duration of a test."""
     names: list[str] = []

@@ -121,6 +121,24 @@ def is_recompile() -> bool:
     return compile_id.frame_compile_id > numbers.setdefault(compile_id.frame_id, compile_id.frame_compile_id)
 
 
+_frame_numbers: weakref.WeakKeyDictionary[object, dict[int, int]] = weakref.WeakKeyDictionary()
+"""For the backend of each result of ``torch.compile``, by Dynamo's number of the frame: ours."""
+
+_next_frame_number = itertools.count()
+
+
+def frame_number() -> int | None:
+    """A number of the frame that Dynamo is compiling for one result of ``torch.compile``; ``None`` outside of Dynamo.
+    It is the same when the frame is compiled again."""
+    frame, compile_id = _translator(), CompileContext.current_compile_id()
+    if frame is None or compile_id is None or compile_id.frame_id is None:
+        return None
+    numbers = _frame_numbers.setdefault(frame.output.compiler_fn, {})
+    if compile_id.frame_id not in numbers:
+        numbers[compile_id.frame_id] = next(_next_frame_number)
+    return numbers[compile_id.frame_id]
+
+
 def lifted_attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     """The parameters and buffers that are attributes of a Dynamo graph: AOTAutograd's first arguments.
 

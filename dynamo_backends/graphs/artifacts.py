@@ -52,10 +52,14 @@ Runner = Callable[[list[object]], object]
 @dataclasses.dataclass(frozen=True)
 class GraphName:
     """The number of a Dynamo graph, and the direction ``forward``, ``backward`` or ``inference``; ``""`` before
-    AOTAutograd."""
+    AOTAutograd.
+
+    ``frame`` is the number of the Python frame, the same when it is compiled again; ``None`` if it is not known.
+    """
 
     index: int
     direction: str = ""
+    frame: int | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"graph {self.index} {self.direction}".rstrip()

@@ -162,7 +162,7 @@ def load(
     for i, region in enumerate(program.regions):
         known = program.weights_of(i).items()
         constants = {position: weights[argument] for position, argument in known if argument in weights}
-        build = functools.partial(load_session, constants=constants, complete=complete)
+        build = functools.partial(load_session, constants=constants, complete=complete, frame=name.frame)
         session = build(region.executable) if sessions is None else sessions[i]
         checked: BoundSession | FrozenSession | CheckedSession = session
         if region.check is not None:

@@ -251,7 +251,8 @@ class OnnxLowering(Lowering):
             chosen = executable.on(as_precise_as_pytorch(providers))
             try:
                 check(model, providers)
-                session = load_session(chosen, constants, complete=self.options.weights == "checked")
+                complete = self.options.weights == "checked"
+                session = load_session(chosen, constants, complete=complete, frame=name.frame)
             except SessionError as error:
                 is_last = only_cpu(providers) or isinstance(error, KernelFaultError)
                 if is_last or error.node is not None or any(map(self.support.probe, region.operators)):

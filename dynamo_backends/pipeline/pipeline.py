@@ -16,6 +16,7 @@ graph ``joint`` too (``runners.Runners``).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import uuid
 import weakref
@@ -111,7 +112,7 @@ class Pipeline:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
             AheadOfTimeError: ``torch.compile(...).aot_compile(...)`` compiles a graph that cannot be saved.
         """
-        graph = GraphName(_next_graph_number())
+        graph = GraphName(_next_graph_number(), frame=aot.frame_number())
         try:
             return self._compile_dynamo_graph(graph, module, example_inputs)
         except Exception as error:
@@ -162,7 +163,7 @@ class Pipeline:
         compile_training = self.runners.on_onnx if placement is None else placement.runner
 
         def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
-            name = GraphName(graph.index, direction)
+            name = dataclasses.replace(graph, direction=direction)
 
             def compile_it(aten: fx.GraphModule) -> Runner:
                 aot.name_values(aten, names)
@@ -178,7 +179,7 @@ class Pipeline:
         def compile_inference(aten: fx.GraphModule) -> Runner:
             aot.name_values(aten, names)
             known = aot.at_placeholders(aten, weights)
-            name = GraphName(graph.index, "inference")
+            name = dataclasses.replace(graph, direction="inference")
             if placement is not None and self.options.placement == "fastest":
                 known = {i: aot.StaticInput(item.name) for i, item in known.items()}  # values: at the call
                 return placement.runner(name, aten, known)
@@ -243,7 +244,7 @@ class Pipeline:
         self.runners.place = aot.place_being_compiled()
         aot.name_values(module, names)
         correct_strides(module)
-        name = GraphName(graph.index, direction)
+        name = dataclasses.replace(graph, direction=direction)
         if direction != "inference":
             return self.runners.on_onnx(name, module)
         weights = aot.static_arguments(module) if self._has_constant_weights else {}
@@ -275,7 +276,7 @@ class Pipeline:
             number = graphs.number_of(compiling)
             if compiling.direction != "backward":  # a backward may be compiled after Dynamo has left the frame
                 graphs.argument_names = aot.argument_names_of_frame()
-        return GraphName(number), compiling.direction, graphs.argument_names
+        return GraphName(number, frame=aot.frame_number()), compiling.direction, graphs.argument_names
 
     def partitioner(
         self, graph: GraphName, example_inputs: Sequence[object] | None, names: Sequence[UserName]

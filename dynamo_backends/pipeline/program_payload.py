@@ -77,6 +77,7 @@ class ProgramPayload:
             "versions": versions(),
             "sources": sources,
         }
+        name = dataclasses.replace(name, frame=None)  # of this process
         return cls(name, encoded(_KEY, StoredRecord(header, record.blobs)), options)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ class WarmedInput:
         graphs: the number of Dynamo's graphs that were compiled or loaded from the cache; a recompile adds one.
         cache_hits: the number of AOTAutograd's graphs that were loaded from the cache.
         recompiles: how many of ``graphs`` are of code that ``compiled`` had compiled before.
-        weight_refreshes: sessions that were rebuilt because a weight changed.
+        weight_refreshes: sessions that were replaced because a weight changed.
         fallbacks: operators in PyTorch, in all graphs that ran, that should run on ONNX Runtime.
         failures: why PyTorch ran instead in a call: what failed, or that no compiled graph ran.
     """

@@ -4,7 +4,7 @@ Each call checks:
 
 - the address of the memory (``addresses_of``; the caller compares): it changes when a tensor is replaced, or gets other
   memory by ``p.data = ...``;
-- of small tensors (``WHOLE``), a hash (XXH3) of the whole memory;
+- of small tensors (``WHOLE``), a hash (XXH3) of the whole memory of them all;
 - of large tensors, the version counter, which PyTorch increments at each write it knows of. Other writes
   (``p.data.copy_(...)``, ``numpy()``, DLPack) are found by hashing: all large tensors together are divided into
   ``CALLS`` slices of equal size, and each call hashes the next one. A few bytes of each large tensor are compared too,
@@ -37,6 +37,9 @@ _SMALL = 64 * 1024
 """Bytes of all tensors together up to which each is read whole in each call."""
 
 _SAMPLE = 32
+
+_JOINED = 256 * 1024
+"""Bytes of small pieces that are copied together and hashed at once: fewer than the cache of a processor's core has."""
 
 _DTYPES = frozenset(
     {
@@ -77,14 +80,70 @@ class _Piece(NamedTuple):
 
 
 class _Pieces:
-    """Pieces that are hashed in the same call."""
+    """Pieces that are hashed in the same call.
 
-    def __init__(self, pieces: Sequence[_Piece]) -> None:
-        self._memories = [piece.memory for piece in pieces]
-        self._digests = [piece.digest for piece in pieces]
+    Where the weights do not stay in the processor's caches, most time is spent waiting for memory. Copying small pieces
+    waits for several at once; hashing them waits for one after the other.
+
+    Args:
+        pieces: of tensors.
+        stay_cached: whether they stay in the caches while the session runs.
+    """
+
+    def __init__(self, pieces: Sequence[_Piece], *, stay_cached: bool = False) -> None:
+        most = 0 if stay_cached else WHOLE
+        self._large = [piece.memory for piece in pieces if len(piece.memory) > most]
+        self._groups: list[list[memoryview]] = []  # of small ones
+        free = 0
+        for memory in (piece.memory for piece in pieces if len(piece.memory) <= most):
+            if len(memory) > free:
+                self._groups.append([])
+                free = _JOINED
+            self._groups[-1].append(memory)
+            free -= len(memory)
+        self._digests = self._current()
 
     def are_unchanged(self) -> bool:
-        return list(map(xxh3_64_intdigest, self._memories)) == self._digests
+        return self._current() == self._digests
+
+    def _current(self) -> list[int]:
+        return [*map(xxh3_64_intdigest, map(b"".join, self._groups)), *map(xxh3_64_intdigest, self._large)]
+
+
+class Snapshot:
+    """Remembers the content of tensors, to compare it once, later.
+
+    It keeps their memory alive, so that addresses are not reused; but not the tensors, and without weak references,
+    with which ``swap_tensors`` fails.
+
+    Args:
+        tensors: each with a number; several may have the same.
+
+    Attributes:
+        tensors: others on the same memory.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[int, torch.Tensor]]) -> None:
+        contents = [(number, tensor, _content(tensor)) for number, tensor in tensors]
+        self._known = [(number, content) for number, _, content in contents]
+        self.tensors = [tensor.detach() for _, tensor, _ in contents]
+
+    def unchanged(self, tensors: Iterable[tuple[int, torch.Tensor]]) -> set[int]:
+        """The numbers of current tensors of which the memory was remembered; of a number, no memory was written to."""
+        pairs = zip(self._known, self.tensors, strict=True)
+        changed = {number for (number, content), tensor in pairs if content is None or _content(tensor) != content}
+        places = {(number, content[0]) for number, content in self._known if content is not None}
+        return {number for number, tensor in tensors if (number, tensor.data_ptr()) in places} - changed
+
+
+def _content(tensor: torch.Tensor) -> tuple[int, int, int] | None:
+    """Address, version and hash; ``None`` if it cannot be watched, or ``resize_`` freed its storage."""
+    if not can_be_watched(tensor):
+        return None
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize
+    if end > tensor.untyped_storage().nbytes():
+        return None
+    return tensor.data_ptr(), tensor._version, xxh3_64_intdigest(_memory(tensor))
 
 
 class Watch:
@@ -102,7 +161,8 @@ class Watch:
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, complete: bool = False) -> None:
         self.addresses = addresses_of(tensors)
-        all_whole = complete or sum(tensor.nbytes for tensor in tensors) <= _SMALL
+        stay_cached = sum(tensor.nbytes for tensor in tensors) <= _SMALL
+        all_whole = complete or stay_cached
         self._large = [i for i, tensor in enumerate(tensors) if not all_whole and tensor.nbytes > WHOLE]
         self._versions = [tensors[i]._version for i in self._large]
         memories = [_memory(tensor) for tensor in tensors]
@@ -112,7 +172,7 @@ class Watch:
         whole = [_piece(i, memories[i], 0, len(memories[i])) for i in small]
         slices = _slices(memories, self._large)
         self._pieces = [*whole, *itertools.chain.from_iterable(slices)]
-        self._whole = _Pieces(whole)
+        self._whole = _Pieces(whole, stay_cached=stay_cached)
         self._slices = [_Pieces(pieces) for pieces in slices]
         self._turns = itertools.count()  # thread-safe
 

@@ -1,7 +1,7 @@
 """A session with weights as constants, which is rebuilt when a weight changes.
 
-Before each call a ``Watch`` checks the weights. If one changed, a new session with the new values replaces the old one.
-A weight that keeps changing becomes an input: building sessions must not take longer than running them.
+Before each call a ``Watch`` checks the weights. What follows a change is decided by two times, both measured: how long
+the session took to build, and how long its calls took since then (``FrozenSession``).
 
 A model that is compiled again, for symbolic sizes, has its weights in another session too. The old one is freed, since
 Dynamo does not call its graph any more.
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import logging
+import math
+import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import torch
 
@@ -27,7 +29,7 @@ from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
 from ..runtime.system_memory import available, give_back
 from ..runtime.tensors import on_same_memory, uses_of
-from .changes import CALLS, Addresses, Watch, addresses_of, can_be_watched
+from .changes import CALLS, Addresses, Snapshot, Watch, addresses_of, can_be_watched
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +38,14 @@ _MOST_NAMES = 8
 _COPIES = 2
 """Copies of a constant while ONNX Runtime makes a session: the original and the packed one."""
 
-FREE_REFRESHES = 3
-"""Rebuilds, for each set of weights, of sessions that did not run ``WORTH_CALLS`` times."""
-
-WORTH_CALLS = 50
-"""Calls that pay for making a session: it takes 0.2 to 1 s, and constants save some 20 % of 5 to 100 ms."""
-
 MOST_SETS = 256
 """Sets of weights with a session each: more than the deepest models have layers, which may be compiled one by one. Each
 session has its own threads, so with many threads there are fewer (``most_threads``)."""
 
 _MOST_SEEN = 10_000
+
+clock = time.perf_counter
+"""Seconds; for how long sessions are built and run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,18 +74,24 @@ class _State:
     """A session with one set of weights, by the position of the argument, and the watch that detects changes.
 
     Calls in other threads may still use it when it is replaced.
+
+    Attributes:
+        cost: how long it took to build, in seconds.
+        seconds: how long its calls took.
     """
 
     def __init__(
         self, owner: FrozenSession, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool
     ) -> None:
+        started = clock()
         self.owner = weakref.ref(owner)
         self.tensors = [tensor.detach() for tensor in weights.values()]
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them
         executable = _chosen(executable, weights)
         self.bound = executable.load({position: on_same_memory(tensor) for position, tensor in weights.items()})
-        self.calls = itertools.count()  # thread-safe
         self._addresses = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
+        self.cost = clock() - started
+        self.seconds = 0.0
         with _states_lock:
             _states.add(self)
 
@@ -113,12 +118,15 @@ ONNX Runtime refer to the result of the last, as often as their versions do."""
 
 
 def _held_by_sessions() -> collections.Counter[int]:
-    """How often the states of this process refer to each storage."""
+    """How often the states and snapshots of this process refer to each storage."""
     with _states_lock:
         states = list(_states)
     held: collections.Counter[int] = collections.Counter()
     for tensor in (tensor for state in states for tensor in state.tensors):
         held[tensor.untyped_storage()._cdata] += _USES
+    owners = {state.owner() for state in states} - {None}
+    for tensor in (tensor for owner in owners if owner is not None for tensor in owner.snapshot.tensors):
+        held[tensor.untyped_storage()._cdata] += 1
     return held
 
 
@@ -134,8 +142,30 @@ def _threads_fit(threads: int) -> bool:
     return pool_threads() + threads - 1 <= most_threads()
 
 
+class _Sessions(NamedTuple):
+    """What a call chooses its session from; replaced as a whole, since calls in other threads read it.
+
+    Attributes:
+        positions: the arguments that are constants.
+        states: for each set of weights at these positions; without constants for sets that have to do without.
+    """
+
+    positions: tuple[int, ...]
+    states: Mapping[Addresses, _State]
+
+
 class FrozenSession:
-    """Runs an executable with weights as constants.
+    """Runs an executable with weights as constants, where that pays.
+
+    When a weight changes:
+
+    - If the session ran for as long as it took to build, a new one with the new values replaces it.
+    - If not, all weights become inputs. When calls have taken as long as building took, the weights that stayed the
+      same meanwhile become constants; the others are looked at again after as long. Each session that did not run as
+      long as it took doubles this time.
+
+    So building takes no longer than running, whatever changes; and weights that no longer change become constants. It
+    is the rule for renting or buying skis. What fails for lack of memory is tried again by the same rule.
 
     Several sets of weights may share an executable: those of layers that are compiled one by one, or of weights and
     their moving average. A set gets a session at its second call; at the first, which may be the only one, its weights
@@ -143,37 +173,56 @@ class FrozenSession:
 
     Args:
         executable: the model.
-        weights: the weights that are constants, by the position of the argument.
+        weights: the weights that may be constants, by the position of the argument.
         complete: whether each call reads every byte of the weights.
+        frame: of the graph, see ``GraphName``.
 
     Attributes:
-        sets: the sets of weights that have a session, by their addresses.
+        snapshot: of the weights that are inputs, when it was last looked at them.
 
     Raises:
-        SessionError: ONNX Runtime rejected the model.
+        SessionError: ONNX Runtime rejected the model, and not only with constants.
     """
 
-    def __init__(self, executable: Executable, weights: Mapping[int, Weight], *, complete: bool = False) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        weights: Mapping[int, Weight],
+        *,
+        complete: bool = False,
+        frame: int | None = None,
+    ) -> None:
         self._executable = executable
+        self._frame = frame
         self._names = {position: weight.name for position, weight in weights.items()}
         self._statistics = {position for position, weight in weights.items() if weight.is_statistic}
         self._complete = complete
         self._lock = Lock()
-        self._positions = tuple(weights)
-        self.sets: dict[Addresses, _State] = {}
-        self._most_sets = 0  # the maximum so far
-        self._early_rebuilds = 0  # of sessions with fewer than WORTH_CALLS calls, minus other rebuilds
+        self._weights = tuple(weights)
+        self._current = _Sessions(self._weights, {})
         self._seen: set[int] = set()  # hashes of addresses
-        self._without_constants: _State | None = None  # for sets that came once, or are too many
+        self._without_constants: _State | None = None
         self._was_replaced = False
-        self._is_full = False
-        self._build([weight.tensor for weight in weights.values()])
+        self._seconds = 0.0  # of all calls
+        self._cost = 0.0  # of the last attempt to build a session
+        self._patience = 0.0  # seconds of calls in which a weight must not change to become a constant
+        self._look_at = math.inf  # seconds of calls after which to look whether inputs may become constants
+        self.snapshot = Snapshot(())
+        tensors = {position: weight.tensor for position, weight in weights.items()}
+        if not _fit(list(tensors.values())) or self._build(self._weights, list(tensors.values()), {}) is None:
+            self._make_inputs(tensors)
+        count("constant_weights" if self._current.positions else "weights_left_inputs", len(weights))
+
+    @property
+    def sets(self) -> dict[Addresses, _State]:
+        """The sets of weights that have a session of their own, by their addresses."""
+        return {addresses: state for addresses, state in self._current.states.items() if state.watch.addresses}
 
     @property
     def bound(self) -> BoundSession:
         """A session of the executable, with any weights."""
         with self._lock:
-            return (next(iter(self.sets.values()), None) or self._inputs_only()).bound
+            return (next(iter(self._current.states.values()), None) or self._inputs_only()).bound
 
     def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
         """The session for the current weights.
@@ -182,45 +231,58 @@ class FrozenSession:
             args: all arguments of a call.
             complete: whether to read every byte of the weights.
         """
-        tensors = [args[i] for i in self._positions]
-        state = self.sets.get(addresses_of(tensors))
-        if state is None or complete or not state.watch.is_unchanged(tensors):
-            state = self._current_state(args)
-        next(state.calls)
-        return state.bound
+        return self._chosen_state(args, complete=complete).bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
         """Runs the model on all arguments, with the current weights, see ``BoundSession.__call__``."""
-        return self.chosen(args)(args)
+        state = self._chosen_state(args)
+        started = clock()
+        try:
+            return state.bound(args)
+        finally:
+            seconds = clock() - started
+            state.seconds += seconds  # calls in other threads may get lost, which does no harm
+            self._seconds += seconds
 
     def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
         """The positions and names of weights of which the session for these arguments has other values.
 
         ``chosen`` prevents this; the debugger checks it when a session is wrong.
         """
-        tensors = [args[i] for i in self._positions]
-        with self._lock:
-            state = self.sets.get(addresses_of(tensors))
-        stale = state.watch.differing(tensors) if state is not None else []
-        return {self._positions[i]: self._name(i) for i in stale}
+        positions, states = self._current
+        tensors = [args[i] for i in positions]
+        state = states.get(addresses_of(tensors))
+        if state is None or state is self._without_constants:
+            return {}
+        return {positions[i]: self._names[positions[i]] for i in state.watch.differing(tensors)}
+
+    def _chosen_state(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> _State:
+        positions, states = self._current
+        tensors = list(map(args.__getitem__, positions))
+        state = states.get(addresses_of(tensors))
+        if state is None or complete or self._seconds >= self._look_at or not state.watch.is_unchanged(tensors):
+            state = self._current_state(args)
+        return state
 
     def _current_state(self, args: Sequence[torch.Tensor | int | bool]) -> _State:
         """The state for the current weights, built if needed."""
         with self._lock:
-            tensors: list[torch.Tensor] = [args[i] for i in self._positions]
+            if self._seconds >= self._look_at:
+                self._look_again(args)
+            positions, states = self._current
+            tensors: list[torch.Tensor] = [args[i] for i in positions]
             addresses = addresses_of(tensors)
-            state = self.sets.get(addresses)
+            state = states.get(addresses)
             if state is not None:
-                changed, unseen = state.watch.changed(tensors)
-                return self._rebuild(args, [state], changed, unseen) if changed else state
-            evicted = self._evict_unused(dict(zip(map(id, tensors), addresses, strict=True)))
+                changed, unseen = state.watch.changed(tensors) if state is not self._without_constants else ([], [])
+                return self._replace(args, [state], changed, unseen) if changed else state
+            evicted = self._unused(dict(zip(map(id, tensors), addresses, strict=True)))
             if not evicted and all(map(can_be_watched, tensors)):
                 return self._add_set(addresses, tensors)
-            known = [state.watch.addresses for state in evicted] + list(self.sets)
-            changed = [i for i, address in enumerate(addresses) if all(one[i] != address for one in known)]
-            return self._rebuild(args, evicted, changed or range(len(addresses)), [])  # all: sets may be mixed
+            changed = [i for i, address in enumerate(addresses) if all(one[i] != address for one in states)]
+            return self._replace(args, evicted, changed or range(len(addresses)), [])  # all: sets may be mixed
 
-    def _rebuild(
+    def _replace(
         self,
         args: Sequence[torch.Tensor | int | bool],
         replaced: Sequence[_State],
@@ -229,26 +291,20 @@ class FrozenSession:
     ) -> _State:
         """A state that replaces others, because some weights changed.
 
-        ``changed`` are indices in ``self._positions``; ``unseen`` of these were written without PyTorch's knowledge.
+        ``changed`` are indices in the current positions; ``unseen`` of these were written without PyTorch's knowledge.
         """
+        positions, states = self._current
         count("weight_refreshes")
-        logger.info("a session is rebuilt because weights changed: %s", self._listed(changed))
-        self._warn_of_unseen([i for i in unseen if self._positions[i] not in self._statistics])
-        for state in replaced:
-            self.sets.pop(state.watch.addresses, None)
-            self._early_rebuilds += 1 if next(state.calls) < WORTH_CALLS else -1
-            self._early_rebuilds = max(0, self._early_rebuilds)
-        keep_changing = self._early_rebuilds > FREE_REFRESHES * self._most_sets
-        tensors: list[torch.Tensor] = [args[i] for i in self._positions]
-        inputs = [i for i in range(len(tensors)) if keep_changing and i in changed or not can_be_watched(tensors[i])]
-        if inputs:
-            count("weights_made_inputs", len(inputs))
-            logger.info("weights that keep changing, or cannot be watched, become inputs: %s", self._listed(inputs))
-            self.sets.clear()
-            self._early_rebuilds = 0
-            self._positions = tuple(p for i, p in enumerate(self._positions) if i not in inputs)
-            tensors = [args[i] for i in self._positions]
-        return self._try_build(tensors)
+        logger.info("a session is replaced because weights changed: %s", self._listed([positions[i] for i in changed]))
+        self._warn_of_unseen([positions[i] for i in unseen if positions[i] not in self._statistics])
+        tensors: list[torch.Tensor] = [args[i] for i in positions]
+        if all(state.seconds >= state.cost for state in replaced) and all(map(can_be_watched, tensors)):
+            others = {addresses: state for addresses, state in states.items() if state not in replaced}
+            state = self._build(positions, tensors, others)
+            if state is not None:
+                self._patience = min(self._patience, state.cost)
+                return state
+        return self._make_inputs({i: args[i] for i in self._weights})
 
     def _warn_of_unseen(self, unseen: Sequence[int]) -> None:
         if unseen:
@@ -261,30 +317,72 @@ class FrozenSession:
                 CALLS,
             )
 
+    def _make_inputs(self, weights: Mapping[int, torch.Tensor]) -> _State:
+        """Makes all weights inputs, until some stay the same for long enough."""
+        positions, states = self._current
+        if states:
+            count("weights_made_inputs", len(positions))
+            logger.info("weights that changed too soon, or cannot be constants, become inputs with all others")
+        held = [
+            item for state in states.values() for item in zip(positions, state.tensors, strict=False)
+        ]  # none without constants
+        without_constants = self._inputs_only()
+        self._current = _Sessions((), {(): without_constants})
+        self.snapshot = Snapshot([*held, *weights.items()])
+        self._wait(max(without_constants.cost, sum(state.cost for state in states.values())))
+        return without_constants
+
+    def _wait(self, cost: float) -> None:
+        """Waits longer than before, and for as long as building takes at least, until inputs may become constants."""
+        self._patience = max(2 * self._patience, cost, self._cost)
+        self._look_at = self._seconds + self._patience
+
+    def _look_again(self, args: Sequence[torch.Tensor | int | bool]) -> None:
+        """Makes inputs constants that did not change since the last look; lets sets without constants try again."""
+        self._look_at = self._seconds + self._patience  # calls in other threads go on meanwhile
+        positions, _ = self._current
+        stable = sorted(self.snapshot.unchanged((i, args[i]) for i in self._weights if i not in positions))
+        if stable:
+            more = tuple(i for i in self._weights if i in positions or i in stable)
+            tensors: list[torch.Tensor] = [args[i] for i in more]
+            if all(map(can_be_watched, tensors)) and _fit(tensors) and self._build(more, tensors, {}) is not None:
+                count("weights_made_constants", len(stable))
+                logger.info("weights that stayed the same become constants: %s", self._listed(stable))
+            else:
+                self._wait(0.0)
+        elif positions:
+            self._current = _Sessions(positions, self.sets)
+        inputs = [i for i in self._weights if i not in self._current.positions]
+        self.snapshot = Snapshot((i, args[i]) for i in inputs)
+        self._look_at = self._seconds + self._patience if inputs else math.inf
+
     def _add_set(self, addresses: Addresses, tensors: Sequence[torch.Tensor]) -> _State:
         """The state for one more set of weights."""
         name = hash(addresses)
-        if name in self._seen and not self._is_full:
-            if len(self.sets) < MOST_SETS and _threads_fit(self._executable.settings.current_threads) and _fit(tensors):
-                state = self._try_build(tensors)
-                if state is not self._without_constants:
-                    count("weight_sets")
+        if name not in self._seen:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(name)
+            return self._inputs_only()
+        positions, states = self._current
+        threads = self._executable.settings.current_threads
+        if len(self.sets) < MOST_SETS and _threads_fit(threads) and _fit(tensors):
+            state = self._build(positions, tensors, states)
+            if state is not None:
+                count("weight_sets")
                 return state
-            self._is_full = True
+        # its weights are inputs, until it is tried again
+        others = states if len(states) < _MOST_SEEN else self.sets
+        self._current = _Sessions(positions, {**others, addresses: self._inputs_only()})
+        if self._look_at == math.inf:
             count("weight_sets_full")
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        self._seen.add(name)
+            self._wait(0.0)
         return self._inputs_only()
 
-    def _evict_unused(self, current: Mapping[int, int]) -> list[_State]:
-        """Evicts and returns the states that ``is_unused``."""
+    def _unused(self, current: Mapping[int, int]) -> list[_State]:
+        """The states that ``is_unused``."""
         held = _held_by_sessions()
-        unused = {addresses: state for addresses, state in self.sets.items() if state.is_unused(current, held)}
-        for addresses in unused:
-            del self.sets[addresses]
-        self._is_full = self._is_full and not unused
-        return list(unused.values())
+        return [state for state in self.sets.values() if state.is_unused(current, held)]
 
     def _inputs_only(self) -> _State:
         """The state without constants, built at first use."""
@@ -292,85 +390,81 @@ class FrozenSession:
             self._without_constants = _State(self, self._executable, {}, complete=False)
         return self._without_constants
 
-    def _try_build(self, tensors: Sequence[torch.Tensor]) -> _State:
-        """A new state; the one without constants if ONNX Runtime has no memory for it."""
+    def _build(
+        self, positions: tuple[int, ...], tensors: Sequence[torch.Tensor], others: Mapping[Addresses, _State]
+    ) -> _State | None:
+        """A new state beside others; ``None`` if ONNX Runtime has no memory for it."""
+        started = clock()
         try:
-            return self._build(tensors)
+            weights = dict(zip(positions, tensors, strict=True))
+            state = _State(self, self._beside(others), weights, complete=self._complete)
         except SessionError as error:
+            self._inputs_only()  # or this is rejected too
             logger.warning("weights are inputs, which is slower: %s", first_line(str(error)))
-            self._is_full = True
-            return self._inputs_only()
-
-    def _build(self, tensors: Sequence[torch.Tensor]) -> _State:
-        executable = self._executable
-        if self.sets:  # layers that are compiled one by one run one after the other
-            executable = dataclasses.replace(
-                executable, settings=dataclasses.replace(executable.settings, shares_graph=True)
-            )
-        state = _State(self, executable, dict(zip(self._positions, tensors, strict=True)), complete=self._complete)
-        self.sets[state.watch.addresses] = state
-        self._most_sets = max(self._most_sets, len(self.sets))
+            return None
+        finally:
+            self._cost = clock() - started
+        self._current = _Sessions(positions, {**others, state.watch.addresses: state})
         self._free_replaced(set(state.watch.addresses))
         give_back()
         return state
 
+    def _beside(self, others: Mapping[Addresses, _State]) -> Executable:
+        """The executable for a session beside others, which are of layers that run one after the other: idle threads
+        of one must not take the cores of the next."""
+        if not any(others):
+            return self._executable
+        settings = dataclasses.replace(self._executable.settings, shares_graph=True)
+        return dataclasses.replace(self._executable, settings=settings)
+
     def _free_replaced(self, weights: Set[int]) -> None:
-        """Frees the sessions with the same weights of graphs that this one replaced."""
+        """Frees the sessions with the same weights of graphs of the same frame that this one replaced."""
         with _states_lock:
             owners = [state.owner() for state in _states if set(state.watch.addresses) == weights != set()]
         for owner in owners:
-            if owner is not None and self._executable.generalizes(owner._executable):
+            if owner is None or self._frame is None or owner._frame != self._frame:
+                continue
+            if self._executable.generalizes(owner._executable):
                 owner._free(weights)
 
     def _free(self, weights: Set[int]) -> None:
-        """Frees the session with these weights, once: if its graph is called all the same, for instance by another
-        compiled model, they are a new set of weights."""
+        """Frees the session with these weights, once: if its graph is called all the same, because it has other guards
+        too, they are a new set of weights."""
         with self._lock:
             if not self._was_replaced:
                 self._was_replaced = True
-                self.sets = {addresses: state for addresses, state in self.sets.items() if set(addresses) != weights}
+                positions, states = self._current
+                kept = {addresses: state for addresses, state in states.items() if set(addresses) != weights}
+                self._current = _Sessions(positions, kept)
                 count("replaced_sessions_freed")
                 logger.info("a session is freed: a graph for symbolic sizes replaced its graph")
 
-    def _name(self, index: int) -> str:
-        return self._names[self._positions[index]]
-
-    def _listed(self, indices: Sequence[int]) -> str:
-        shown = ", ".join(map(self._name, indices[:_MOST_NAMES]))
-        return shown if len(indices) <= _MOST_NAMES else f"{shown} and {len(indices) - _MOST_NAMES} more"
+    def _listed(self, positions: Sequence[int]) -> str:
+        shown = ", ".join(self._names[position] for position in positions[:_MOST_NAMES])
+        return shown if len(positions) <= _MOST_NAMES else f"{shown} and {len(positions) - _MOST_NAMES} more"
 
 
 def load_session(
-    executable: Executable, constants: Mapping[int, Weight], *, complete: bool
+    executable: Executable, constants: Mapping[int, Weight], *, complete: bool, frame: int | None
 ) -> BoundSession | FrozenSession:
     """A session of an executable with weights as constants.
 
-    The weights stay inputs if there is not enough memory for their copies, or if ONNX Runtime rejects only the model
-    with constants.
+    The weights are inputs at first if there is not enough memory for their copies, or if ONNX Runtime rejects only the
+    model with constants.
 
     Args:
         executable: the model.
         constants: by the position of the argument; its weights that are not among them stay inputs.
         complete: whether each call reads every byte of the weights.
+        frame: of the graph, see ``GraphName``.
 
     Raises:
         SessionError: ONNX Runtime rejected the model.
     """
-    why = ""
-    if constants and _fit([weight.tensor for weight in constants.values()]):
-        try:
-            session = FrozenSession(executable, constants, complete=complete)
-        except SessionError as error:
-            why = first_line(str(error))
-        else:
-            count("constant_weights", len(constants))
-            _count_inputs(len(executable.weights) - len(constants))
-            return session
-    bound = _chosen(executable, ()).load()
-    if why:
-        logger.warning("weights are inputs, which is slower: %s", why)
-    _count_inputs(len(executable.weights))
-    return bound
+    _count_inputs(len(executable.weights) - len(constants))
+    if not constants:
+        return _chosen(executable, ()).load()
+    return FrozenSession(executable, constants, complete=complete, frame=frame)
 
 
 def _count_inputs(number: int) -> None:

@@ -187,6 +187,7 @@ def test_a_compile_that_specializes_is_never_skipped() -> None:
             torch.testing.assert_close(run(x), function(x))
 
 
+@pytest.mark.usefixtures("rebuilt_at_once")
 def test_weights_that_change_after_a_hit() -> None:
     x = torch.randn(2, 8)
     with torch.no_grad():

@@ -31,12 +31,50 @@ from dynamo_backends.graphs.artifacts import RunnableRegion
 from dynamo_backends.runtime import constants as constants_module
 from dynamo_backends.runtime import session as session_module
 from dynamo_backends.runtime import system_memory
+from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
 from dynamo_backends.weights import frozen_session
-from dynamo_backends.weights.changes import CALLS, WHOLE, Watch
-from dynamo_backends.weights.frozen_session import FREE_REFRESHES, WORTH_CALLS
+from dynamo_backends.weights.changes import CALLS, WHOLE, Snapshot, Watch
 from passes import Pass, onnx_editing, register, unregister
+
+
+class Clock:
+    """The clock of frozen sessions, which stands still; to build a session with constants, and a call, may take time.
+
+    Attributes:
+        now: seconds.
+        build, call: how long one takes.
+        tried: the number of constants of each session that was built, or rejected.
+        rejects: whether ONNX Runtime rejects constants, as when memory is exhausted.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.build = self.call = 0.0
+        self.tried: list[int] = []
+        self.rejects = False
+        load, run = Executable.load, BoundSession.__call__
+
+        def timed_load(executable: Executable, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> object:
+            self.tried.append(len(constants))
+            self.now += self.build if constants else 0.0
+            if constants and self.rejects:
+                raise SessionError("planted")
+            return load(executable, constants)
+
+        def timed_run(session: BoundSession, args: Sequence[torch.Tensor | int | bool]) -> object:
+            self.now += self.call
+            return run(session, args)
+
+        monkeypatch.setattr(frozen_session, "clock", lambda: self.now)
+        monkeypatch.setattr(Executable, "load", timed_load)
+        monkeypatch.setattr(BoundSession, "__call__", timed_run)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Sessions take no time to build, so each change rebuilds them."""
+    return Clock(monkeypatch)
 
 
 class Network(nn.Module):
@@ -277,44 +315,118 @@ def test_a_raised_version_without_another_value_makes_no_session() -> None:
     assert counted("weight_refreshes") == 0
 
 
-def test_weights_that_keep_changing_become_inputs() -> None:
-    model = network()
-    compiled = torch.compile(model, backend="onnxrt")
-    assert_fresh(compiled, model)
-    for _ in range(FREE_REFRESHES + 3):
+# When weights are constants
+
+
+def linear() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor], Callable[[], None]]:
+    """A model of two layers, its compiled form, and a step of training."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def step() -> None:
         with torch.no_grad():
-            model.inner.weight.mul_(1.1)
-        assert_fresh(compiled, model)
-    assert counted("weight_refreshes") == FREE_REFRESHES + 1
-    assert counted("weights_made_inputs") == 1
+            for parameter in model.parameters():
+                parameter.add_(0.1)
+
+    return model, torch.compile(model, backend="onnxrt", options={"fallback": "error"}), step
+
+
+def call(model: nn.Module, compiled: Callable[[torch.Tensor], torch.Tensor], number: int = 1) -> None:
+    """Right calls."""
+    x = torch.randn(2, 8)
     with torch.no_grad():
-        model.conv.weight.mul_(1.1)  # another one still is a constant
-        for _ in range(WORTH_CALLS):
-            compiled(TOKENS)
-        model.conv.weight.mul_(1.1)
-    assert_fresh(compiled, model)
+        for _ in range(number):
+            _assert_close(compiled(x), model(x))
 
 
-def test_weights_that_keep_changing_places_become_inputs() -> None:
-    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
-    compiled = torch.compile(model, backend="onnxrt")
-    x = torch.randn(3, 32)
-    with torch.no_grad():
-        for _ in range(FREE_REFRESHES + 3):
-            torch.testing.assert_close(compiled(x), model(x))
-            model[0].weight.data, model[1].weight.data = model[1].weight.data, model[0].weight.data
-    assert counted("weight_refreshes") == FREE_REFRESHES + 1
+@pytest.mark.parametrize(("validations", "sessions"), [(2, 1), (10, 1), (60, 2), (100, 21)])
+def test_inference_after_training_has_constants_however_long_the_validations_were(
+    validations: int, sessions: int, clock: Clock
+) -> None:
+    """Of 20 epochs, where a session takes as long to build as 40 calls. The first one never pays."""
+    model, compiled, step = linear()
+    clock.build, clock.call = 40.0, 1.0
+    call(model, compiled)
+    for _ in range(20):
+        step()
+        call(model, compiled, validations)
+    assert sum(number > 0 for number in clock.tried) == sessions
+    call(model, compiled, 200)
+    assert clock.tried[-1] == 4 and counted("weights_made_inputs") == counted("weights_made_constants") > 0
+    clock.tried.clear()
+    call(model, compiled, 200)
+    assert not clock.tried
 
 
-def test_weights_that_change_now_and_then_stay_constants() -> None:
-    model = network()
-    compiled = torch.compile(model, backend="onnxrt")
-    for _ in range(FREE_REFRESHES + 2):
-        with torch.no_grad():
-            for _ in range(WORTH_CALLS):
-                compiled(TOKENS)
-            model.inner.weight.mul_(1.1)
-        assert_fresh(compiled, model)
+def test_the_time_without_a_change_doubles_with_each_session_that_did_not_pay(clock: Clock) -> None:
+    model, compiled, step = linear()
+    clock.build, clock.call = 10.0, 1.0
+    call(model, compiled)
+    waited = []
+    for _ in range(4):
+        step()
+        before, number = counted("weights_made_constants"), 0
+        while counted("weights_made_constants") == before:
+            call(model, compiled)
+            number += 1
+        waited.append(number - 1)
+    assert waited == [10, 20, 40, 80]
+    call(model, compiled, 20)
+    step()
+    call(model, compiled)
+    assert counted("weights_made_inputs") == 16, "this one paid, so it is rebuilt at once"
+
+
+@pytest.mark.parametrize("how", ["in place", "unseen", "another tensor"])
+def test_others_are_constants_while_one_keeps_changing(how: str, clock: Clock) -> None:
+    model, compiled, _ = linear()
+    clock.build, clock.call = 10.0, 1.0
+
+    def change() -> None:
+        if how == "another tensor":
+            model[1].bias = nn.Parameter(model[1].bias.detach() + 0.1)
+        else:
+            with torch.no_grad():
+                (model[1].bias if how == "in place" else model[1].bias.data).add_(0.1)
+
+    for _ in range(200):
+        call(model, compiled)
+        change()
+    assert clock.tried == [4, 0, 3]
+    call(model, compiled, 20)
+    assert clock.tried == [4, 0, 3, 4], "it stopped"
+
+
+def test_an_average_of_the_weights_that_is_swapped_in_and_out(clock: Clock) -> None:
+    model, compiled, step = linear()
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def swap() -> None:
+        for i, parameter in enumerate(model.parameters()):
+            parameter.data, average[i] = average[i], parameter.data
+
+    clock.build, clock.call = 40.0, 1.0
+    call(model, compiled)
+    for _ in range(20):
+        step()
+        for tensor, parameter in zip(average, model.parameters(), strict=True):
+            tensor.lerp_(parameter.detach(), 0.1)
+        swap()
+        call(model, compiled, 5)
+        swap()
+        call(model, compiled, 2)
+    assert sum(number > 0 for number in clock.tried) <= 3
+    clock.tried.clear()
+    call(model, compiled, 500)
+    assert 4 in clock.tried
+
+
+def test_sessions_that_keep_paying_are_rebuilt_at_once(clock: Clock) -> None:
+    model, compiled, step = linear()
+    clock.build, clock.call = 10.0, 1.0
+    for _ in range(6):
+        call(model, compiled, 10)
+        step()
+    assert counted("weight_refreshes") == 5
     assert counted("weights_made_inputs") == 0
 
 
@@ -754,7 +866,7 @@ def test_weights_of_two_graphs_are_let_go_by_both(
     compiled = torch.compile(model, backend="onnxrt", dynamic=False)
     before = frozen_sessions()
     with torch.no_grad():
-        for change in range(FREE_REFRESHES + 1):
+        for change in range(4):
             if change:
                 new = {
                     name: tensor * -1 if tensor.is_floating_point() else ~tensor
@@ -782,20 +894,34 @@ def test_a_graph_that_one_for_symbolic_sizes_replaced_holds_its_weights_no_longe
     assert counted("replaced_sessions_freed") == is_symbolic
 
 
-def test_a_replaced_session_that_another_model_calls_is_rebuilt_once() -> None:
+def test_only_the_graph_that_was_compiled_again_is_freed() -> None:
+    """Not that of another function, or another result of ``torch.compile``, with the same weights."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     static, symbolic = (torch.compile(model, backend="onnxrt", dynamic=dynamic) for dynamic in (False, True))
-    others = frozen_sessions()
+    other = torch.compile(lambda x: model(x).sin(), backend="onnxrt", dynamic=False)
     with torch.no_grad():
-        static(torch.ones(2, 4))
-        [session] = [item for item in frozen_sessions() if item not in others]
-        symbolic(torch.ones(3, 4))
-        assert counted("replaced_sessions_freed") == 1 and not session.sets
-        model[0].weight.add_(1)
-        for _ in range(3):
-            for function, size in ((static, 2), (symbolic, 3)):
-                torch.testing.assert_close(function(torch.ones(size, 4)), model(torch.ones(size, 4)))
-        assert counted("replaced_sessions_freed") == counted("weight_sets") == len(session.sets) == 1
+        for _ in range(2):
+            for function, size in ((static, 2), (other, 2), (symbolic, 3)):
+                function(torch.ones(size, 4))
+    assert counted("replaced_sessions_freed") == counted("weight_sets") == 0
+
+
+def test_a_freed_session_that_is_called_all_the_same_is_rebuilt_once() -> None:
+    """That of a graph with another guard, besides the sizes."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+    def run(x: torch.Tensor, scale: str) -> torch.Tensor:
+        return model(x) * (2 if scale == "twice" else 3)
+
+    compiled = torch.compile(run, backend="onnxrt")
+    with torch.no_grad():
+        for size, scale in ((2, "twice"), *[(3, "thrice"), (2, "twice"), (4, "thrice")] * 3):
+            x = torch.ones(size, 4)
+            torch.testing.assert_close(compiled(x, scale), run(x, scale))
+            if size == 3:
+                with torch.no_grad():
+                    model[0].weight.add_(1)
+    assert counted("replaced_sessions_freed") == counted("weight_sets") == 1
 
 
 def test_memory_that_is_written_to_while_another_has_its_place() -> None:
@@ -821,44 +947,50 @@ def test_weights_of_sets_that_are_too_many_are_inputs(monkeypatch: pytest.Monkey
         torch.testing.assert_close(model(TOKENS), expected)
 
 
-@pytest.fixture
-def refuses_constants(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Makes ONNX Runtime reject constants, as when memory is exhausted; records how many each attempt had."""
-    load = Executable.load
-
-    def plant() -> list[int]:
-        tried: list[int] = []
-
-        def fail(self: Executable, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> object:
-            tried.append(len(constants))
-            if constants:
-                raise SessionError("planted")
-            return load(self, constants)
-
-        monkeypatch.setattr(Executable, "load", fail)
-        return tried
-
-    return plant
+def test_weights_that_onnx_runtime_refuses_as_constants_are_tried_again(clock: Clock) -> None:
+    """As often as waiting pays, and without a slow call in between."""
+    model, compiled, _ = linear()
+    clock.build, clock.call, clock.rejects = 10.0, 1.0, True
+    call(model, compiled, 100)
+    assert (counted("constant_weights"), counted("weights_left_inputs")) == (0, 4)
+    assert clock.tried == [4, 0, 4, 4, 4]
+    clock.rejects = False
+    call(model, compiled, 200)
+    assert clock.tried[5:] == [4] and counted("weights_made_constants") == 4
 
 
-def test_weights_that_onnx_runtime_refuses_as_constants_stay_inputs(refuses_constants: Callable[[], list[int]]) -> None:
-    model, tried = network(), refuses_constants()
-    assert_fresh(torch.compile(model, backend="onnxrt", options={"fallback": "error"}), model)
-    assert len(tried) == 2 and tried[1] == 0
-    assert (counted("constant_weights"), counted("weights_left_inputs")) == (0, tried[0])
+def test_memory_that_is_short_when_the_model_is_compiled_may_suffice_later(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, compiled, _ = linear()
+    clock.build, clock.call = 10.0, 1.0
+    with monkeypatch.context() as patched:
+        patched.setattr(frozen_session, "available", lambda: 0)
+        call(model, compiled, 3)
+    assert counted("weights_left_inputs") == 4
+    call(model, compiled, 20)
+    assert counted("weights_made_constants") == 4
 
 
-def test_a_session_that_cannot_be_made_anew(refuses_constants: Callable[[], list[int]]) -> None:
-    """Its weights are inputs then; and it is not tried in each call."""
-    model, x = nn.Linear(8, 8), torch.randn(2, 8)
-    with torch.no_grad():
-        compiled = torch.compile(model, backend="onnxrt", options={"fallback": "error"})
-        _assert_close(compiled(x), model(x))
-        tried = refuses_constants()
-        model.weight.mul_(2)
-        for _ in range(5):
-            _assert_close(compiled(x), model(x))
-    assert tried == [2, 0] and counted("runtime_failures") == 0
+def test_a_session_that_cannot_be_rebuilt(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are inputs then; calls take no lock, and it is tried again."""
+    model, compiled, step = linear()
+    clock.build, clock.call = 10.0, 1.0
+    call(model, compiled, 10)
+    clock.rejects = True
+    step()
+    slow = []
+    current_state = frozen_session.FrozenSession._current_state
+    monkeypatch.setattr(
+        frozen_session.FrozenSession, "_current_state", lambda *args: slow.append(1) or current_state(*args)
+    )
+    call(model, compiled, 100)
+    assert clock.tried == [4, 4, 0, 4, 4, 4]
+    assert len(slow) == 4, "one for the change, one for each attempt"
+    clock.rejects = False
+    call(model, compiled, 200)
+    assert clock.tried[6:] == [4]
+    assert counted("runtime_failures") == 0
 
 
 # The watch
@@ -896,6 +1028,17 @@ def test_a_watch_of_nothing_sees_no_change() -> None:
     watch = Watch([])
     assert watch.is_unchanged([])
     assert watch.changed([]) == ([], [])
+
+
+def test_a_snapshot_tells_which_tensors_stayed_the_same() -> None:
+    tensors = [torch.zeros(100) for _ in range(6)]
+    tensors[4].untyped_storage().resize_(0)
+    snapshot = Snapshot(enumerate(tensors))
+    tensors[0].add_(1)
+    tensors[1].data[3] = 1
+    tensors[2].data = torch.zeros(100)
+    tensors[3].untyped_storage().resize_(0)
+    assert snapshot.unchanged(enumerate(tensors)) == {5}
 
 
 class WithPositions(nn.Module):
