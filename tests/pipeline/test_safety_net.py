@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from dynamo_backends.common.garbage_collection import Freezer
 from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
-from dynamo_backends.errors import CandidateError
+from dynamo_backends.errors import CandidateError, SessionError
 from dynamo_backends.graphs import artifacts, fake_tensors
 from dynamo_backends.graphs.artifacts import RunnableRegion
 from dynamo_backends.graphs.size_assumptions import Assumptions
@@ -170,24 +170,94 @@ def test_what_aot_autograd_does_not_trace() -> None:
     assert counted("internal_failures") == 1
 
 
-@pytest.mark.parametrize("error", [TypeError("another interface"), MemoryError()])
-def test_a_failure_in_calls_of_a_region(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch runs the region in the call, and after a few for good."""
-    calls = 0
+@pytest.mark.parametrize("error", [TypeError("another interface"), MemoryError(), SessionError("not today")])
+def test_a_region_that_fails_in_each_call(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried less and less, and told once."""
+    tries = 0
 
     def fails(*args: object) -> None:
-        nonlocal calls
-        calls += 1
+        nonlocal tries
+        tries += 1
         raise error
 
     monkeypatch.setattr(BoundSession, "__call__", fails)
     function = compiled(lambda x: x.sin() + x.cos())
-    for i in range(6):
-        x = torch.full((3,), float(i))
-        assert_same_values(function(x), x.sin() + x.cos())
-    assert calls == counted("internal_failures") == artifacts.MAX_INTERNAL_FAILURES
-    with pytest.raises(type(error)):
-        compiled(lambda x: x.sin() - x.cos(), options={"fallback": "error"})(torch.ones(3))
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for i in range(100):
+            x = torch.full((3,), float(i))
+            assert_same_values(function(x), x.sin() + x.cos())
+    assert 3 < tries < 10
+    assert counted("internal_failures") + counted("runtime_failures") == tries
+    assert counted("calls_after_failures") == 100 - tries
+    assert len(caplog.records) == 1
+    function = compiled(lambda x: x.sin() - x.cos(), options={"fallback": "error"})
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            function(torch.ones(3))
+
+
+class Region:
+    """A region that adds one, and in PyTorch two, and that fails with some arguments or at some times."""
+
+    def __init__(self, fails: Callable[[torch.Tensor], bool]) -> None:
+        self.fails = fails
+        self.tries = 0
+        self.region = RunnableRegion(artifacts.GraphName(0), 0, self._session, self._in_pytorch)  # type: ignore[arg-type]
+
+    def _session(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.tries += 1
+        if self.fails(args[0]):
+            raise SessionError("not today")
+        return [args[0] + 1]
+
+    def _in_pytorch(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + 2]
+
+    def is_on_onnx(self, size: int) -> bool:
+        """Whether ONNX Runtime ran a call."""
+        [result] = self.region(torch.zeros(size))
+        return bool(result[0] == 1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("calls", [1, 7, 50])
+def test_a_region_that_recovers(calls: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes no longer than it failed."""
+    region = Region(lambda x: len(ran) < calls)
+    ran: list[bool] = []
+    with caplog.at_level(logging.INFO, "dynamo_backends"):
+        while len(ran) <= 2 * calls + 1:
+            ran.append(region.is_on_onnx(3))
+        assert all(region.is_on_onnx(3) for _ in range(100))
+    assert not any(ran[:calls]) and ran[-1]
+    assert counted("recovered_regions") == 1 and counted("calls_after_failures") == ran.count(False) - counted(
+        "runtime_failures"
+    )
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_failures_now_and_then_keep_no_region_from_onnx_runtime() -> None:
+    calls = iter(range(10_000))
+    region = Region(lambda x: next(calls) % 100 == 50)
+    on_onnx = [region.is_on_onnx(3) for _ in range(1_000)]
+    assert on_onnx.count(False) == 20 and on_onnx[-1]  # ten failures, and one call after each
+
+
+def test_sizes_that_fail_keep_no_others_from_onnx_runtime() -> None:
+    region = Region(lambda x: len(x) > 5)
+    assert sum(region.is_on_onnx(3) for _ in range(100) if not region.is_on_onnx(9)) > 95
+    assert region.tries < 100 + 10
+    for _ in range(100):
+        assert not region.is_on_onnx(9)
+    assert sum(region.is_on_onnx(3) for _ in range(10)) >= 9
+
+
+def test_sizes_that_all_fail_are_tried_less_and_less() -> None:
+    region = Region(lambda x: True)
+    for size in range(500):
+        assert not region.is_on_onnx(size + 1)
+    assert region.tries < 12
 
 
 def test_pytorchs_error_wins_over_a_regions() -> None:
@@ -195,9 +265,10 @@ def test_pytorchs_error_wins_over_a_regions() -> None:
         raise IndexError("the user's")
 
     region = RunnableRegion(artifacts.GraphName(0), 0, broken, in_pytorch)  # type: ignore[arg-type]
-    with pytest.raises(IndexError):
-        region(torch.ones(3))
-    assert counted("internal_failures") == 0
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            region(torch.ones(3))
+    assert counted("internal_failures") == counted("calls_after_failures") == 0
 
 
 @pytest.mark.parametrize("method", ["_built", "_first_results", "_difference", "_settle"])

@@ -1085,3 +1085,23 @@ def test_what_inductor_cannot_compile_runs_in_pytorch(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compile_fx, "compile_fx_inner", broken)
     assert_same_as_eager(partly, torch.randn(4, 4), torch.randn(4, 4), settings={"options": {"fallback": "inductor"}})
     assert counted("inductor_failures") > 0
+
+
+def test_what_inductor_compiled_and_fails_in_calls_is_tried_less_and_less(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = traced(lambda x: (x.sin(),), torch.ones(3))
+    tries: list[object] = []
+
+    def fails(args: list[object]) -> object:
+        tries.append(args.pop())
+        raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr(inductor, "_compiled", lambda *args: fails)
+    run = inductor.compile_with_inductor(module, "inference", keeps_arguments=True)
+    for _ in range(100):
+        [result] = run([torch.ones(3)])  # type: ignore[misc]
+        assert torch.equal(result, torch.ones(3).sin())
+    assert 3 < len(tries) < 10 and counted("inductor_failures") == len(tries)
+    assert counted("calls_after_failures") == 100 - len(tries)
+    assert [record.name for record in caplog.records].count("dynamo_backends.graphs.inductor") == 1
