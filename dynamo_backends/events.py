@@ -37,6 +37,7 @@ EVENTS = {
     "calls_inside_forward_ad": "calls of a region in forward-mode AD; PyTorch computed them",
     "autotuning_calls": "calls of graphs in which autotuning tried an engine",
     "autotuned DIRECTION ENGINE": "graphs for which autotuning chose this engine",
+    "autotuned forward-only ENGINE": "forwards for which autotuning chose this engine, until a backward follows",
     "autotune_rejected ENGINE": "graphs that this engine could not compile or run, or computed wrongly",
     "pass NAME": "how often the pass fired",
     "undone pass NAME": "how often the pass was undone: it failed, made an invalid graph, or changed results",

@@ -22,7 +22,7 @@ from torch import fx
 from passes.engine.locks import Lock
 
 from ..common.backoff import Backoff, sizes_of
-from ..errors import Kind, SessionError, first_line
+from ..errors import SessionError, first_line, is_out_of_memory
 from ..events import count, warn
 from ..numerics.same_results import difference_of_results
 from ..runtime.providers import float32_precision, only_cpu, provider_name
@@ -174,7 +174,7 @@ class CheckedSession:
             try:
                 results = session(args)
             except SessionError as error:
-                if error.reason.kind is Kind.OUT_OF_MEMORY:
+                if is_out_of_memory(error):
                     raise
                 provider.backoff.failed()
                 count(f"failed_on_provider {provider.name}")
