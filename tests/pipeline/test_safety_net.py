@@ -14,8 +14,9 @@ import pytest
 import torch
 from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 
-from dynamo_backends import onnx_compiler
+from dynamo_backends import events, onnx_compiler
 from dynamo_backends.cache import graphs
 from dynamo_backends.common import safety_net
 from dynamo_backends.common.garbage_collection import Freezer
@@ -133,8 +134,8 @@ def test_dynamos_graph_as_captured() -> None:
         module.recompile()
         raise KeyError("broken")
 
-    def backend(module: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
-        return safety_net.or_captured(module, lambda: fails(module), must_compile=lambda: False)
+    def backend(module: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        return safety_net.or_captured(module, inputs, lambda: fails(module), must_compile=lambda: False)
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         with torch.autocast("cpu", torch.bfloat16):
@@ -163,11 +164,69 @@ def test_errors_of_the_users_program_and_of_dynamo_are_theirs() -> None:
     assert counted("internal_failures") == 0
 
 
-def test_what_aot_autograd_does_not_trace() -> None:
-    """Eager runs it, so PyTorch runs the graph as it was captured."""
+def told(caplog: pytest.LogCaptureFixture) -> str:
+    """The safety net's warning."""
+    [message] = [record.getMessage() for record in caplog.records if record.name == safety_net.__name__]
+    return message
+
+
+def test_what_aot_autograd_does_not_trace(caplog: pytest.LogCaptureFixture) -> None:
+    """Eager runs it, so PyTorch runs the graph as it was captured; nobody need report it."""
     x = torch.randn(3, requires_grad=True)
     assert_same_values(compiled(lambda x: x // 16 + x)(x).detach(), (x // 16 + x).detach())  # type: ignore[attr-defined]
     assert counted("internal_failures") == 1
+    assert "aot_eager" in told(caplog) and "report" not in told(caplog)
+
+
+@pytest.mark.parametrize("where", ["Dynamo's graph", "AOTAutograd's graph", "a call"])
+def test_what_is_our_fault_is_to_be_reported(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, name = {
+        "Dynamo's graph": (pipeline.aot, "name_call"),
+        "AOTAutograd's graph": (lowering, "split_graph"),
+        "a call": (BoundSession, "__call__"),
+    }[where]
+    monkeypatch.setattr(holder, name, broken)
+    compiled(torch.sin)(torch.ones(3))
+    assert "aot_eager" in told(caplog) and "report" in told(caplog)
+
+
+def test_finding_out_whose_fault_it_is_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No random number, gradient or guard; and code of the user's is not run once more."""
+    calls = 0
+
+    @torch._dynamo.allow_in_graph
+    def users(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return x * 2
+
+    def function(x: torch.Tensor, uses_it: bool) -> torch.Tensor:
+        y = (layer(x) + torch.rand(4)) * x.sum(0)
+        return users(y) if uses_it else y
+
+    def run(backend: str, uses_it: bool) -> tuple[list[torch.Tensor], int, int]:
+        torch._dynamo.reset()
+        events.logged.clear()
+        counters.clear()
+        torch.manual_seed(0)
+        before = calls
+        call = torch.compile(function, backend=backend, dynamic=True)
+        results = [call(torch.full((rows, 4), 0.5), uses_it) for rows in (2, 3, 5)]
+        return results, calls - before, counters["stats"]["unique_graphs"]
+
+    layer = torch.nn.Linear(4, 4)
+    expected = [run("eager", uses_it) for uses_it in (False, True)]
+    monkeypatch.setattr(pipeline.aot, "name_call", broken)
+    for uses_it in (False, True):
+        caplog.clear()
+        results, *numbers = run("onnxrt", uses_it)
+        torch.testing.assert_close(results, expected[uses_it][0])
+        assert numbers == list(expected[uses_it][1:]) and layer.weight.grad is None
+        assert ("not tried" in told(caplog)) == uses_it
 
 
 @pytest.mark.parametrize("error", [TypeError("another interface"), MemoryError(), SessionError("not today")])
