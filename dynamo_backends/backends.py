@@ -81,7 +81,7 @@ def onnxrt(
     def compile_it(options: Options) -> Callable[..., object]:
         return _pipeline(options, current_block(), debug=False).compile_dynamo_graph(gm, example_inputs)
 
-    return _compiled(gm, options, mode, compile_it)
+    return _compiled(gm, example_inputs, options, mode, compile_it)
 
 
 def onnx_debug(
@@ -99,7 +99,7 @@ def onnx_debug(
     def compile_it(options: Options) -> Callable[..., object]:
         return _pipeline(options, current_block(), debug=True).compile_dynamo_graph(gm, example_inputs)
 
-    return _compiled(gm, options, mode, compile_it)
+    return _compiled(gm, example_inputs, options, mode, compile_it)
 
 
 def fx_debug(
@@ -119,11 +119,12 @@ def fx_debug(
 
         return compile_in_pytorch(gm, example_inputs, _in_block(options, current_block()))
 
-    return _compiled(gm, options, mode, compile_it)
+    return _compiled(gm, example_inputs, options, mode, compile_it)
 
 
 def _compiled(
     gm: fx.GraphModule,
+    example_inputs: Sequence[object],
     options: Mapping[str, object] | None,
     mode: str | None,
     compile_it: Callable[[Options], Callable[..., object]],
@@ -141,7 +142,7 @@ def _compiled(
     def must_compile() -> bool:
         return any(item.fallback == "error" for item in known) or is_ahead_of_time()
 
-    return or_captured(gm, compile_checked, must_compile=must_compile)
+    return or_captured(gm, example_inputs, compile_checked, must_compile=must_compile)
 
 
 def _in_block(options: Options, block: Block | None) -> Options:

@@ -142,6 +142,13 @@ class SessionError(RuntimeError):
         self.node = node
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether something failed for want of memory, so that it may succeed at another time."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, SessionError) and error.reason.kind is Kind.OUT_OF_MEMORY
+    )
+
+
 class KernelFaultError(SessionError):
     """A model would run a kernel of ONNX Runtime that is known to be wrong.
 

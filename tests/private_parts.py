@@ -23,6 +23,7 @@ NOTICED_BY = {
     "torch._dynamo": "test_dynamo_features.py",
     "torch._dynamo.eval_frame": "test_serving.py",
     "torch._dynamo.exc": "test_bad_input.py",
+    "torch._dynamo.lookup_backend": "test_safety_net.py",
     "torch._functorch": "test_training.py",
     "torch._functorch._aot_autograd.autograd_cache": "test_saved_graphs.py",
     "torch._functorch._aot_autograd.schemas": "test_saved_graphs.py",

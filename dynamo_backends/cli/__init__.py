@@ -1,6 +1,6 @@
 """The command ``dynamo-backends``: one module for each subcommand, imported when that subcommand runs.
 
-``common`` and ``parser`` are what they share; ``saved`` is the part of ``show`` for files of saved graphs.
+``common`` and ``parser`` are what they share; ``show_file`` is the part of ``show`` for files of saved graphs.
 
 A subcommand imports PyTorch and other slow packages in its function ``run``, so that ``--help`` and argument errors
 take no time. Exit codes: 0 success, 1 a computed result is wrong, 2 the command failed (invalid arguments, a missing

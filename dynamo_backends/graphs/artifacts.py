@@ -20,6 +20,7 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from ..common import operator_watchers
+from ..common.backoff import BackoffBySizes, sizes_of
 from ..common.safety_net import caught
 from ..errors import Reason, SessionError, WrongResultError, first_line
 from ..events import count, is_candidate_run
@@ -41,9 +42,6 @@ if TYPE_CHECKING:  # the exporter imports this module, and must not import the r
 logger = logging.getLogger(__name__)
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
-
-MAX_INTERNAL_FAILURES = 3
-"""After this many calls with an unexpected exception, PyTorch runs the region in all later calls."""
 
 Runner = Callable[[list[object]], object]
 """A compiled graph. It takes its arguments boxed, in one list that it empties, and returns the results."""
@@ -174,6 +172,8 @@ class Coverage:
 class RunnableRegion:
     """Runs a region on ONNX Runtime, or in PyTorch if that fails. It keeps no FX graph, and only a serialized model.
 
+    After a failure PyTorch also runs some of the next calls, see ``common.backoff``.
+
     Attributes:
         graph: the graph that it is a part of.
         index: position among the graph's regions.
@@ -195,7 +195,7 @@ class RunnableRegion:
         self.failures = 0
         self.last_failure = ""
         self._has_warned_of_tangents = False
-        self._internal_failures = 0
+        self._backoff = BackoffBySizes()
 
     def __call__(self, *args: object) -> Sequence[object]:
         if operator_watchers.is_watched and operator_watchers.has_watchers():
@@ -205,30 +205,41 @@ class RunnableRegion:
     def run_to_compare(self, args: Sequence[object]) -> tuple[Sequence[object], BoundSession | None]:
         """A call that first checks every byte of the weights, so that no node is blamed for a stale weight.
 
-        Returns the results and the session that ran; ``None`` if there is none for these weights.
+        It always tries ONNX Runtime. Returns the results and the session that ran; ``None`` if there is none for these
+        weights.
         """
         try:
             bound = self.session.chosen(args, complete=True)
-        except SessionError as error:
-            return self._after_session_error(args, error), None
         except Exception as error:
-            return self._after_internal_error(args, error), None
-        return self._run(bound, args), bound
+            return self._after_failure(args, error), None
+        return self._run(bound, args, always=True), bound
 
-    def _run(self, session: BoundSession | FrozenSession | CheckedSession, args: Sequence[object]) -> Sequence[object]:
+    def _run(
+        self,
+        session: BoundSession | FrozenSession | CheckedSession,
+        args: Sequence[object],
+        *,
+        always: bool = False,
+    ) -> Sequence[object]:
+        """``always``: also if the region failed before, and is to be tried in a later call."""
         if forward_ad._current_level >= 0:
             return self._with_tangents(args)
         if torch._C._get_dispatch_mode(_FAKE) is not None:
             return self.in_pytorch(*args)  # fake tensors have no memory
-        if self._internal_failures >= MAX_INTERNAL_FAILURES:
+        failed_before = self._backoff.is_failing
+        if failed_before and not always and not self._backoff.is_due(sizes_of(args)):
+            results = self.in_pytorch(*args)
             self.failures += 1
-            return self.in_pytorch(*args)
+            count("calls_after_failures", reason=self.last_failure)
+            return results
         try:
-            return session(args)
-        except SessionError as error:
-            return self._after_session_error(args, error)
+            results = session(args)
         except Exception as error:
-            return self._after_internal_error(args, error)
+            return self._after_failure(args, error)
+        if failed_before and self._backoff.succeeded(sizes_of(args)):
+            count("recovered_regions")
+            logger.info("%s region %d runs on ONNX Runtime again", self.graph, self.index)
+        return results
 
     def _with_tangents(self, args: Sequence[object]) -> Sequence[object]:
         """Runs the region in PyTorch, because tensors may carry tangents of forward-mode AD."""
@@ -243,32 +254,27 @@ class RunnableRegion:
             logger.warning("%s region %d: inside forward-mode AD, PyTorch runs it", self.graph, self.index)
         return self.in_pytorch(*args)
 
-    def _after_internal_error(self, args: Sequence[object], error: Exception) -> Sequence[object]:
-        """Runs the region in PyTorch after an unexpected exception; if PyTorch fails too, its error is raised."""
+    def _after_failure(self, args: Sequence[object], error: Exception) -> Sequence[object]:
+        """Runs the region in PyTorch after ONNX Runtime or our code failed; if PyTorch fails too, its error is
+        raised."""
         if is_candidate_run():
             raise error
         results = self.in_pytorch(*args)
-        self.failures += 1
-        self.last_failure = f"internal error in this call: {type(error).__name__}: {first_line(str(error))}"
-        if self.must_run_on_onnx:
-            count("internal_failures")
-            raise error
-        self._internal_failures += 1
-        instead = "PyTorch ran the region"
-        if self._internal_failures == MAX_INTERNAL_FAILURES:
-            instead += ", and will run it in all later calls"
-        caught(f"a call of {self.graph} region {self.index}", error, instead)
-        return results
-
-    def _after_session_error(self, args: Sequence[object], error: SessionError) -> Sequence[object]:
-        """Runs the region in PyTorch after ONNX Runtime failed; if PyTorch fails too, its error is raised."""
-        if is_candidate_run():
-            raise error
-        results = self.in_pytorch(*args)
-        is_wrong = isinstance(error, WrongResultError)
+        is_ours, is_wrong = not isinstance(error, SessionError), isinstance(error, WrongResultError)
         what = "ONNX Runtime returned a wrong shape or dtype" if is_wrong else "ONNX Runtime failed in this call"
+        if is_ours:
+            what = f"internal error in this call: {type(error).__name__}"
         self.failures += 1
         self.last_failure = f"{what}: {first_line(str(error))}"
+        if not self.must_run_on_onnx:
+            self._backoff.failed(sizes_of(args))
+        elif is_ours:
+            count("internal_failures")
+            raise error
+        instead = "PyTorch ran the region; ONNX Runtime is tried again in later calls"
+        if is_ours:
+            caught(f"a call of {self.graph} region {self.index}", error, instead)
+            return results
         count("wrong_results" if is_wrong else "runtime_failures", reason=self.last_failure)
         if self.must_run_on_onnx:
             raise SessionError(
@@ -276,12 +282,7 @@ class RunnableRegion:
                 "Remove options={'fallback': 'error'} to run the region in PyTorch."
             )
         if self.failures == 1:
-            logger.warning(
-                "%s region %d: PyTorch ran the region, as in later calls that fail: %s",
-                self.graph,
-                self.index,
-                self.last_failure,
-            )
+            logger.warning("%s region %d: %s: %s", self.graph, self.index, instead, self.last_failure)
         return results
 
 

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..common.backoff import Backoff
 from ..errors import first_line
 from ..events import count, warn
 from .artifacts import Runner, without_graph
@@ -44,6 +45,7 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
     module.graph.set_codegen(fx.graph._BoxedCodeGen())
     module.recompile()
     in_pytorch = without_graph(module)
+    backoff = Backoff()
 
     def run(args: list[object]) -> object:
         if forward_ad._current_level >= 0:
@@ -51,14 +53,24 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
             return in_pytorch(args)
         if not keeps_arguments:
             return compiled(args)
+        if not backoff.is_due():
+            count("calls_after_failures")
+            return in_pytorch(args)
         kept = list(args)
         try:
-            return compiled(args)
+            results = compiled(args)
         except Exception as error:  # if PyTorch fails too, its error is raised
             results = in_pytorch(kept)
             count("inductor_failures")
-            warn(logger, f"Inductor's code failed; PyTorch ran the operators: {first_line(str(error))}")
+            backoff.failed()
+            why = first_line(str(error))
+            warn(
+                logger, "Inductor's code failed; PyTorch runs the operators in this and some later calls: ", {why: why}
+            )
             return results
+        if backoff.succeeded():
+            count("recovered_regions")
+        return results
 
     return run
 

@@ -42,6 +42,16 @@ _VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less i
 
 _CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}
 
+_FASTPATH = frozenset(
+    {torch.ops.aten._transformer_encoder_layer_fwd.default, torch.ops.aten._native_multi_head_attention.default}
+)
+"""Whole layers of ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` in inference, each as one operator."""
+
+_FASTPATH_HINT = (
+    "; torch.backends.mha.set_fastpath_enabled(False), before the model is compiled, makes PyTorch use operators that "
+    "have one"
+)
+
 _SYMBOLIC_STRIDES = Reason(Kind.UNKNOWN_SHAPE, "its result's strides are not known before the call")
 
 ORIGINAL = "original_node"
@@ -87,7 +97,8 @@ class Support:
             if fault.is_of(self._names):
                 return fault.reason
         if find_translation(node.target, self.opset) is None:
-            return Reason(Kind.NO_TRANSLATION, "no translation to ONNX")
+            hint = _FASTPATH_HINT if node.target in _FASTPATH else ""
+            return Reason(Kind.NO_TRANSLATION, f"no translation to ONNX{hint}")
         if is_ordered(node) and not draws_random_numbers(node):
             return Reason(Kind.NOT_IN_ONNX, "it has side effects")
         if "val" not in node.meta or any("val" not in arg.meta for arg in node.all_input_nodes):

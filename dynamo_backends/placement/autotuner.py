@@ -19,28 +19,34 @@ from passes.engine.locks import Lock
 
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
-from ..errors import CandidateError, SessionError, TranslationError, first_line
-from ..events import candidate_run, count
+from ..errors import CandidateError, SessionError, TranslationError, first_line, is_out_of_memory
+from ..events import candidate_run, count, is_new
 from ..graphs.aot import dynamo_compile_lock, gradients_of_results
 from ..graphs.artifacts import GraphName, Runner
 from ..numerics.same_results import difference_of_results, sampled
 from ..runtime.system_memory import give_back
 from .graph_facts import draws, least_precise, symbolic_arguments, written_arguments
 from .outcomes import StoredOutcomes
-from .search import EngineSearch, SearchOutcome
+from .search import EngineSearch, SearchOutcome, TrainingSearch
 
 logger = logging.getLogger(__name__)
 
 _TRY_AGAIN_AFTER = 200
-"""Calls after which a winner and a challenger that was nearly as fast are timed again; then ten times as many."""
+"""Calls after which a winner and a challenger that was nearly as fast are timed again; then ten times as many. If an
+engine was rejected for want of memory, all engines are."""
 
+_NO_BACKWARD = (
+    "a compiled model was called with gradients enabled, as often as a search for the fastest engine takes, and no "
+    "backward followed. From now on its forward is timed alone. If you need no gradients, call it under "
+    "torch.no_grad() or torch.inference_mode(): its weights are constants then, which is faster and takes less memory"
+)
 
 _autotuners: weakref.WeakSet[Autotuner] = weakref.WeakSet()
 
 
 def is_searching() -> bool:
     """Whether a graph of this process has no final engine yet."""
-    return any(tuner.outcome is None for tuner in list(_autotuners))
+    return any(tuner.outcome is None and tuner.outcome_of_forwards is None for tuner in list(_autotuners))
 
 
 class Autotuner:
@@ -56,6 +62,8 @@ class Autotuner:
     Attributes:
         lock: held by a graph's call while engines are tried.
         outcome: which engine runs each graph; ``None`` while searching.
+        wanted_memory: whether an engine was rejected for want of memory; then the outcome is not kept on disk.
+        outcome_of_forwards: while no backward comes, which engine runs the forward; it is not kept on disk.
         graphs: the frame's graphs, which add themselves.
     """
 
@@ -72,7 +80,10 @@ class Autotuner:
         self.directions = tuple(directions)
         self.foreign = frozenset(foreign)
         self.lock = Lock()
-        self.search = EngineSearch(engines, len(directions), margin)
+        self._margin = margin
+        self.search = self._new_search()
+        self.wanted_memory = False
+        self.outcome_of_forwards: SearchOutcome | None = None
         self._outcomes = outcomes
         self.graphs: weakref.WeakSet[TunedGraph] = weakref.WeakSet()
         known = outcomes.known() if outcomes is not None else None
@@ -81,30 +92,55 @@ class Autotuner:
         self.outcome = self.search.outcome = known
         _autotuners.add(self)
 
+    def _new_search(self) -> EngineSearch:
+        if len(self.directions) == 2:
+            return TrainingSearch(self.engines, self._margin)
+        return EngineSearch(self.engines, 1, self._margin)
+
     def engine(self, position: int) -> str:
         """The engine of a graph in this call, see ``EngineSearch.engine``; keeps the outcome once the search ends."""
         before = self.search.configuration
         engine = self.search.engine(position)
         if self.search.configuration != before:
             give_back()  # an engine must not profit from memory that another freed
+        self._follow_forwards()
         if self.search.outcome is not None and self.outcome is None:
             self.outcome = self.search.outcome
             for direction, winner in zip(self.directions, self.outcome.winner, strict=True):
                 count(f"autotuned {direction} {winner}")
             chosen = ", ".join(map(" is run by ".join, zip(self.directions, self.outcome.winner, strict=True)))
             logger.info("%s: %s", chosen, self.outcome)
-            if self._outcomes is not None:
+            if self._outcomes is not None and not self.wanted_memory:
                 self._outcomes.keep(self.outcome)
         return engine
 
+    def _follow_forwards(self) -> None:
+        """Settles the forward if no backward comes, and unsettles it if one does."""
+        if self.search.is_alone and is_new(_NO_BACKWARD):
+            logger.warning("%s", _NO_BACKWARD)
+        if self.search.outcome_of_forwards is self.outcome_of_forwards:
+            return
+        self.outcome_of_forwards = self.search.outcome_of_forwards
+        for graph in self.graphs:
+            graph.unsettle()
+        if self.outcome_of_forwards is not None:
+            [winner] = self.outcome_of_forwards.winner
+            count(f"autotuned forward-only {winner}")
+            logger.info("forward is run by %s until a backward comes: %s", winner, self.outcome_of_forwards)
+
     def try_again(self) -> None:
-        """Times the winner and its challenger again, if there is one."""
+        """Times the winner and its challenger again, if there is one, or all engines, if one wanted memory."""
         if not self.lock.acquire(blocking=False):  # another thread's call is timed
             return
         try:
-            if self.outcome is None or self.outcome.challenger is None:
+            if self.outcome is None:
                 return
-            self.search.try_again(self.outcome, self.outcome.challenger)
+            if self.wanted_memory:
+                self.wanted_memory, self.search = False, self._new_search()
+            elif self.outcome.challenger is not None:
+                self.search.try_again(self.outcome, self.outcome.challenger)
+            else:
+                return
             self.outcome = None
             for graph in self.graphs:
                 graph.unsettle()
@@ -114,6 +150,7 @@ class Autotuner:
     def give_up(self) -> None:
         """Makes the reference run all graphs in this process, and the next process search again."""
         self.outcome = self.search.outcome = SearchOutcome((self.engines[0],) * len(self.directions), {}, {})
+        self.wanted_memory = False
         if self._outcomes is not None:
             self._outcomes.forget()
 
@@ -220,7 +257,8 @@ class TunedGraph:
             engine = self._tuner.engine(self._position)
             if engine not in self._runners:
                 engine = self._built(engine)
-            if self._tuner.outcome is not None and engine in self._compared:
+            outcome = self._tuner.outcome or self._tuner.outcome_of_forwards
+            if outcome is not None and engine in self._compared:
                 return self._settle(engine)(args)
         except Exception as error:
             return self._give_up(error)(args)
@@ -244,6 +282,7 @@ class TunedGraph:
 
     def _reject(self, engine: str, why: str, error: Exception | None = None) -> None:
         if error is not None:
+            self._tuner.wanted_memory |= is_out_of_memory(error)
             kind = "" if isinstance(error, CandidateError) else f"{type(error).__name__}: "
             why = f"{why}: {kind}{first_line(str(error))}"
             expected = (SessionError, TranslationError, CandidateError)
@@ -348,14 +387,16 @@ class TunedGraph:
         return changed
 
     def _settle(self, engine: str) -> Runner:
-        """Makes an engine run all further calls, and frees the others. The graph is kept if there is a challenger."""
+        """Makes an engine run further calls, and frees the others; the graph is kept if engines may be timed again."""
         for log in self._warnings[engine]:
             log()
         self._warnings[engine] = []
-        settled = self._runners[engine]
-        self._settled, self._runners = settled, {engine: settled}
+        settled = self._settled = self._runners[engine]
         outcome = self._tuner.outcome
-        if outcome is None or outcome.challenger is None:
+        if outcome is None:  # only until a backward comes
+            return settled
+        self._runners = {engine: settled}
+        if outcome.challenger is None and not self._tuner.wanted_memory:
             self._builders = {}
         with net("giving memory back", "The graph runs"):
             gc.collect(0)

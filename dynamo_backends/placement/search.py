@@ -10,6 +10,8 @@ Configurations run one at a time, each for a *round* of whole steps::
 
 The fastest wins, if it beats the reference by a margin. The first call of a round is not timed: caches and threads are
 still those of the last round. A round ends early when its configuration is hopeless.
+
+``TrainingSearch`` also chooses an engine for forwards that no backward follows.
 """
 
 from __future__ import annotations
@@ -81,11 +83,15 @@ class _Round:
     def is_over(self, graphs: int, last: int) -> bool:
         """Whether each graph was timed often enough; called before the first graph runs.
 
-        A forward without a backward ends no round: forwards alone are no reason to leave PyTorch. ``last`` is the graph
-        that was called last.
+        A forward without a backward ends no round of whole steps. ``last`` is the graph that was called last.
         """
-        needed = 1 + (self.calls if self.milliseconds >= _SHORT else max(self.calls, _MOST_CALLS))
+        needed = _calls_needed(self.calls, self.milliseconds)
         return last == graphs - 1 and all(self.seen[graph] >= needed for graph in range(graphs))
+
+
+def _calls_needed(calls: int, milliseconds: float) -> int:
+    """The calls of a round that should time this many, and took so long until now; the first one is not timed."""
+    return 1 + (calls if milliseconds >= _SHORT else max(calls, _MOST_CALLS))
 
 
 class EngineSearch:
@@ -121,9 +127,19 @@ class EngineSearch:
         self.outcome = None
 
     @property
+    def is_alone(self) -> bool:
+        """Whether an engine is chosen for forwards that no backward follows, see ``TrainingSearch``."""
+        return False
+
+    @property
     def configuration(self) -> Configuration:
         """The current configuration."""
         return self._round.engines if self.outcome is None else self.outcome.winner
+
+    @property
+    def outcome_of_forwards(self) -> SearchOutcome | None:
+        """Which engine runs forwards while no backward follows; ``None`` if it is not known, or one follows."""
+        return None
 
     def engine(self, graph: int) -> str:
         """The engine that runs a graph in this call. A call of the first graph may begin a round, or end the search."""
@@ -156,6 +172,7 @@ class EngineSearch:
     def reject(self, graph: int, engine: str, why: str) -> None:
         """Rejects an engine for a graph; the reference replaces it in all configurations."""
         self._rejected[graph, engine] = why
+        before = self._round.engines
         self._times = {engines: times for engines, times in self._times.items() if engines[graph] != engine}
         rounds: dict[Configuration, _Round] = {}
         for item in (self._round, *self._waiting):
@@ -165,7 +182,7 @@ class EngineSearch:
             if item is self._round or item.engines not in self._times:
                 rounds.setdefault(item.engines, item)
         self._waiting = collections.deque(item for item in rounds.values() if item is not self._round)
-        if self._round.engines in self._times:  # this configuration was timed before
+        if self._round.engines != before and self._round.engines in self._times:  # this configuration was timed before
             self._round.end()
 
     def _is_hopeless(self, engines: Configuration) -> bool:
@@ -220,6 +237,73 @@ class EngineSearch:
             winner = self._incumbent
         rejected = {engine: why for (_, engine), why in self._rejected.items()}
         return SearchOutcome(winner, {**self._known, **costs}, rejected)
+
+
+class TrainingSearch(EngineSearch):
+    """Chooses the engines of a forward and its backward, and of forwards that no backward follows.
+
+    Whoever evaluates a model and forgets ``torch.no_grad()`` calls forwards alone. After as many of them in a row as a
+    search takes calls, they are timed alone, and the backward's engine is the reference. With the next backward the
+    search by whole steps goes on. If steps have several forwards, the row must be so many times longer than the longest
+    one that a backward followed.
+    """
+
+    def __init__(self, engines: Sequence[str], margin: float) -> None:
+        super().__init__(engines, 2, margin)
+        self.of_forwards = EngineSearch(engines, 1, margin)
+        self._rounds = 2 * len(engines) + 1  # at most: each engine, each again, the fastest for each graph
+        self._row, self._longest = 0, 1  # forwards since the last backward, and the maximum that a backward followed
+        self._milliseconds = 0.0  # of the forwards in the row
+        self._is_whole_step = True
+
+    @property
+    def is_alone(self) -> bool:
+        """See ``EngineSearch.is_alone``."""
+        calls = self._rounds * self._longest
+        needed = calls * _calls_needed(_CALLS, self._milliseconds / calls)
+        return self.outcome is None and self._row > needed
+
+    @property
+    def outcome_of_forwards(self) -> SearchOutcome | None:
+        """See ``EngineSearch.outcome_of_forwards``."""
+        return self.of_forwards.outcome if self.is_alone else None
+
+    @property
+    def configuration(self) -> Configuration:
+        """The current configuration."""
+        if self.is_alone:
+            return self.of_forwards.configuration[0], self._reference
+        return super().configuration
+
+    def engine(self, graph: int) -> str:
+        """See ``EngineSearch.engine``."""
+        if graph == 0:
+            self._row += 1
+            self._is_whole_step = not self.is_alone
+            if self.is_alone:
+                return self.of_forwards.engine(0)
+        else:
+            if self.is_alone:  # steps after a row of forwards are timed afresh
+                self._times.pop(self._round.engines, None)
+                self._round = _Round(self._round.engines, self._round.calls)
+            self._longest = max(self._longest, self._row)
+            self._row, self._milliseconds = 0, 0.0
+        return super().engine(graph)
+
+    def ran(self, graph: int, milliseconds: float, elements: int = 1) -> None:
+        """See ``EngineSearch.ran``. The backward after a row of forwards alone is not timed."""
+        if graph == 0:
+            self._milliseconds += milliseconds
+        if self._is_whole_step:
+            super().ran(graph, milliseconds, elements)
+        elif graph == 0:
+            self.of_forwards.ran(0, milliseconds, elements)
+
+    def reject(self, graph: int, engine: str, why: str) -> None:
+        """See ``EngineSearch.reject``."""
+        super().reject(graph, engine, why)
+        if graph == 0:
+            self.of_forwards.reject(0, engine, why)
 
 
 def _typical(times: Sequence[float]) -> float:

@@ -29,6 +29,7 @@ PERCENTILES = (50, 90, 99)
 FAILED_CALLS = (
     "runtime_failures",
     "wrong_results",
+    "calls_after_failures",
     "internal_failures",
     "inductor_failures",
     "not_compiled_at_a_call",

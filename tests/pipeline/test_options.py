@@ -313,3 +313,22 @@ def test_decompositions_are_for_an_opset_that_is_translated_to() -> None:
         decomposition_table(17)
     with pytest.raises(TypeError, match="opset .*'18'"):
         decomposition_table("18")  # type: ignore[arg-type]
+
+
+def test_a_layer_that_is_one_operator_has_a_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning names it, and it helps."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 1).eval()
+    x = torch.randn(2, 4, 16)
+    try:
+        for is_enabled in (True, False):
+            torch._dynamo.reset()
+            torch.backends.mha.set_fastpath_enabled(is_enabled)
+            with torch.inference_mode():
+                torch.testing.assert_close(compiled(encoder)(x), encoder(x))
+            assert ("torch.backends.mha.set_fastpath_enabled(False)" in caplog.text) == is_enabled
+            assert (counted("nodes_on_onnx") > 0) == (not is_enabled)
+            caplog.clear()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert counted("nodes_in_pytorch") == 1

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import assert_same_as_eager, assert_same_values, compiled, counted
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 
-from dynamo_backends import onnx_compiler
+from dynamo_backends import events, onnx_compiler
 from dynamo_backends.cache import graphs
 from dynamo_backends.common import safety_net
 from dynamo_backends.common.garbage_collection import Freezer
 from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
-from dynamo_backends.errors import CandidateError
+from dynamo_backends.errors import CandidateError, SessionError
 from dynamo_backends.graphs import artifacts, fake_tensors
 from dynamo_backends.graphs.artifacts import RunnableRegion
 from dynamo_backends.graphs.size_assumptions import Assumptions
@@ -133,8 +134,8 @@ def test_dynamos_graph_as_captured() -> None:
         module.recompile()
         raise KeyError("broken")
 
-    def backend(module: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
-        return safety_net.or_captured(module, lambda: fails(module), must_compile=lambda: False)
+    def backend(module: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        return safety_net.or_captured(module, inputs, lambda: fails(module), must_compile=lambda: False)
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         with torch.autocast("cpu", torch.bfloat16):
@@ -163,31 +164,159 @@ def test_errors_of_the_users_program_and_of_dynamo_are_theirs() -> None:
     assert counted("internal_failures") == 0
 
 
-def test_what_aot_autograd_does_not_trace() -> None:
-    """Eager runs it, so PyTorch runs the graph as it was captured."""
+def told(caplog: pytest.LogCaptureFixture) -> str:
+    """The safety net's warning."""
+    [message] = [record.getMessage() for record in caplog.records if record.name == safety_net.__name__]
+    return message
+
+
+def test_what_aot_autograd_does_not_trace(caplog: pytest.LogCaptureFixture) -> None:
+    """Eager runs it, so PyTorch runs the graph as it was captured; nobody need report it."""
     x = torch.randn(3, requires_grad=True)
     assert_same_values(compiled(lambda x: x // 16 + x)(x).detach(), (x // 16 + x).detach())  # type: ignore[attr-defined]
     assert counted("internal_failures") == 1
+    assert "aot_eager" in told(caplog) and "report" not in told(caplog)
 
 
-@pytest.mark.parametrize("error", [TypeError("another interface"), MemoryError()])
-def test_a_failure_in_calls_of_a_region(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch runs the region in the call, and after a few for good."""
+@pytest.mark.parametrize("where", ["Dynamo's graph", "AOTAutograd's graph", "a call"])
+def test_what_is_our_fault_is_to_be_reported(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, name = {
+        "Dynamo's graph": (pipeline.aot, "name_call"),
+        "AOTAutograd's graph": (lowering, "split_graph"),
+        "a call": (BoundSession, "__call__"),
+    }[where]
+    monkeypatch.setattr(holder, name, broken)
+    compiled(torch.sin)(torch.ones(3))
+    assert "aot_eager" in told(caplog) and "report" in told(caplog)
+
+
+def test_finding_out_whose_fault_it_is_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No random number, gradient or guard; and code of the user's is not run once more."""
     calls = 0
 
-    def fails(*args: object) -> None:
+    @torch._dynamo.allow_in_graph
+    def users(x: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
+        return x * 2
+
+    def function(x: torch.Tensor, uses_it: bool) -> torch.Tensor:
+        y = (layer(x) + torch.rand(4)) * x.sum(0)
+        return users(y) if uses_it else y
+
+    def run(backend: str, uses_it: bool) -> tuple[list[torch.Tensor], int, int]:
+        torch._dynamo.reset()
+        events.logged.clear()
+        counters.clear()
+        torch.manual_seed(0)
+        before = calls
+        call = torch.compile(function, backend=backend, dynamic=True)
+        results = [call(torch.full((rows, 4), 0.5), uses_it) for rows in (2, 3, 5)]
+        return results, calls - before, counters["stats"]["unique_graphs"]
+
+    layer = torch.nn.Linear(4, 4)
+    expected = [run("eager", uses_it) for uses_it in (False, True)]
+    monkeypatch.setattr(pipeline.aot, "name_call", broken)
+    for uses_it in (False, True):
+        caplog.clear()
+        results, *numbers = run("onnxrt", uses_it)
+        torch.testing.assert_close(results, expected[uses_it][0])
+        assert numbers == list(expected[uses_it][1:]) and layer.weight.grad is None
+        assert ("not tried" in told(caplog)) == uses_it
+
+
+@pytest.mark.parametrize("error", [TypeError("another interface"), MemoryError(), SessionError("not today")])
+def test_a_region_that_fails_in_each_call(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried less and less, and told once."""
+    tries = 0
+
+    def fails(*args: object) -> None:
+        nonlocal tries
+        tries += 1
         raise error
 
     monkeypatch.setattr(BoundSession, "__call__", fails)
     function = compiled(lambda x: x.sin() + x.cos())
-    for i in range(6):
-        x = torch.full((3,), float(i))
-        assert_same_values(function(x), x.sin() + x.cos())
-    assert calls == counted("internal_failures") == artifacts.MAX_INTERNAL_FAILURES
-    with pytest.raises(type(error)):
-        compiled(lambda x: x.sin() - x.cos(), options={"fallback": "error"})(torch.ones(3))
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for i in range(100):
+            x = torch.full((3,), float(i))
+            assert_same_values(function(x), x.sin() + x.cos())
+    assert 3 < tries < 10
+    assert counted("internal_failures") + counted("runtime_failures") == tries
+    assert counted("calls_after_failures") == 100 - tries
+    assert len(caplog.records) == 1
+    function = compiled(lambda x: x.sin() - x.cos(), options={"fallback": "error"})
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            function(torch.ones(3))
+
+
+class Region:
+    """A region that adds one, and in PyTorch two, and that fails with some arguments or at some times."""
+
+    def __init__(self, fails: Callable[[torch.Tensor], bool]) -> None:
+        self.fails = fails
+        self.tries = 0
+        self.region = RunnableRegion(artifacts.GraphName(0), 0, self._session, self._in_pytorch)  # type: ignore[arg-type]
+
+    def _session(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.tries += 1
+        if self.fails(args[0]):
+            raise SessionError("not today")
+        return [args[0] + 1]
+
+    def _in_pytorch(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + 2]
+
+    def is_on_onnx(self, size: int) -> bool:
+        """Whether ONNX Runtime ran a call."""
+        [result] = self.region(torch.zeros(size))
+        return bool(result[0] == 1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("calls", [1, 7, 50])
+def test_a_region_that_recovers(calls: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes no longer than it failed."""
+    region = Region(lambda x: len(ran) < calls)
+    ran: list[bool] = []
+    with caplog.at_level(logging.INFO, "dynamo_backends"):
+        while len(ran) <= 2 * calls + 1:
+            ran.append(region.is_on_onnx(3))
+        assert all(region.is_on_onnx(3) for _ in range(100))
+    assert not any(ran[:calls]) and ran[-1]
+    assert counted("recovered_regions") == 1 and counted("calls_after_failures") == ran.count(False) - counted(
+        "runtime_failures"
+    )
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_failures_now_and_then_keep_no_region_from_onnx_runtime() -> None:
+    calls = iter(range(10_000))
+    region = Region(lambda x: next(calls) % 100 == 50)
+    on_onnx = [region.is_on_onnx(3) for _ in range(1_000)]
+    assert on_onnx.count(False) == 20 and on_onnx[-1]  # ten failures, and one call after each
+
+
+def test_sizes_that_fail_keep_no_others_from_onnx_runtime() -> None:
+    region = Region(lambda x: len(x) > 5)
+    assert sum(region.is_on_onnx(3) for _ in range(100) if not region.is_on_onnx(9)) > 95
+    assert region.tries < 100 + 10
+    for _ in range(100):
+        assert not region.is_on_onnx(9)
+    assert sum(region.is_on_onnx(3) for _ in range(10)) >= 9
+
+
+def test_sizes_that_all_fail_are_tried_less_and_less() -> None:
+    region = Region(lambda x: True)
+    for size in range(500):
+        assert not region.is_on_onnx(size + 1)
+    assert region.tries < 12
 
 
 def test_pytorchs_error_wins_over_a_regions() -> None:
@@ -195,9 +324,10 @@ def test_pytorchs_error_wins_over_a_regions() -> None:
         raise IndexError("the user's")
 
     region = RunnableRegion(artifacts.GraphName(0), 0, broken, in_pytorch)  # type: ignore[arg-type]
-    with pytest.raises(IndexError):
-        region(torch.ones(3))
-    assert counted("internal_failures") == 0
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            region(torch.ones(3))
+    assert counted("internal_failures") == counted("calls_after_failures") == 0
 
 
 @pytest.mark.parametrize("method", ["_built", "_first_results", "_difference", "_settle"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends import decomposition_table
 from dynamo_backends.cache.graphs import CachedGraphs
 from dynamo_backends.cli import main
-from dynamo_backends.errors import SessionError
+from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.exporter.decompose import decompose
 from dynamo_backends.graphs import inductor
 from dynamo_backends.graphs.artifacts import GraphName
@@ -36,7 +37,7 @@ from dynamo_backends.placement import autotuner, engines, graph_facts
 from dynamo_backends.placement.autotuner import Autotuner, TunedGraph
 from dynamo_backends.placement.engines import INDUCTOR, ONNX, PYTORCH
 from dynamo_backends.placement.outcomes import StoredOutcomes
-from dynamo_backends.placement.search import EngineSearch, SearchOutcome
+from dynamo_backends.placement.search import EngineSearch, SearchOutcome, TrainingSearch
 from dynamo_backends.runtime.binding import BoundSession
 
 aten = torch.ops.aten
@@ -178,6 +179,50 @@ def test_an_outcome_serves_some_processes_and_is_found_again(tmp_path: Path) -> 
         assert known == outcome
         served += 1
     assert 5 < served < 100
+
+
+def test_forwards_without_a_backward(cache: Path, winner: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning names the remedy, the fastest engine runs them, and training is searched for as a whole."""
+    model, image = Net(), torch.randn(2, 3, 8, 8)
+    model.eval()
+    run = torch.compile(model, backend="onnxrt")
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for _ in range(10 * SETTLED):
+            result = run(image)
+    torch.testing.assert_close(result, model(image))
+    assert counted(f"autotuned forward-only {winner}") == 1
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "torch.no_grad()" in warning and "torch.inference_mode()" in warning
+    result.sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model(image).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, msg=name)
+    assert not settled_on(winner, "forward")
+
+    torch._dynamo.reset()
+    counters.clear()
+    run = torch.compile(model, backend="onnxrt")
+    run(image).sum().backward()
+    assert not counted("nodes_on_onnx")  # the next process knows nothing of it
+    for _ in range(SETTLED):
+        run(image).sum().backward()
+    assert settled_on(winner, "forward", "backward")
+
+
+def test_training_after_forwards_without_a_backward(winner: str) -> None:
+    expected, actual = Net(), Net()
+    actual.load_state_dict(expected.state_dict())
+    images = [torch.randn(2, 3, 8, 8) for _ in range(SETTLED)]
+    run = torch.compile(actual, backend="onnxrt")
+    for image in images * 10:
+        run(image)
+    assert counted(f"autotuned forward-only {winner}") == 1
+    actual.load_state_dict(expected.state_dict())
+    for ours, eagers in zip(list(steps(actual, run, images)), list(steps(expected, expected, images)), strict=True):
+        torch.testing.assert_close(ours, eagers, rtol=1e-3, atol=1e-5)
+    assert settled_on(winner, "forward", "backward")
 
 
 def test_onnx_debug_shows_what_would_run_on_onnx_runtime(cache: Path, winner: str) -> None:
@@ -601,7 +646,7 @@ def searched(
     cost: Callable[[tuple[str, ...], int], float], graphs: int = 2, engines: str = "PO"
 ) -> tuple[SearchOutcome, int]:
     """The outcome for engines that take the given milliseconds, and the number of steps until it is known."""
-    search = EngineSearch(list(engines), graphs, 0.95)
+    search = TrainingSearch(list(engines), 0.95) if graphs == 2 else EngineSearch(list(engines), graphs, 0.95)
     for step in range(200):
         for graph in range(graphs):
             search.engine(graph)
@@ -648,12 +693,68 @@ def test_a_noisy_start_decides_nothing() -> None:
     assert searched(cost)[0].winner == ("P", "P")
 
 
-def test_a_forward_without_its_backward_decides_nothing() -> None:
-    search = EngineSearch(["P", "O"], 2, 0.95)
-    for _ in range(400):
-        assert search.engine(0) == "P"
-        search.ran(0, 100)
+def step(search: EngineSearch, cost: Callable[[tuple[str, ...], int], float], forwards: int = 1) -> None:
+    """A training step in which the forward, and then the backward, is called so often."""
+    for graph in (0, 1):
+        for _ in range(forwards):
+            search.engine(graph)
+            search.ran(graph, cost(search.configuration, graph))
+
+
+@pytest.mark.parametrize("milliseconds", [0.1, 5.0, 100.0])
+def test_forwards_that_no_backward_follows_are_timed_alone(milliseconds: float) -> None:
+    """After as many as a search takes; the backward's engine stays PyTorch, and nothing is final."""
+    search = TrainingSearch(["P", "O"], 0.95)
+    engines = []
+    while search.outcome_of_forwards is None:
+        engines.append(search.engine(0))
+        assert search.configuration[1] == "P"
+        search.ran(0, milliseconds * (0.8 if engines[-1] == "O" else 1))
+    assert engines.index("O") <= 5 * SETTLED and len(engines) <= 10 * SETTLED
+    assert search.outcome_of_forwards.winner == ("O",) and search.engine(0) == "O"
     assert search.outcome is None
+
+
+def test_steps_after_forwards_alone_are_chosen_as_a_whole() -> None:
+    def cost(engines: tuple[str, ...], graph: int) -> float:
+        return {"P": (100, 100), "O": (50, 180)}[engines[graph]][graph] * (3 if len(set(engines)) > 1 else 1)
+
+    search = TrainingSearch(["P", "O"], 0.95)
+    for _ in range(100):
+        search.engine(0)
+        search.ran(0, 50 if search.configuration[0] == "O" else 100)
+    assert search.outcome_of_forwards is not None and search.outcome_of_forwards.winner == ("O",)
+    assert search.engine(1) == "P"
+    search.ran(1, 1e9)  # after a forward that was timed alone: it counts for no step
+    assert search.outcome_of_forwards is None
+    for _ in range(SETTLED):
+        step(search, cost)
+    assert search.outcome is not None and search.outcome.winner == ("P", "P")
+    assert search.outcome.milliseconds["P", "P"] == 200
+
+
+@pytest.mark.parametrize("forwards", [2, 7, 64])
+def test_steps_of_several_forwards_are_chosen_as_a_whole(forwards: int) -> None:
+    search = TrainingSearch(["P", "O"], 0.95)
+    step(search, lambda engines, graph: 100, forwards)
+    for _ in range(SETTLED):
+        assert not search.is_alone
+        step(search, lambda engines, graph: {"P": (100, 100), "O": (40, 180)}[engines[graph]][graph], forwards)
+        assert not search.is_alone
+    assert search.outcome is not None and search.outcome.winner == ("O", "P")
+
+
+def test_what_is_rejected_while_forwards_are_timed_alone_is_rejected_in_steps() -> None:
+    search = TrainingSearch(["P", "O", "I"], 0.95)
+    while search.outcome_of_forwards is None:
+        if search.engine(0) == "O":
+            search.reject(0, "O", "it is wrong")
+        search.ran(0, {"P": 100, "I": 90}[search.configuration[0]])
+    assert search.outcome_of_forwards.winner == ("I",)
+    search.engine(1)
+    for _ in range(2 * SETTLED):
+        step(search, lambda engines, graph: {"P": (100, 100), "O": (0, 50), "I": (90, 90)}[engines[graph]][graph])
+    assert search.outcome is not None and search.outcome.winner == ("I", "O")
 
 
 def test_a_pause_in_one_call_decides_nothing() -> None:
@@ -890,6 +991,26 @@ def test_a_challenger_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuner.outcome is not None and tuner.outcome.winner == (PYTORCH,)
 
 
+@pytest.mark.parametrize("error", [MemoryError(), SessionError("full", Reason(Kind.OUT_OF_MEMORY, "full"))])
+def test_an_engine_that_wanted_memory_is_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan(monkeypatch, ONNX)
+    monkeypatch.setattr(autotuner, "_TRY_AGAIN_AFTER", 5)
+    failures = [error]
+
+    def wants_memory(x: torch.Tensor) -> list[torch.Tensor]:
+        if failures:
+            raise failures.pop()
+        return [x * 2]
+
+    run, tuner = tuned({ONNX: lambda: boxed(wants_memory)})
+    while tuner.outcome is None:
+        run([torch.ones(3)])
+    assert tuner.outcome.winner == (PYTORCH,) and counted(f"autotune_rejected {ONNX}") == 1
+    for _ in range(2 * SETTLED):
+        run([torch.ones(3)])
+    assert tuner.outcome is not None and tuner.outcome.winner == (ONNX,)
+
+
 def test_an_engine_that_holds_for_some_sizes_only_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     def assuming(module: fx.GraphModule, direction: str) -> Any:
         sizes = [
@@ -1085,3 +1206,23 @@ def test_what_inductor_cannot_compile_runs_in_pytorch(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compile_fx, "compile_fx_inner", broken)
     assert_same_as_eager(partly, torch.randn(4, 4), torch.randn(4, 4), settings={"options": {"fallback": "inductor"}})
     assert counted("inductor_failures") > 0
+
+
+def test_what_inductor_compiled_and_fails_in_calls_is_tried_less_and_less(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = traced(lambda x: (x.sin(),), torch.ones(3))
+    tries: list[object] = []
+
+    def fails(args: list[object]) -> object:
+        tries.append(args.pop())
+        raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr(inductor, "_compiled", lambda *args: fails)
+    run = inductor.compile_with_inductor(module, "inference", keeps_arguments=True)
+    for _ in range(100):
+        [result] = run([torch.ones(3)])  # type: ignore[misc]
+        assert torch.equal(result, torch.ones(3).sin())
+    assert 3 < len(tries) < 10 and counted("inductor_failures") == len(tries)
+    assert counted("calls_after_failures") == 100 - len(tries)
+    assert [record.name for record in caplog.records].count("dynamo_backends.graphs.inductor") == 1

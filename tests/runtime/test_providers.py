@@ -89,18 +89,34 @@ def off_by_one(x: torch.Tensor) -> torch.Tensor:
 X = torch.tensor([0.0, 1.0, 2.0])
 
 
-@pytest.mark.parametrize("fault", [off_by_one, "it fails"], ids=["wrong", "fails"])
+@pytest.mark.parametrize(("fault", "event"), [(off_by_one, "wrong"), ("it fails", "failed")], ids=["wrong", "fails"])
 def test_the_next_provider_takes_over_from_one_that_is_wrong_or_fails(
-    fault: object, caplog: pytest.LogCaptureFixture
+    fault: object, event: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A wrong one for good; one that fails is tried again, less and less."""
     session, made = checked(**{FIRST: fault, SECOND: torch.exp, CPU: torch.exp})
     with caplog.at_level(logging.WARNING):
-        for _ in range(3):
+        for _ in range(100):
             torch.testing.assert_close(session([X]), [X.exp()])
-    assert [made[name].calls for name in (FIRST, SECOND, CPU)] == [1, 3, 0]
-    assert counted(f"wrong_on_provider {FIRST}") == 1
+    assert [made[name].calls for name in (SECOND, CPU)] == [100, 0]
+    assert made[FIRST].calls == counted(f"{event}_on_provider {FIRST}")
+    assert made[FIRST].calls == 1 if event == "wrong" else 2 < made[FIRST].calls < 10
     [message] = [record.getMessage() for record in caplog.records]
     assert message.index(FIRST) < message.index(SECOND)
+
+
+def test_a_provider_that_failed_for_a_while_is_used_again_and_still_checked() -> None:
+    session, made = checked(**{FIRST: "it fails", SECOND: torch.exp, CPU: torch.exp})
+    session([X])
+    session([X[:2]])
+    made[FIRST].compute = lambda x: x.exp() if len(x) == 3 else x.exp() + 1
+    for _ in range(4):
+        session([X])
+    before = made[SECOND].calls
+    session([X])
+    assert made[SECOND].calls == before
+    torch.testing.assert_close(session([X[:2]]), [X[:2].exp()])
+    assert counted(f"wrong_on_provider {FIRST}") == 1
 
 
 def test_a_provider_that_refuses_is_passed_over_and_the_cpu_provider_is_not_checked() -> None:
