@@ -37,6 +37,7 @@ NOTICED_BY = {
     "torch._ops": "test_operators.py",
     "torch._prims_common": "test_special_values.py",
     "torch._subclasses": "test_dynamic.py",
+    "torch._sym_sqrt": "test_dynamic.py",
     "torch.autograd._get_sequence_nr": "test_op_tools.py",
     "torch.compiler._cache": "test_saved_graphs.py",
     "torch.compiler._compile_session_context": "test_dynamo_features.py",
