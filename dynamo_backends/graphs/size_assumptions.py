@@ -16,7 +16,9 @@ from torch import fx
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.value_ranges import bound_sympy
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 
 class Assumptions:
@@ -120,11 +122,25 @@ def size_conditions(module: fx.GraphModule, symbols: Collection[sympy.Symbol]) -
     found: dict[sympy.Basic, None] = {}
     for guard in environment.guards:
         condition = environment.replace(guard.expr)
-        if not is_certain(condition, environment.var_to_range) and condition.free_symbols <= set(symbols):
+        if not _is_certain(condition, environment.var_to_range) and condition.free_symbols <= set(symbols):
             found[condition] = None
     return list(found)
 
 
-def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, Any]) -> bool:
-    """Whether a condition is true for all numbers within the ranges (``ValueRanges``) of its symbols."""
+def is_certain(condition: sympy.Basic, limits: Mapping[sympy.Symbol, tuple[int, int | None]]) -> bool:
+    """Whether a condition is true for all numbers within the limits of its symbols, of which the upper may be none."""
+    return _is_certain(
+        condition,
+        {symbol: ValueRanges(low, int_oo if high is None else high) for symbol, (low, high) in limits.items()},
+    )
+
+
+def _is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, Any]) -> bool:
     return condition is sympy.true or bound_sympy(condition, ranges).lower is sympy.true
+
+
+def as_text(condition: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
+    """A condition in Python, ``batch % 2 == 0``, with names for its symbols."""
+    symbols = {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
+    text: str = PythonPrinter().doprint(condition.xreplace(symbols))
+    return text

@@ -11,11 +11,8 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.value_ranges import ValueRanges
 
-from ..graphs.size_assumptions import is_certain, root_of
+from ..graphs.size_assumptions import as_text, is_certain, root_of
 from .arguments import Call
 
 
@@ -64,14 +61,10 @@ def narrowed(
             symbol, limits = _limits(condition, found)
             if symbol is not None:
                 found[symbol] = dataclasses.replace(found[symbol], smallest=limits[0], largest=limits[1])
-        ranges = {symbol: ValueRanges(size.smallest, _upper(size.largest)) for symbol, size in found.items()}
-        rest = [condition for condition in seen if not is_certain(condition, ranges)]
-    names = {symbol: sympy.Symbol(size.name, integer=True) for symbol, size in found.items()}
-    return found, list(dict.fromkeys(PythonPrinter().doprint(condition.xreplace(names)) for condition in rest))
-
-
-def _upper(largest: int | None) -> sympy.Basic:
-    return int_oo if largest is None else sympy.Integer(largest)
+        bounds = {symbol: (size.smallest, size.largest) for symbol, size in found.items()}
+        rest = [condition for condition in seen if not is_certain(condition, bounds)]
+    names = {symbol: size.name for symbol, size in found.items()}
+    return found, list(dict.fromkeys(as_text(condition, names) for condition in rest))
 
 
 def _limits(
