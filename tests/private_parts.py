@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 NOTICED_BY = {
     "torch._C": "test_op_tools.py",
+    "torch._VF": "test_export.py",
+    "torch._is_functional_tensor": "test_export.py",
     "torch._C._AutoDispatchBelowAutograd": "test_onnx_attention.py",
     "torch._C._from_dlpack": "test_binding.py",
     "torch._C._storage_Use_Count": "test_freezing.py",
@@ -38,6 +40,7 @@ NOTICED_BY = {
     "torch._ops": "test_operators.py",
     "torch._prims_common": "test_special_values.py",
     "torch._subclasses": "test_dynamic.py",
+    "torch._sym_sqrt": "test_dynamic.py",
     "torch.autograd._get_sequence_nr": "test_op_tools.py",
     "torch.compiler._cache": "test_saved_graphs.py",
     "torch.compiler._compile_session_context": "test_dynamo_features.py",

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ..errors import SessionError, TranslationError, first_line
+from ..exporter.results import number_dtype
 from ..exporter.signature import signature
 from ..exporter.translate import fold_constants, translate, value_names
 from ..graphs.artifacts import CompiledRegion, RegionInput, RegionOutput
@@ -128,4 +129,6 @@ def output_spec(output: RegionOutput, name: str) -> OutputSpec:
     value = value if output.index is None else value[output.index]
     if isinstance(value, torch.Tensor):
         return OutputSpec(name, value.dtype, device=value.device)
-    return OutputSpec(name, torch.bool if isinstance(value, (bool, torch.SymBool)) else torch.int64, is_number=True)
+    dtype = number_dtype(value)
+    assert dtype is not None
+    return OutputSpec(name, dtype, is_number=True)

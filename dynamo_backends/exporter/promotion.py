@@ -7,6 +7,7 @@ of one dtype.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import fx
@@ -24,13 +25,13 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
 
     1. Pointwise operators (ATen's tag) whose result is not boolean: to the result's dtype. If that is float16 and a
        number is outside its range, to float32, in which PyTorch's kernels compute (the gradient of a mean divides by a
-       count).
+       count). So it is if the dtype is float16 or bfloat16, and a number is a symbolic float.
     2. Pointwise operators whose result is boolean (comparisons): to the common dtype, as ``torch.result_type`` gives.
     3. Reductions that take a ``dtype`` or sum integers in int64: to the result's dtype, as in
        ``at::native::make_reduction``, so that the sum does not overflow.
     4. ``cat`` and ``stack``: to the result's dtype.
 
-    A symbolic integer in place of a tensor is cast too, and promotes like a Python integer.
+    A symbolic number in place of a tensor or a number is cast too, and promotes like a Python number.
     """
     target = node.target
     result = node.meta.get("val")
@@ -52,16 +53,23 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
         if isinstance(arg, fx.Node) and parameter.name not in _NOT_PROMOTED
     ]
     tensors = [arg for _, arg in parameters if isinstance(arg.meta["val"], torch.Tensor)]
-    integers = [  # symbolic integers, int64 scalars in ONNX
-        arg
+    numbers = {  # scalars in ONNX
+        arg: torch.float64 if _is_symbolic_float(arg) else torch.int64
         for parameter, arg in parameters
-        if isinstance(parameter.type, torch.TensorType) and isinstance(arg.meta["val"], (int, torch.SymInt))
-    ]
-    dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors, bool(integers))
+        if isinstance(parameter.type, (torch.TensorType, torch.NumberType))
+        and not isinstance(arg.meta["val"], torch.Tensor)
+    }
+    dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors, numbers.values())
+    if dtype in (torch.float16, torch.bfloat16) and torch.float64 in numbers.values():
+        dtype = torch.float32
     if dtype is torch.float16 and any(map(_is_outside_float16, (*node.args, *node.kwargs.values()))):
         dtype = torch.float32
     casts = {arg: dtype for arg in tensors if _dtype(arg) != dtype}
-    return casts if dtype is torch.int64 else {**casts, **dict.fromkeys(integers, dtype)}
+    return casts | {arg: dtype for arg, own in numbers.items() if own != dtype}
+
+
+def _is_symbolic_float(node: fx.Node) -> bool:
+    return isinstance(node.meta["val"], (float, torch.SymFloat))
 
 
 def _is_outside_float16(number: object) -> bool:
@@ -76,11 +84,11 @@ def _dtype(node: fx.Node) -> object:
     return node.meta["val"].dtype
 
 
-def _common_dtype(node: fx.Node, tensors: list[fx.Node], with_integers: bool) -> torch.dtype:
+def _common_dtype(node: fx.Node, tensors: list[fx.Node], numbers: Iterable[torch.dtype]) -> torch.dtype:
     if not tensors:
         return torch.bool
     values: list[object] = [arg.meta["val"] for arg in tensors]
     values += [arg for arg in node.args if isinstance(arg, (bool, int, float, complex))]
-    values += [1] * with_integers
+    values += [1.0 if dtype is torch.float64 else 1 for dtype in numbers]
     promotion = ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
     return elementwise_dtypes(*values, type_promotion_kind=promotion)[1]

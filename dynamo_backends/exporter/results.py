@@ -47,13 +47,18 @@ comparisons: dict[object, _Comparison] = {}
 
 def expected_dtype(meta: object) -> ir.DataType | None:
     """The ONNX dtype of a fake tensor or (symbolic) number; ``None`` for other values."""
-    if isinstance(meta, torch.Tensor):
-        return torch_internals.onnx_dtype(meta.dtype)
-    if isinstance(meta, (bool, torch.SymBool)):
-        return ir.DataType.BOOL
-    if isinstance(meta, (int, torch.SymInt)):
-        return ir.DataType.INT64
-    return None
+    dtype = meta.dtype if isinstance(meta, torch.Tensor) else number_dtype(meta)
+    return None if dtype is None else torch_internals.onnx_dtype(dtype)
+
+
+def number_dtype(meta: object) -> torch.dtype | None:
+    """The dtype in which a (symbolic) number is passed to a session, and returned; ``None`` for other values."""
+    kinds = {
+        torch.bool: (bool, torch.SymBool),
+        torch.int64: (int, torch.SymInt),
+        torch.float64: (float, torch.SymFloat),
+    }
+    return next((dtype for dtype, types in kinds.items() if isinstance(meta, types)), None)
 
 
 def expected_shape(meta: object) -> tuple[Size, ...]:

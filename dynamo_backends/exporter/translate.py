@@ -30,7 +30,7 @@ from ..graphs.locations import module_path, source_line, user_name
 from ..versions import IR_VERSION
 from . import torch_internals
 from .converters import converter_of
-from .converters.symbolic_integers import IS_NONNEGATIVE
+from .converters.symbolic_numbers import IS_NONNEGATIVE
 from .indices import INDEX_ARGUMENT, reject_negative
 from .known_constants import KNOWN_VALUE, known_value
 from .promotion import promoted_dtypes

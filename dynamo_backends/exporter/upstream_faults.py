@@ -8,6 +8,7 @@ eager. ``runtime/kernel_faults.py`` lists faults of ONNX nodes.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterator
 
@@ -55,10 +56,49 @@ def reason_not_to_translate(node: fx.Node) -> Reason | None:
         if tensor.is_quantized:
             return Reason(Kind.NOT_IN_ONNX, "ONNX has no counterpart of PyTorch's quantized tensors")
     if any(isinstance(value, (float, torch.SymFloat)) for value in (result, *_arguments(node))):
-        return Reason(Kind.UNKNOWN_SHAPE, "its translation would round a symbolic float, which has double precision")
+        against = _reason_against_floats(node)
+        if against is not None:
+            return against
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
     misfit = number_out_of_range(node.target, args, kwargs, result)
     return Reason(Kind.NO_TRANSLATION, misfit) if misfit else None
+
+
+_FLOAT_ARITHMETIC = {
+    **dict.fromkeys((torch.sym_float, operator.add, operator.sub, operator.mul, math.floor, math.ceil, math.trunc)),
+    operator.truediv: 1,
+    operator.pow: 0,
+    torch._sym_sqrt: 0,
+}
+"""Functions of symbolic floats that have a converter, with the position of the argument for which Python raises an
+error if it is 0 or negative."""
+
+
+def _reason_against_floats(node: fx.Node) -> Reason | None:
+    """Rejects a node with symbolic floats whose translation is not known to compute as Python and PyTorch do.
+
+    A pointwise operator's number is cast to the dtype of the computation, as in PyTorch's kernels.
+    """
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        parameters = zip(target._schema.arguments, node.args, strict=False)
+        cast = {arg for item, arg in parameters if isinstance(item.type, (torch.TensorType, torch.NumberType))}
+        floats = {arg for arg in node.all_input_nodes if isinstance(arg.meta["val"], (float, torch.SymFloat))}
+        if torch.Tag.pointwise in target.tags and floats <= cast:
+            return None
+    elif target in _FLOAT_ARITHMETIC:
+        position = _FLOAT_ARITHMETIC[target]
+        if position is None or _is_above_zero(node.args[position]):
+            return None
+        return Reason(Kind.NOT_IN_ONNX, f"Python raises an error if {node.args[position]} is 0 or negative")
+    return Reason(Kind.UNKNOWN_SHAPE, "its translation would round a symbolic float, which has double precision")
+
+
+def _is_above_zero(number: object) -> bool:
+    value = number.meta["val"] if isinstance(number, fx.Node) else number
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return bool(value.node.shape_env.bound_sympy(value.node.expr).lower > 0)
+    return isinstance(value, (int, float)) and value > 0
 
 
 def faults_of(node: fx.Node) -> Iterator[Fault[fx.Node]]:
@@ -309,10 +349,12 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "ONNX Runtime computes it in double precision and saturates where eager wraps",
         _is_integer,
     ),
-    _translation(
-        "antialiased interpolation with aligned corners",
+    Fault(
+        "antialiased interpolation to a smaller size",
         {aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default},
-        "its translation has other weights than eager for align_corners, scale factors and integers",
+        "ONNX Runtime's Resize has other weights than eager, and gathering the elements takes ten times as long",
+        kind=Kind.FASTER_IN_PYTORCH,
+        is_refused_in_a_file=False,
     ),
     Fault(
         "clip of large integers",

@@ -7,7 +7,7 @@ A file has no guards at all, so an export lists them (``size_conditions``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import sympy
@@ -16,8 +16,9 @@ from torch import fx
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.value_ranges import bound_sympy
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 
 class Assumptions:
@@ -90,26 +91,56 @@ def assume_not_empty(module: fx.GraphModule) -> None:
     environment = _environment(module)
     for node in module.graph.find_nodes(op="placeholder"):
         for number in _numbers(node.meta.get("val")):
-            if environment is not None and isinstance(number, torch.SymInt) and number.node.expr.is_Symbol:
-                limits = environment.var_to_range[number.node.expr]
-                environment.constrain_symbol_range(number.node.expr, max(limits.lower, 1), limits.upper)
+            if environment is None or not isinstance(number, torch.SymInt):
+                continue
+            if (root := root_of(number.node.expr)) is not None:
+                symbol, zero = root
+                limits = environment.var_to_range[symbol]
+                environment.constrain_symbol_range(symbol, max(limits.lower, sympy.floor(zero) + 1), limits.upper)
 
 
-def size_conditions(module: fx.GraphModule, names: Mapping[sympy.Symbol, str]) -> list[str]:
-    """The assumptions about the sizes of a graph that do not follow from their limits, ``batch % 2 == 0``.
+def root_of(size: sympy.Expr) -> tuple[sympy.Symbol, sympy.Rational] | None:
+    """The symbol of a size that is a linear expression of one, ``h`` of ``2 * h + 1``; and for which number it is 0."""
+    if len(size.free_symbols) != 1:
+        return None
+    (symbol,) = size.free_symbols
+    if not size.is_polynomial(symbol) or sympy.degree(size, symbol) != 1:
+        return None
+    return symbol, sympy.Rational(-size.subs(symbol, 0), size.expand().coeff(symbol))
+
+
+def size_conditions(module: fx.GraphModule, symbols: Collection[sympy.Symbol]) -> list[sympy.Basic]:
+    """The assumptions about the sizes of a graph that do not follow from their ranges, ``Eq(Mod(s77, 2), 0)``.
 
     Args:
         module: a graph with ``meta["val"]``.
-        names: of its symbols. Assumptions about others are left out.
+        symbols: of the graph. Assumptions about others are left out.
     """
     environment = _environment(module)
     if environment is None:
         return []
-    symbols = {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
-    found: dict[str, None] = {}
+    found: dict[sympy.Basic, None] = {}
     for guard in environment.guards:
         condition = environment.replace(guard.expr)
-        is_certain = condition is sympy.true or bound_sympy(condition, environment.var_to_range).lower is sympy.true
-        if not is_certain and condition.free_symbols <= symbols.keys():
-            found[PythonPrinter().doprint(condition.xreplace(symbols))] = None
+        if not _is_certain(condition, environment.var_to_range) and condition.free_symbols <= set(symbols):
+            found[condition] = None
     return list(found)
+
+
+def is_certain(condition: sympy.Basic, limits: Mapping[sympy.Symbol, tuple[int, int | None]]) -> bool:
+    """Whether a condition is true for all numbers within the limits of its symbols, of which the upper may be none."""
+    return _is_certain(
+        condition,
+        {symbol: ValueRanges(low, int_oo if high is None else high) for symbol, (low, high) in limits.items()},
+    )
+
+
+def _is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, Any]) -> bool:
+    return condition is sympy.true or bound_sympy(condition, ranges).lower is sympy.true
+
+
+def as_text(condition: sympy.Basic, names: Mapping[sympy.Symbol, str]) -> str:
+    """A condition in Python, ``batch % 2 == 0``, with names for its symbols."""
+    symbols = {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
+    text: str = PythonPrinter().doprint(condition.xreplace(symbols))
+    return text

@@ -186,7 +186,8 @@ def _exported(module: torch.nn.Module, call: Call, dynamic_shapes: Any) -> Expor
     If that limits a size to numbers near the example's, or rejects the example, the one that assumes less of sizes, if
     there is one.
     """
-    limits = {getattr(dim, "max", None) for dim in pytree.tree_leaves(dynamic_shapes)}
+    dims = pytree.tree_leaves(dynamic_shapes)
+    limits = {getattr(item, "max", None) for dim in dims for item in (dim, getattr(dim, "root", None))}
     dims = pytree.tree_map_only(str, lambda _: Dim.DYNAMIC, dynamic_shapes)
     program, failure = None, None
     try:

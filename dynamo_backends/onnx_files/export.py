@@ -34,6 +34,7 @@ from .arguments import Call, like
 from .capture import Captured, capture
 from .checking import FileSession, difference
 from .model import onnx_model
+from .sizes import narrowed
 
 LARGEST_FILE = 2**31 - 2**24
 """Bytes of weights above which they are written to a file beside the model: protobuf's limit, less the graph."""
@@ -49,8 +50,10 @@ class ExportedFile:
         inputs, outputs: the names of the model's inputs and results in order, each with its dtype and sizes as text,
             ``INT64[batch, sequence]``.
         sizes: the names of dynamic sizes with the limits within which the file computes what the model does, as text,
-            ``from 1`` or ``2 to 512``. PyTorch found them out; outside, the model may compute something else.
-        conditions: what must hold for these sizes too, ``batch % 2 == 0``. ONNX Runtime does not check it.
+            ``from 1`` or ``2 to 512``. PyTorch found them out; outside, the model may compute something else. Of a
+            size that is derived from another, ``2 * Dim("h")``, the other one is here.
+        conditions: what must hold for these sizes too and is no limit of one, ``batch % 2 == 0``. ONNX Runtime does
+            not check it.
         checked: the calls whose results were compared, by the shapes of their tensors as text.
         unchecked: operators that may differ from eager for some inputs, and what ``check`` could not compare, with the
             reasons.
@@ -171,10 +174,12 @@ def export(
     taken, given = (
         {str(item.name): _type(item) for item in items} for items in (written.graph.inputs, written.graph.outputs)
     )
-    sizes = {size.name: size.limits for size in captured.sizes.values()}
+    narrow, conditions = narrowed(captured.sizes, size_conditions(captured.graph, captured.sizes))
+    captured = dataclasses.replace(captured, sizes=narrow)
+    sizes = {size.name: size.limits for size in narrow.values()}
     if sizes:
         written.metadata_props["sizes"] = ", ".join(f"{name} {limits}" for name, limits in sizes.items())
-    if conditions := size_conditions(captured.graph, {symbol: size.name for symbol, size in captured.sizes.items()}):
+    if conditions:
         written.metadata_props["conditions"] = ", ".join(conditions)
     nodes = captured.graph.graph.nodes
     unchecked = [f"{node.name} ({where(node)}): {text}" for node in nodes for text in tolerated_in_a_file(node)]

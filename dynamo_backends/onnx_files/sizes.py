@@ -12,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from ..graphs.size_assumptions import as_text, is_certain, root_of
 from .arguments import Call
 
 
@@ -46,6 +47,46 @@ def sizes_of(fake: Any) -> Sequence[Any]:
     return fake.shape if isinstance(fake, torch.Tensor) else [fake]
 
 
+def narrowed(
+    sizes: Mapping[sympy.Symbol, Size], conditions: Sequence[sympy.Basic]
+) -> tuple[dict[sympy.Symbol, Size], list[str]]:
+    """The sizes within their conditions, and as text the conditions that are no limits of one size.
+
+    ``batch != 1`` is a limit if the smallest number is 1, and then ``from 2``.
+    """
+    found, rest, seen = dict(sizes), list(conditions), None
+    while rest != seen:  # a limit may make another condition a limit too
+        seen = rest
+        for condition in seen:
+            symbol, limits = _limits(condition, found)
+            if symbol is not None:
+                found[symbol] = dataclasses.replace(found[symbol], smallest=limits[0], largest=limits[1])
+        bounds = {symbol: (size.smallest, size.largest) for symbol, size in found.items()}
+        rest = [condition for condition in seen if not is_certain(condition, bounds)]
+    names = {symbol: size.name for symbol, size in found.items()}
+    return found, list(dict.fromkeys(as_text(condition, names) for condition in rest))
+
+
+def _limits(
+    condition: sympy.Basic, sizes: Mapping[sympy.Symbol, Size]
+) -> tuple[sympy.Symbol | None, tuple[int, int | None]]:
+    """The symbol of a linear condition, and its limits within it; ``None`` if the condition is something else."""
+    root = root_of(condition.lhs - condition.rhs) if isinstance(condition, sympy.core.relational.Relational) else None
+    if root is None:
+        return None, (0, None)
+    symbol, border = root
+    low, high = sizes[symbol].smallest, sizes[symbol].largest
+    if isinstance(condition, sympy.Ne):
+        return symbol, (low + (border == low), high if high is None else high - (border == high))
+    if isinstance(condition, sympy.Eq):
+        return None, (0, None)
+    is_allowed_at = condition.subs(symbol, border) is sympy.true
+    if condition.subs(symbol, border + 1) is sympy.true:  # a lower limit
+        return symbol, (max(low, int(sympy.ceiling(border)) if is_allowed_at else int(sympy.floor(border)) + 1), high)
+    upper = int(sympy.floor(border)) if is_allowed_at else int(sympy.ceiling(border)) - 1
+    return symbol, (low, upper if high is None else min(high, upper))
+
+
 def named_sizes(
     program: ExportedProgram, inputs: Sequence[tuple[str, Any]], dims: Sequence[Any]
 ) -> dict[sympy.Symbol, Size]:
@@ -61,22 +102,36 @@ def named_sizes(
     """
     found: dict[sympy.Symbol, str] = {}
     examples: dict[sympy.Symbol, int] = {}
+    smallest: dict[sympy.Symbol, int] = {}
     for (_, fake), part in zip(inputs, dims, strict=True):
         for i, name in _names(part):
             size = sizes_of(fake)[i]
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and name not in found.values():
-                found.setdefault(size.node.expr, name)  # sizes that may differ must not have one name
-    for name, fake in inputs:
-        for i, size in enumerate(sizes_of(fake)):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                own = f"{name}_dim_{i}" if isinstance(fake, torch.Tensor) else name
-                while size.node.expr not in found and own in found.values():  # the user's name of another size
-                    own += "_"
-                found.setdefault(size.node.expr, own)
-                examples[size.node.expr] = size.node.hint
+            root = root_of(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if root is not None and name not in found.values():
+                found.setdefault(root[0], name)  # sizes that may differ must not have one name
+    sizes = [
+        (size, f"{name}_dim_{i}" if isinstance(fake, torch.Tensor) else name)
+        for name, fake in inputs
+        for i, size in enumerate(sizes_of(fake))
+        if isinstance(size, torch.SymInt)
+    ]
+    for size, own in sorted(sizes, key=lambda item: not item[0].node.expr.is_Symbol):
+        root = root_of(size.node.expr)
+        if root is None:
+            continue
+        symbol, zero = root
+        if not size.node.expr.is_Symbol:
+            own += "_root"
+        while symbol not in found and own in found.values():  # the user's name of another size
+            own += "_"
+        found.setdefault(symbol, own)
+        of_example = root_of(size.node.expr - size.node.hint)
+        assert of_example is not None
+        examples[symbol] = int(of_example[1])
+        smallest[symbol] = max(smallest.get(symbol, 1), int(sympy.floor(zero)) + 1)  # a size of 0 is not allowed
     known = program.range_constraints
     return {
-        symbol: Size(name, max(int(known[symbol].lower), 1), limit_of(known[symbol]), examples[symbol])
+        symbol: Size(name, max(int(known[symbol].lower), smallest[symbol]), limit_of(known[symbol]), examples[symbol])
         for symbol, name in found.items()
     }
 
@@ -87,10 +142,10 @@ def limit_of(known: Any) -> int | None:
 
 
 def _names(part: Any) -> Iterator[tuple[int, str]]:
-    """The dimensions of a tensor that its part of ``dynamic_shapes`` names."""
+    """The dimensions of a tensor that its part of ``dynamic_shapes`` names; of ``2 * Dim("h")``, the name is ``h``."""
     dims = part.items() if isinstance(part, Mapping) else enumerate(part) if isinstance(part, (list, tuple)) else ()
     for i, dim in dims:
-        name = dim if isinstance(dim, str) else getattr(dim, "__name__", "")
+        name = dim if isinstance(dim, str) else getattr(getattr(dim, "root", dim), "__name__", "")
         if isinstance(dim, str) and not name.isidentifier():
             raise ValueError(f"dynamic_shapes: {name!r} is no name for a size: it must be an identifier")
         if name.isidentifier():

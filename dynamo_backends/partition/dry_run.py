@@ -6,6 +6,7 @@ It tests the translation, not a kernel: it always runs on the CPU provider.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -13,6 +14,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import Kind, Reason, SessionError, WrongResultError
+from ..exporter.results import number_dtype
 from ..graphs.example_values import valid_indices
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import CPU
@@ -72,28 +74,26 @@ def example_sizes(node: fx.Node, model: ir.Model) -> dict[str, tuple[int, ...]] 
 
 def _has_example(value: object) -> bool:
     if not isinstance(value, torch.Tensor):
-        return isinstance(value, (int, torch.SymInt)) and _hint(value) is not None
+        return number_dtype(value) is not None and _hint(value) is not None
     if value.device.type != "cpu" or any(_hint(size) is None for size in value.shape):
         return False
     return math.prod(_sizes(value)) <= _MAX_ELEMENTS
 
 
-def _hint(size: int | torch.SymInt) -> int | None:
-    return size if isinstance(size, int) else size.node.hint
+def _hint(number: Any) -> Any:
+    """A number, or what a symbolic one was at the capture of the graph; ``None`` if that is unknown."""
+    return number.node.hint if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number
 
 
 def _sizes(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(size for size in map(_hint, value.shape) if size is not None)
 
 
-def _example(value: object, integer: int) -> torch.Tensor | int | bool:
+def _example(value: object, integer: int) -> Any:
     """Floating-point numbers between 0 and 1, or ``integer``: not 0, by which an integer division would end the
     process, if it is not an index."""
     if not isinstance(value, torch.Tensor):
-        assert isinstance(value, (int, torch.SymInt))
-        number = _hint(value)
-        assert number is not None
-        return number
+        return _hint(value)
     result = torch.full(_sizes(value), integer, dtype=value.dtype)
     if value.is_floating_point():
         result.uniform_(generator=torch.Generator().manual_seed(0))

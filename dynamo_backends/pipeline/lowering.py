@@ -32,7 +32,7 @@ from ..errors import (
 from ..events import count, warn
 from ..exporter.converters.mixture_of_experts import GROUPED_PRODUCT
 from ..exporter.registration import described, registered_converter
-from ..exporter.results import sizes_of
+from ..exporter.results import number_dtype, sizes_of
 from ..exporter.translate import fold_constants, translate
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, region_name
 from ..graphs.in_place import PartialWrite
@@ -386,6 +386,7 @@ def output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
                 )
             )
         else:
-            dtype = torch.bool if isinstance(meta, (bool, torch.SymBool)) else torch.int64
+            dtype = number_dtype(meta)
+            assert dtype is not None
             specs.append(OutputSpec(value.name, dtype, is_number=True, sizes=()))
     return tuple(specs)

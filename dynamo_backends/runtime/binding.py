@@ -95,8 +95,8 @@ class OutputSpec:
 
     Attributes:
         name: the ONNX value.
-        dtype: torch dtype; ``torch.bool`` or ``torch.int64`` if ``is_number``.
-        is_number: whether it is a symbolic integer or boolean, returned as a Python number.
+        dtype: torch dtype; ``torch.bool``, ``torch.int64`` or ``torch.float64`` if ``is_number``.
+        is_number: whether it is a symbolic number or boolean, returned as a Python number.
         permutation: the model returns the result permuted by this; it is permuted back.
         strides: eager's strides in elements, if the result is not dense in memory (expanded); else ``None``.
         exact: all of eager's strides, if those of dimensions of size one do not follow from ``permutation``; else

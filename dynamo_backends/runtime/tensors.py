@@ -66,10 +66,11 @@ def bool_to_ort(value: torch.Tensor) -> Value:
     return _booleans(value.contiguous())
 
 
-def number_to_ort(value: int | bool) -> Value:
+def number_to_ort(value: float | bool) -> Value:
     if isinstance(value, bool):
         return bool_to_ort(torch.tensor(value, device="cpu"))  # the default device may be another
-    return _plain(torch.tensor(value, dtype=torch.int64, device="cpu"))
+    dtype = torch.float64 if isinstance(value, float) else torch.int64
+    return _plain(torch.tensor(value, dtype=dtype, device="cpu"))
 
 
 def memory_converter(dtype: torch.dtype) -> Callable[[torch.Tensor], Value]:

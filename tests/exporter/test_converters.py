@@ -494,3 +494,78 @@ def test_numbers_are_dequantized_in_eagers_precision(dtype: torch.dtype, out: to
         lambda x: BY_CHANNEL(x, scales, zeros, 0, limits.min, limits.max, dtype, out_dtype=torch.float32),
     ):
         assert_same_as_eager(function, x, tolerance=exact)
+
+
+# Variance
+
+
+VARIANCES = torch.var, torch.std, torch.var_mean, torch.std_mean
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_symbolic", [False, True])
+def test_variance(dtype: torch.dtype, is_symbolic: bool) -> None:
+    """All forms of dimensions, corrections up to more than the number of elements, and special values."""
+
+    def statistics(x: torch.Tensor) -> list[Any]:
+        settings: list[dict[str, Any]] = [
+            {},
+            {"dim": (), "keepdim": True},
+            {"dim": -1, "correction": 0},
+            {"dim": (2, 0), "keepdim": True, "correction": 0.5},
+            *({"dim": 1, "correction": number} for number in (4, 7)),
+        ]
+        return [function(x, **item) for function in (torch.std, torch.var_mean) for item in settings]
+
+    x = torch.randn(2, 4, 3).to(dtype)
+    special = x.clone()
+    special[0, :, 0] = 0.3  # equal numbers: infinity, or NaN with a correction of 4
+    special[0, 1, 1], special[1, 0, 0] = torch.nan, torch.inf
+    values = torch.stack([x, special])
+    values = symbolic(values, 1, 2, 3) if is_symbolic else values
+    check = assert_same_as_eager if dtype is torch.bfloat16 else assert_equals_eager
+    check(lambda values: [statistics(x) for x in values], values)
+
+
+@pytest.mark.parametrize("function", VARIANCES)
+def test_variance_of_equal_and_of_large_numbers(function: Callable[..., Any]) -> None:
+    for value in (torch.full((3, 1000), 0.3), torch.tensor([[3e38, 3e38, 2e38], [3e30, 1.0, -3e30]])):
+        assert_equals_eager(lambda x: function(x, 1), value)
+    assert_same_as_eager(lambda x: function(x), torch.tensor(2.0))
+    assert_same_as_eager(lambda x: function(x, 1), torch.zeros(2, 0))
+    assert_same_as_eager(lambda x: function(x), torch.tensor([1 + 2j, 3 - 1j]))
+
+
+def test_instance_norm_of_symbolic_size_does_not_split_the_graph() -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.InstanceNorm2d(4, affine=True), torch.nn.ReLU())
+    assert_equals_eager(module, symbolic(torch.randn(2, 3, 6, 7), 0, 2, 3), rtol=1e-4, atol=1e-5)
+    assert counted("regions") == 2  # forward and backward
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounded_quotients(mode: str, dtype: torch.dtype) -> None:
+    numbers = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        3.5,
+        0.1,
+        -0.1,
+        7.0,
+        0.9999999,
+        -2.0,
+        1e-40,
+        1e30,
+        torch.inf,
+        -torch.inf,
+        torch.nan,
+    ]
+    x, y = torch.tensor(numbers, dtype=dtype), torch.cat([torch.tensor(numbers), torch.randn(200)]).to(dtype)
+
+    def quotients(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        quotient = torch.div(x[:, None], y, rounding_mode=mode)
+        return torch.stack([quotient, quotient.reciprocal()])  # infinities show the signs of zeros
+
+    assert_same_as_eager(quotients, x, y, tolerance={"rtol": 0, "atol": 0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from conftest import assert_same_as_eager, compiled, counted
 from torch.autograd import forward_ad
 
+from dynamo_backends import export
 from dynamo_backends.exporter.converters.interpolation import nearest_indices
 from passes import order
 
@@ -152,3 +154,46 @@ def test_an_error_of_a_known_value_is_raised_in_the_call() -> None:
     function = compiled(lambda x: x + torch.arange(4).sum(0, dtype=torch.int64) // torch.zeros(1, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         function(torch.ones(2))
+
+
+ANTIALIASED: dict[str, dict[str, Any]] = {
+    "smaller and larger": {"size": (3, 20)},
+    "one size stays": {"size": (9, 10)},
+    "aligned": {"size": (5, 23), "align_corners": True},
+    "factors that give no whole sizes": {"scale_factor": (0.7, 1.3)},
+    "a factor that changes nothing": {"scale_factor": 1.05},
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("case", ANTIALIASED)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_antialiased_in_a_file(case: str, mode: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Right with NaN and infinities too; in ``torch.compile``, PyTorch is faster, and runs it."""
+
+    class Resized(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.interpolate(x, mode=mode, antialias=True, **ANTIALIASED[case])
+
+    x = torch.randn(2, 3, 10, 10).to(dtype)
+    special = x.clone()
+    special[0, 0, 4, 4], special[1, 0, 0, 7] = torch.nan, torch.inf
+    exported = export(Resized(), x, path=tmp_path / "m.onnx", dynamic_shapes={"x": {0: "batch"}}, check=True)
+    assert exported.difference(special) == ""
+    (actual,) = exported.run(special).values()
+    torch.testing.assert_close(actual, Resized()(special), equal_nan=True)
+
+
+def test_an_antialiased_weight_in_a_file(tmp_path: Path) -> None:
+    """Position embeddings, resized for another image, with a dynamic batch."""
+
+    class Positions(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embeddings = torch.nn.Parameter(torch.randn(1, 4, 7, 7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + F.interpolate(self.embeddings, size=x.shape[2:], mode="bicubic", antialias=True)
+
+    export(Positions(), torch.randn(2, 4, 5, 9), path=tmp_path / "m.onnx", dynamic_shapes=({0: "batch"},), check=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import sympy
 import torch
 from conftest import assert_same_as_eager
 from onnxruntime import InferenceSession
@@ -24,6 +25,7 @@ import dynamo_backends
 from dynamo_backends import ExportError, export
 from dynamo_backends.cli import main
 from dynamo_backends.onnx_files import export as export_module
+from dynamo_backends.onnx_files.sizes import Size, narrowed
 
 CPU = ["CPUExecutionProvider"]
 
@@ -610,3 +612,107 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["outputs"] == {"output": "FLOAT[3, 2]"}
     assert main(["export", model, str(tmp_path / "none" / "m.onnx")]) == 2
     assert main(["export", "nothing", file]) == 2
+
+
+H, N = torch.export.Dim("h", max=64), torch.export.Dim("n")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "dims", "inputs", "sizes"),
+    [
+        (
+            lambda x: F.max_pool2d(x, 2),
+            [torch.randn(1, 3, 6, 8)],
+            {"x": {2: 2 * H}},
+            {"x": "FLOAT[1, 3, 2*h, 8]"},
+            {"h": "2 to 64"},
+        ),
+        (
+            lambda x, y: x[:, 1:] + y,
+            [torch.randn(3, 5), torch.randn(3, 4)],
+            {"x": {1: N + 1}, "y": {1: N}},
+            {"x": "FLOAT[3, 1 + n]", "y": "FLOAT[3, n]"},
+            {"n": "from 1"},
+        ),
+        (
+            lambda x, y: x[:, 1:] + y,
+            [torch.randn(3, 5), torch.randn(3, 4)],
+            {"x": {1: torch.export.Dim.AUTO}, "y": {1: torch.export.Dim.AUTO}},
+            {"x": "FLOAT[3, 1 + y_dim_1]", "y": "FLOAT[3, y_dim_1]"},
+            {"y_dim_1": "from 2"},
+        ),
+    ],
+    ids=["2 * h", "n + 1", "derived by PyTorch"],
+)
+def test_derived_sizes_have_names_and_limits_and_are_varied(
+    function: Callable[..., object],
+    arguments: list[torch.Tensor],
+    dims: dict[str, Any],
+    inputs: dict[str, str],
+    sizes: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> object:
+            return function(x, y)
+
+    class One(nn.Module):
+        def forward(self, x: torch.Tensor) -> object:
+            return function(x)
+
+    path = tmp_path / "m.onnx"
+    exported = export((One, Two)[len(arguments) - 1](), *arguments, path=path, dynamic_shapes=dims, check=True)
+    assert (exported.inputs, exported.sizes, exported.unchecked) == (inputs, sizes, [])
+    assert len(exported.checked) == 3
+    written = {item.key: item.value for item in onnx.load(path).metadata_props}
+    assert written == {"sizes": ", ".join(f"{name} {limits}" for name, limits in sizes.items())}
+
+
+def test_a_condition_that_is_a_limit_is_told_once(tmp_path: Path) -> None:
+    """A model that does something else for one row, and something else for five."""
+
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x[:8]
+            return x * 2 if x.shape[0] == 1 else x.sin() if x.shape[0] != 5 else x
+
+    path = tmp_path / "m.onnx"
+    exported = export(Rows(), torch.randn(3, 2), path=path, dynamic_shapes={"x": {0: "rows"}}, check=True)
+    assert exported.sizes["rows"].startswith("from 2") and not any(" != 1" in item for item in exported.conditions)
+    assert any(item.endswith(" != 5") for item in exported.conditions)
+    written = {item.key: item.value for item in onnx.load(path).metadata_props}
+    assert written == {"sizes": f"rows {exported.sizes['rows']}", "conditions": ", ".join(exported.conditions)}
+
+
+S, T = sympy.symbols("s t", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "limits", "others"),
+    [
+        ([sympy.Ne(S, 1)], "from 2", []),
+        ([sympy.Ne(S, 2), sympy.Ne(S, 1), S < 10], "3 to 9", []),
+        ([2 * S >= 7, sympy.Ne(S, 9)], "from 4", ["s != 9"]),
+        ([sympy.Ne(S, 9), S <= 9], "1 to 8", []),
+        ([3 - S > -7, sympy.Ne(S, T)], "1 to 9", ["s != t"]),
+        ([sympy.Eq(S % 2, 0)], "from 1", ["(s % 2) == 0"]),
+    ],
+)
+def test_limits_of_sizes_and_conditions(conditions: list[sympy.Basic], limits: str, others: list[str]) -> None:
+    sizes, rest = narrowed({S: Size("s", 1, None, 6), T: Size("t", 1, 20, 3)}, conditions)
+    assert (sizes[S].limits, rest) == (limits, others)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda self, x: F.instance_norm(x[None]),
+        lambda self, x: torch.cat(torch.var_mean(x, 0)),
+        lambda self, x: x.std(0) * (x.shape[0] / 3) * x.shape[0] ** -0.5,
+        lambda self, x: F.interpolate(x[None, None], scale_factor=0.5, mode="bilinear"),
+    ],
+)
+def test_floats_computed_from_sizes(function: Callable[..., object], tmp_path: Path) -> None:
+    x = torch.randn(6, 4)
+    exported = export(Function(function), x, path=tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
+    assert len(exported.checked) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -95,6 +96,20 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "view in halves": lambda x: x.view(x.shape[0], 2, x.shape[1] // 2).transpose(1, 2) * 1.5,
     "flatten": lambda x: x.flatten().softmax(0),
     "scaled by a size": lambda x: x * x.shape[0] + x / x.shape[1] - x.shape[0] ** 0.5,
+    "scaled by a ratio of sizes": lambda x: (
+        x * (x.shape[0] / x.shape[1]),
+        x * x.shape[1] ** -0.5,
+        x @ x.t() / math.sqrt(x.shape[1]),
+        torch.zeros(int(x.shape[1] * 0.5)) + x.shape[0] / 3,
+        x > x.shape[0] / x.shape[1],
+    ),
+    "statistics": lambda x: [
+        *torch.var_mean(x, 0),
+        *torch.std_mean(x, correction=2, keepdim=True),
+        nn.functional.instance_norm(x[None]),
+        nn.functional.group_norm(x[None], 1),
+    ],
+    "rounded quotients": lambda x: (torch.div(x, 0.3, rounding_mode="floor"), torch.div(x, 0.3, rounding_mode="trunc")),
     "factories": lambda x: (torch.arange(x.shape[0]) * 2, torch.zeros(x.shape[0], 3) + 1, torch.ones_like(x)),
     "full of a size": lambda x: torch.full((x.shape[1],), x.shape[0]) + x,
     "concatenated": lambda x: torch.cat([x, x * 2]).sum(0),

@@ -14,7 +14,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
-from .shapes import cast, computing_dtype, constant
+from .shapes import HALF_PRECISION, cast, computing_dtype, constant
 
 aten = torch.ops.aten
 
@@ -181,13 +181,15 @@ def remainder(x: Operand, divisor: Operand) -> ir.Value:
 
 @converter(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div(x: Operand, divisor: Operand, rounding_mode: str | None = None) -> ir.Value:
-    """``x / divisor``, truncated or rounded down for integers only, which torchlib divides in float32."""
+    """``x / divisor``, truncated or rounded down; torchlib divides integers in float32."""
     dtype = _dtype(x, divisor)
     x, divisor = _value(x, dtype), _value(divisor, dtype)
     if rounding_mode is None:
         return op.Div(x, divisor)
     if dtype.is_floating_point():
-        raise NotTranslatable("its translation supports rounding_mode for integers only")
+        if dtype in HALF_PRECISION:  # eager's kernels round after each step
+            raise NotTranslatable("its translation supports rounding_mode in float32, float64 and of integers only")
+        return _rounded_quotient(x, divisor, is_floor=rounding_mode == "floor")
     x, divisor = _without_minus_one(x, divisor)
     quotient = op.Div(x, divisor)
     if rounding_mode == "trunc" or not dtype.is_signed():
@@ -196,3 +198,26 @@ def div(x: Operand, divisor: Operand, rounding_mode: str | None = None) -> ir.Va
     zero = constant(0, dtype)
     below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(divisor, zero)))
     return op.Sub(quotient, op.Cast(below, to=dtype))
+
+
+def _rounded_quotient(x: ir.Value, divisor: ir.Value, *, is_floor: bool) -> ir.Value:
+    """The quotient of floating-point numbers, truncated or rounded down, with the sign of ``x / divisor`` if it is 0.
+
+    The floor is ``div_floor_floating`` of ``c10/util/generic_math.h``, which does not round the quotient first. The
+    sign is a product, as ONNX Runtime's ``Where`` loses that of zeros.
+    """
+    dtype = _dtype(x, divisor)
+    zero, one = constant(0.0, dtype), constant(1.0, dtype)
+    quotient = op.Div(x, divisor)
+    result = quotient
+    if is_floor:
+        rest = op.Mod(x, divisor, fmod=1)
+        is_below = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(divisor, zero), op.Less(rest, zero)))
+        whole = op.Div(op.Sub(x, rest), divisor)
+        whole = op.Where(is_below, op.Sub(whole, one), whole)
+        floor = op.Floor(whole)
+        result = op.Where(op.Greater(op.Sub(whole, floor), constant(0.5, dtype)), op.Add(floor, one), floor)
+        result = op.Where(op.Equal(divisor, zero), quotient, result)
+    size = op.Abs(result) if is_floor else op.Floor(op.Abs(result))
+    is_negative = op.Or(op.Less(quotient, zero), op.Less(op.Reciprocal(quotient), zero))
+    return op.Mul(size, op.Where(is_negative, constant(-1.0, dtype), one))

@@ -1,13 +1,14 @@
-"""Average pooling and adaptive average pooling, with their gradients, as linear maps.
+"""Average pooling, adaptive average pooling and antialiased interpolation, with gradients, as linear maps.
 
-Each spatial dimension has a constant matrix, and the gradient uses its transpose. Elements with weight zero are not
-read, as zero times infinity is NaN.
+Each spatial dimension has a constant matrix, and the gradient uses its transpose. Elements that eager does not read are
+not read, as zero times infinity is NaN.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,11 +36,20 @@ def _apply(value: ir.Value, matrices: Sequence[Matrix]) -> ir.Value:
     return value
 
 
-def _apply_to_dimension(value: ir.Value, matrix: Matrix, dim: int, sizes: Sequence[shapes.Size]) -> ir.Value:
-    """Gathers the elements with nonzero weights, [..., out, width, ...], and sums the products over the width."""
+def _apply_to_dimension(
+    value: ir.Value,
+    matrix: Matrix,
+    dim: int,
+    sizes: Sequence[shapes.Size],
+    is_read: npt.NDArray[np.bool_] | None = None,
+) -> ir.Value:
+    """Gathers the elements that are read, [..., out, width, ...], and sums their products with weights over the width.
+
+    By default, those with nonzero weights are read.
+    """
     dtype = value.dtype
     assert dtype is not None
-    is_read = matrix != 0
+    is_read = matrix != 0 if is_read is None else is_read
     width = max(int(is_read.sum(axis=1).max(initial=0)), 1)
     columns = np.argsort(~is_read, axis=1, kind="stable")[:, :width]
     counts, weights = np.take_along_axis(is_read, columns, axis=1), np.take_along_axis(matrix, columns, axis=1)
@@ -167,6 +177,67 @@ def _adaptive_matrices(sizes: Sequence[int], output_size: Sequence[int | ir.Valu
         matrices.append(matrix)
     return matrices
 
+
+def _antialiased_matrix(
+    old: int, new: int, factor: float | None, align_corners: bool, dtype: type[np.floating[Any]], *, is_cubic: bool
+) -> tuple[Matrix, npt.NDArray[np.bool_]]:
+    """The weights of the old elements in each new one, [new, old], and which are read.
+
+    Follows ``_compute_indices_min_size_weights_aa`` of ``aten/src/ATen/native/cpu/UpSampleKernel.cpp``, in its dtype.
+    """
+    scale = dtype(1.0 / factor) if factor is not None and factor > 0 else dtype(old) / dtype(new)
+    if align_corners:
+        scale = dtype(old - 1) / dtype(new - 1) if new > 1 else dtype(0)
+    stretch = max(scale, dtype(1))
+    support = dtype(2 if is_cubic else 1) * stretch
+    matrix, is_read = np.zeros((new, old)), np.zeros((new, old), dtype=np.bool_)
+    for i in range(new):
+        center = scale * dtype(i + 0.5)
+        first = max(int(center - support + dtype(0.5)), 0)
+        last = min(int(center + support + dtype(0.5)), old)
+        distances = np.abs((np.arange(first, last).astype(dtype) - center + dtype(0.5)) / stretch)
+        weights = _cubic(distances) if is_cubic else np.maximum(1 - distances, 0)
+        total = weights.sum()
+        matrix[i, first:last] = weights / total if total else weights
+        is_read[i, first:last] = True
+    return matrix, is_read
+
+
+def _cubic(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Keys' cubic convolution of nonnegative distances, with ``a = -0.5``."""
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def _interpolate_antialiased(
+    value: ir.Value,
+    output_size: Sequence[int | ir.Value],
+    align_corners: bool,
+    *factors: float | None,
+    is_cubic: bool,
+) -> ir.Value:
+    """Antialiased interpolation of [N, C, H, W].
+
+    ONNX Runtime's ``Resize`` (1.32) has other weights for aligned corners, for cubic interpolation, and where a size
+    becomes smaller.
+    """
+    if value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        raise NotTranslatable("its translation supports float32 and float64 only")
+    dtype = np.float32 if value.dtype == ir.DataType.FLOAT else np.float64
+    sizes = shapes.sizes(value)
+    for dim, new, factor in zip((2, 3), output_size, factors or (None, None), strict=True):
+        old = sizes[dim]
+        if not isinstance(old, int) or not isinstance(new, int):
+            raise NotTranslatable("its translation needs the old and the new size, of which one is symbolic")
+        if old != new:  # else eager copies, whatever the factor
+            matrix, is_read = _antialiased_matrix(old, new, factor, align_corners, dtype, is_cubic=is_cubic)
+            value = _apply_to_dimension(value, matrix, dim, sizes, is_read)
+            sizes[dim] = new
+    return value
+
+
+converter(aten._upsample_bilinear2d_aa.default)(functools.partial(_interpolate_antialiased, is_cubic=False))
+converter(aten._upsample_bicubic2d_aa.default)(functools.partial(_interpolate_antialiased, is_cubic=True))
 
 for _dims, _pool, _backward, _adaptive_backward in (
     (2, aten.avg_pool2d, aten.avg_pool2d_backward, aten._adaptive_avg_pool2d_backward),
