@@ -20,6 +20,7 @@
         fw_compiler=compiler,
         partition_fn=compiler.partition_fn,
         decompositions=decomposition_table(),
+        keep_inference_input_mutations=True,
     )
 
 - saving what was compiled: ``keep_value_guards_unsafe``, for ``options={"guard_filter_fn": ...}``;

@@ -199,10 +199,14 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
             fw_compiler=compiler,
             partition_fn=compiler.partition_fn,
             decompositions=decomposition_table(18),
+            keep_inference_input_mutations=True,
         )
 
     ``pre_grad`` passes do not run: AOTAutograd starts after them. Without ``partition_fn``, AOTAutograd's default
-    partitioner splits training graphs, and ``joint`` passes do not run on them.
+    partitioner splits training graphs, and ``joint`` passes do not run on them. Without
+    ``keep_inference_input_mutations``, AOTAutograd returns new values of arguments as results of the graph: a parameter
+    that is only written, as by a moving average, gets a gradient of zeros where eager has ``None``, and writes into a
+    part of an argument copy all of it. A compiler cannot change that.
 
     Args:
         debug: dump and compare as ``onnx_debug`` does.

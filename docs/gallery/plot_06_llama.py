@@ -44,7 +44,12 @@ def loss(model):
 records = []
 folder = Path(tempfile.mkdtemp())
 compiler = onnx_compiler(debug=True, dump_dir=str(folder / "dump"), record=records)
-backend = aot_autograd(fw_compiler=compiler, partition_fn=compiler.partition_fn, decompositions=decomposition_table())
+backend = aot_autograd(
+    fw_compiler=compiler,
+    partition_fn=compiler.partition_fn,
+    decompositions=decomposition_table(),
+    keep_inference_input_mutations=True,  # writes to arguments stay in the graph
+)
 compiled = torch.compile(model, backend=backend)
 loss(compiled).backward()
 ours = [parameter.grad.clone() for parameter in model.parameters()]

@@ -275,7 +275,7 @@ def _grouped(products: Sequence[tuple[ProductKernel, str]]) -> list[Products]:
 
 
 def _aten_graph(name: GraphName, split: Split, products: Sequence[Products]) -> AtenGraph:
-    on_onnx = collections.Counter(str(node.target) for region in split.regions for node in region.operators)
+    on_onnx = collections.Counter(operator_name(node) for region in split.regions for node in region.operators)
     fallbacks = sorted(fallbacks_of(split), key=lambda item: (item.by_design, -item.number))
     return AtenGraph(
         f"{name.index}/{name.direction}", len(split.regions), dict(on_onnx.most_common()), fallbacks, products

@@ -25,7 +25,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import TranslationError
-from ..graphs.artifacts import RegionInput, RegionOutput
+from ..graphs.artifacts import RegionInput, RegionOutput, operator_name
 from ..graphs.locations import module_path, source_line, user_name
 from ..versions import IR_VERSION
 from . import torch_internals
@@ -120,7 +120,7 @@ class _Translation:
             try:
                 self._add_node(node)
             except TranslationError as error:
-                raise error.of(node.name, str(node.target)) from error
+                raise error.of(node.name, operator_name(node)) from error
         for output in outputs:
             self._add_output(output)
         self._add_opset_imports()
@@ -365,7 +365,7 @@ def _set_type(value: ir.Value, meta: object) -> None:
 def _origin(node: fx.Node) -> dict[str, str]:
     origin = {
         "fx_node": node.name,
-        "aten_op": str(node.target),
+        "aten_op": operator_name(node),
         "module": module_path(node),
         "source": source_line(node),
     }

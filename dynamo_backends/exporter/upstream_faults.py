@@ -59,7 +59,7 @@ def reason_not_to_translate(node: fx.Node) -> Reason | None:
         against = _reason_against_floats(node)
         if against is not None:
             return against
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val"))
     misfit = number_out_of_range(node.target, args, kwargs, result)
     return Reason(Kind.NO_TRANSLATION, misfit) if misfit else None
 

@@ -78,7 +78,7 @@ def valid_integers(
 
 def valid_indices(node: fx.Node) -> dict[fx.Node, int] | None:
     """``valid_integers`` of a node with ``meta["val"]``, by the arguments that are indices."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val"))
     integers = valid_integers(node.target, args, kwargs, node.meta.get("val"))
     if integers is None:
         return None

@@ -34,7 +34,7 @@ from ..exporter.converters.mixture_of_experts import GROUPED_PRODUCT
 from ..exporter.registration import described, registered_converter
 from ..exporter.results import number_dtype, sizes_of
 from ..exporter.translate import fold_constants, translate
-from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, region_name
+from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, operator_name, region_name
 from ..graphs.in_place import PartialWrite
 from ..graphs.layout import memory_extent
 from ..graphs.locations import where
@@ -282,7 +282,7 @@ class OnnxLowering(Lowering):
             return
         for node, reason in split.coverage.in_pytorch.items():
             if not reason.by_design:
-                raise UnsupportedOperatorError(node.name, str(node.target), where(node), reason)
+                raise UnsupportedOperatorError(node.name, operator_name(node), where(node), reason)
 
 
 def _experts_in_pytorch(graph: PostGradGraph) -> dict[fx.Node, Reason]:

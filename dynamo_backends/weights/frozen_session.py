@@ -203,6 +203,7 @@ class FrozenSession:
         self._seen: set[int] = set()  # hashes of addresses
         self._without_constants: _State | None = None
         self._was_replaced = False
+        self._is_full = False  # whether a set of weights once had to do without a session
         self._seconds = 0.0  # of all calls
         self._cost = 0.0  # of the last attempt to build a session
         self._patience = 0.0  # seconds of calls in which a weight must not change to become a constant
@@ -374,8 +375,10 @@ class FrozenSession:
         # its weights are inputs, until it is tried again
         others = states if len(states) < _MOST_SEEN else self.sets
         self._current = _Sessions(positions, {**others, addresses: self._inputs_only()})
-        if self._look_at == math.inf:
+        if not self._is_full:
+            self._is_full = True
             count("weight_sets_full")
+        if self._look_at == math.inf:
             self._wait(0.0)
         return self._inputs_only()
 

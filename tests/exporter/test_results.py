@@ -294,7 +294,7 @@ def test_a_result_of_another_shape_is_computed_by_pytorch(
     x = some_positive(4, 3).requires_grad_(requires_grad)
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         assert_same_as_eager(lambda x: (x.sinh() * 2, x + 1), x, calls=3, settings={"dynamic": False})
-    assert counted("wrong_results") == 3
+    assert counted("wrong_results") == 2 and counted("calls_after_failures") == 1
     assert counted("runtime_failures") == 0
     assert counted("regions") == 1 + requires_grad
     (record,) = caplog.records
@@ -309,7 +309,7 @@ def test_a_size_that_only_a_number_tells_is_compared(plant: Plant) -> None:
 
 
 def test_each_shape_is_judged_by_itself(plant: Plant) -> None:
-    """One that comes out right stays on ONNX Runtime; one that does not never runs there again."""
+    """One that comes out right stays on ONNX Runtime; one that does not is tried there less and less."""
     plant(aten.sinh.default, rows_that_are_positive)
     function = compiled(lambda x: x.sinh() * 2, dynamic=True)
     wrong, right = some_positive(4, 3), torch.rand(5, 3)
@@ -317,9 +317,9 @@ def test_each_shape_is_judged_by_itself(plant: Plant) -> None:
         for x in (wrong, right):
             torch.testing.assert_close(function(x), x.sinh() * 2)
     assert counted("graphs") == 1
-    assert counted("wrong_results") == 3
-    function(torch.rand(4, 3))  # right for these values, but of sizes that were wrong once
-    assert counted("wrong_results") == 4
+    assert counted("wrong_results") == 2 and counted("calls_after_failures") == 2  # one of other sizes
+    function(torch.rand(4, 3))  # right for these values, but of sizes that were wrong before
+    assert counted("wrong_results") == 2 and counted("calls_after_failures") == 3
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -34,12 +34,13 @@ def index_put(
     are_numbers = all(index.dtype in (ir.DataType.INT64, ir.DataType.INT32) for index in known.values())
     if are_numbers and not accumulate and known:
         last = max(known)
+        sizes = [shapes.sizes(index) for index in known.values()]
         given = [shapes.cast(index, ir.DataType.INT64) for index in known.values()]
-        if last and len(given) == 1 and shapes.rank(given[0]) == 1:
-            target = [*shapes.sizes(input)[:last], shapes.size(given[0], 0), *shapes.sizes(input)[last + 1 :]]
+        if last and len(given) == 1 and len(sizes[0]) == 1:
+            target = [*shapes.sizes(input)[:last], *sizes[0], *shapes.sizes(input)[last + 1 :]]
             return _written(input, last, given[0], _expanded(values, target), target)
         if last == len(given) - 1:
-            written = _broadcast([shapes.sizes(index) for index in given])
+            written = _broadcast(sizes)
             columns = [op.Expand(op.Unsqueeze(index, [-1]), shapes.vector([*written, 1])) for index in given]
             values = _expanded(values, [*written, *shapes.sizes(input)[last + 1 :]])
             return op.ScatterND(input, op.Concat(*columns, axis=-1) if last else columns[0], values)
