@@ -271,6 +271,18 @@ def test_a_part_is_written_that_depends_on_the_old_values() -> None:
     assert_same_as_eager(write, cache()[:, :, :32].clone(), torch.tensor([3, 4]), calls=3)
 
 
+def test_a_view_that_pytorch_makes_is_read_before_the_write() -> None:
+    """A session does not know that the view is memory which it writes."""
+
+    def write(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        bits = cache.view(torch.int32) * 2
+        cache.index_copy_(2, positions, keys)
+        return bits, cache.amax()
+
+    with torch.no_grad():
+        assert_same_as_eager(write, cache(), torch.tensor([3]), key(), calls=2)
+
+
 def test_a_copy_of_the_old_values_is_returned() -> None:
     def write(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         before = cache.clone()
