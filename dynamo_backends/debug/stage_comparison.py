@@ -19,12 +19,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.engine.fx.editing import changes_memory, is_gradient
+from passes.engine.fx.editing import changes_memory
 from passes.engine.results import PassResult
 
 from ..dumps.blame import Cause, CauseKind
 from ..errors import first_line
-from ..graphs.in_place import write_backs
+from ..graphs.aot import forward_writes
 from ..graphs.locations import place_of, user_name, where
 from ..graphs.operators import is_collective
 from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS
@@ -389,7 +389,7 @@ def copy_of(module: fx.GraphModule, kind: type[fx.GraphModule] = _GraphWithoutCo
 def functional(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph, see ``copy_of``; what a forward copies into arguments becomes the last results."""
     copied = copy_of(module)
-    pairs = [(new, copy) for _, new, copy in write_backs(copied) if not is_gradient(copy)]
+    pairs = [(new, copy) for _, new, copy in forward_writes(copied)]
     output = copied.graph.output_node()
     for new, copy in pairs:
         copy.replace_all_uses_with(new)

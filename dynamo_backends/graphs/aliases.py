@@ -15,6 +15,7 @@ from torch import fx
 from passes.engine.fx.editing import owner, viewed
 
 from ..errors import Kind, Reason
+from .in_place import write_backs
 from .layout import Layout, layout_of
 
 aten = torch.ops.aten
@@ -30,6 +31,9 @@ _UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it may read memory outside of its 
 def separate_returned_views(module: fx.GraphModule) -> int:
     """Marks returned views that share memory with ``IN_PYTORCH``, in place; returns how many.
 
+    Those of an argument's new value are among them: if sizes are symbolic, AOTAutograd makes the view of the argument
+    that eager returns by the strides and the offset of the graph's result.
+
     If other nodes use a view too, only a copy of it is marked, so that no region is split. Before and after::
 
         y = add(x, 1); t = transpose(y, 0, 1); s = sin(t);                            return y, t, s
@@ -37,7 +41,8 @@ def separate_returned_views(module: fx.GraphModule) -> int:
     """
     output = module.graph.output_node()
     returned = list(output.all_input_nodes)
-    sharing = collections.Counter(owner(node) for node in returned)
+    written = [new for _, new, _ in write_backs(module)]
+    sharing = collections.Counter(owner(node) for node in (*returned, *written))
     separated: dict[fx.Node, fx.Node] = {}
 
     def separate(node: fx.Node) -> fx.Node:

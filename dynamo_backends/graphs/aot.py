@@ -576,11 +576,16 @@ def keys_of_writes(module: fx.GraphModule) -> dict[fx.Node, object]:
     """The new values that a forward, or the forward part of a joint graph, copies into its arguments, with keys as in
     ``keys_of_results``."""
     keys: dict[fx.Node, object] = {}
-    for argument, new, copy in write_backs(module):
+    for argument, new, _ in forward_writes(module):
         descriptor = argument.meta.get("desc")
-        if not is_gradient(copy):
-            keys[new] = ("input", _position(descriptor)) if isinstance(descriptor, PlainAOTInput) else None
+        keys[new] = ("input", _position(descriptor)) if isinstance(descriptor, PlainAOTInput) else None
     return keys
+
+
+def forward_writes(module: fx.GraphModule) -> list[tuple[fx.Node, fx.Node, fx.Node]]:
+    """``write_backs`` without those of a backward. PyTorch 2.13 tags those of inference graphs as a backward's too."""
+    may_be_backward = bool(gradients_of_results(module))
+    return [item for item in write_backs(module) if not (may_be_backward and is_gradient(item[2]))]
 
 
 def keys_of_arguments(module: fx.GraphModule) -> list[object]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from passes.engine.fx.editing import owner
+
 from ..graphs.artifacts import Region
 from ..graphs.in_place import PartialWrite
 
@@ -19,8 +21,8 @@ _OF_METADATA = ("Shape", "Size")
 def in_place_results(region: Region, model: ir.Model, writes: Iterable[PartialWrite]) -> dict[int, int]:
     """The results that are written in place: position among the region's outputs -> position among its inputs.
 
-    The model must read the argument only where it computes the result, because ONNX Runtime does not know that both
-    have the same memory. Running it again on the written argument gives the same result.
+    The model must read the argument only where it computes the result, and no view of it, because ONNX Runtime does not
+    know that they have the same memory. Running it again on the written argument gives the same result.
 
     Args:
         region: the region.
@@ -33,6 +35,8 @@ def in_place_results(region: Region, model: ir.Model, writes: Iterable[PartialWr
     for item in writes:
         to, at = inputs.get(item.argument), outputs.get(item.writes[0])
         if len(item.writes) > 1 or to is None or at is None:
+            continue
+        if any(owner(node) is item.argument for node in inputs if node is not item.argument):  # views by PyTorch
             continue
         if region.inputs[to].permutation == region.outputs[at].permutation and _may_write(
             model.graph.outputs[at], model.graph.inputs[to]

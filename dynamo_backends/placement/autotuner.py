@@ -356,7 +356,7 @@ class TunedGraph:
         """An engine's results, then the arguments it writes; the caller's arguments and random state do not change."""
         state = torch.get_rng_state() if self._draws else None
         try:
-            copied = [arg.clone() if i in self._written else arg for i, arg in enumerate(args)]  # type: ignore[attr-defined]
+            copied = [_copy(arg) if i in self._written else arg for i, arg in enumerate(args)]
             written = [copied[i] for i in self._written]
             with watchers_disabled(), candidate_run(self._warnings[engine]):
                 return sampled([*_leaves(self._runners[engine](copied)), *written])
@@ -415,6 +415,11 @@ class TunedGraph:
 def _wait(device: torch.device | None) -> None:
     if device is not None:
         torch.accelerator.synchronize(device)
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, on which results' strides depend; those of a clone are without gaps."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _leaves(results: object) -> list[object]:

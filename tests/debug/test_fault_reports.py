@@ -118,6 +118,29 @@ def test_a_pass_swaps_operands(
     assert_seen(tmp_path, "sub_6", line_of("seventh: centered"), capsys, "pass post_grad.swap")
 
 
+@pytest.mark.parametrize("stage", ["joint", "post_grad"])
+def test_a_pass_changes_only_what_is_written_into_an_argument(
+    planted: Callable[[Pass], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: str
+) -> None:
+    def write(x: torch.Tensor) -> torch.Tensor:
+        result = x.cos()
+        x.add_(x.sin())  # the write
+        return result
+
+    def double(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        with module.graph.inserting_before(node):
+            new = module.graph.call_function(aten.mul.Tensor, (node.args[0], 2))
+        new.meta = dict(node.meta)
+        node.replace_input_with(node.args[0], new)
+        context.matches.append(node.name)
+        return 1
+
+    planted(Pass(f"{stage}.double", "Planted by a test.", double))
+    run(write, tmp_path)
+    assert_seen(tmp_path, "mul_tensor", line_of("# the write"), capsys, f"pass {stage}.double")
+
+
 def test_a_constant_is_folded_wrongly(
     planted: Callable[[Pass], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -261,6 +261,17 @@ def test_a_part_of_memory_that_two_arguments_share_is_written() -> None:
     assert_same_as_eager(write, memory[:8], memory[4:12], torch.randn(2, 4), calls=2)
 
 
+def test_a_view_of_the_new_value_is_returned() -> None:
+    def write(x: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x.add_(1)
+        return x[position : position + 1], x.sin()
+
+    for dynamic in (False, True):
+        with torch.no_grad():
+            assert_same_as_eager(write, x(), 2, calls=2, settings={"dynamic": dynamic})
+        assert_on_onnx()
+
+
 def test_a_part_is_written_that_depends_on_the_old_values() -> None:
     def write(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         cache[:, :, positions] = cache[:, :, positions] * 2 + 1
@@ -269,6 +280,18 @@ def test_a_part_is_written_that_depends_on_the_old_values() -> None:
         return view * 1
 
     assert_same_as_eager(write, cache()[:, :, :32].clone(), torch.tensor([3, 4]), calls=3)
+
+
+def test_a_view_that_pytorch_makes_is_read_before_the_write() -> None:
+    """A session does not know that the view is memory which it writes."""
+
+    def write(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        bits = cache.view(torch.int32) * 2
+        cache.index_copy_(2, positions, keys)
+        return bits, cache.amax()
+
+    with torch.no_grad():
+        assert_same_as_eager(write, cache(), torch.tensor([3]), key(), calls=2)
 
 
 def test_a_copy_of_the_old_values_is_returned() -> None:

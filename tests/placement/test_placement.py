@@ -361,6 +361,23 @@ def test_arguments_that_are_written_are_written_once(monkeypatch: pytest.MonkeyP
     assert settled_on(ONNX, "inference")
 
 
+def test_a_written_argument_with_gaps_is_copied_with_its_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor checks strides, and results have those of arguments."""
+    plan(monkeypatch, ONNX)
+
+    def function(state: torch.Tensor, positions: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state.index_copy_(1, positions, x)
+        return state.amax(1)
+
+    state = torch.zeros(2, 8, 8)[..., :4]
+    run = torch.compile(function, backend="onnxrt", mode="max-autotune")
+    with torch.no_grad():
+        for i in range(1, SETTLED):
+            assert run(state, torch.tensor([3]), torch.full((2, 1, 4), float(i))).tolist() == [[float(i)] * 4] * 2
+    assert counted(f"autotune_rejected {ONNX}") == counted(f"autotune_rejected {INDUCTOR}") == 0
+    assert settled_on(ONNX, "inference")
+
+
 def test_the_mode_is_the_option() -> None:
     assert parse_options(mode="max-autotune").placement == "fastest"
     assert parse_options(mode="max-autotune-no-cudagraphs").placement == "fastest"
