@@ -504,6 +504,35 @@ def test_a_tensor_of_a_module_whose_size_changes_is_an_input() -> None:
     assert counted("constant_weights") > 0
 
 
+@pytest.mark.parametrize("weights", ["constants", "checked"])
+@pytest.mark.parametrize("width", [8, 128])
+def test_a_write_while_a_session_is_made_that_is_undone(
+    weights: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another thread that swaps moving averages in and out."""
+    model, x = nn.Linear(width, width).eval(), torch.randn(2, width)
+    load, planted = Executable.load, []
+
+    def load_meanwhile(executable: Executable, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> object:
+        if not constants or planted:
+            return load(executable, constants)
+        planted.append(len(constants))
+        before = model.weight.detach().clone()
+        with torch.no_grad():
+            model.weight.mul_(2)
+            try:
+                return load(executable, constants)
+            finally:
+                model.weight.copy_(before)
+
+    monkeypatch.setattr(Executable, "load", load_meanwhile)
+    compiled = torch.compile(model, backend="onnxrt", options={"weights": weights, "cache": False})
+    with torch.no_grad():
+        compiled(x)  # as if it ran before the write was undone
+        torch.testing.assert_close(compiled(x), model(x))
+    assert planted
+
+
 def test_one_thread_writes_while_another_one_calls() -> None:
     model = network()
     compiled = torch.compile(model, backend="onnxrt")
