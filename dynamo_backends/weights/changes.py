@@ -230,8 +230,13 @@ class Watch:
         written.update(self.written_meanwhile)
         if not moved and not written:
             self._versions = versions
-        pairs = zip(self._large, versions, self._versions, strict=True)
-        return sorted(moved | written), [i for i, now, before in pairs if i in written and now == before]
+        # PyTorch counts a write when it has ended: here that is more likely than before the memory was read
+        unseen = [
+            i
+            for i, before in zip(self._large, self._versions, strict=True)
+            if i in written and i not in moved and tensors[i]._version == before
+        ]
+        return sorted(moved | written), unseen
 
     def differing(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """The positions of tensors whose bytes differ from the remembered ones, at whatever address.

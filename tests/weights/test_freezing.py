@@ -34,7 +34,7 @@ from dynamo_backends.runtime import system_memory
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
-from dynamo_backends.weights import frozen_session
+from dynamo_backends.weights import changes, frozen_session
 from dynamo_backends.weights.changes import CALLS, WHOLE, Snapshot, Watch
 from passes import Pass, onnx_editing, register, unregister
 
@@ -1051,6 +1051,22 @@ def test_a_watch_sees_changes_of_the_highest_bits(dtype: torch.dtype) -> None:
         tensor.data[places] *= -1
         assert not watch.is_unchanged([tensor])
         assert watch.changed([tensor]) == ([0], [])
+
+
+def test_a_write_that_ends_while_the_watch_looks_is_no_unseen_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch counts a write when it has ended."""
+    tensor = torch.zeros(8 * WHOLE, dtype=torch.uint8)
+    watch = Watch([tensor])
+    tensor.data.add_(1)
+    digest = changes.xxh3_64_intdigest
+
+    def digest_meanwhile(memory: memoryview) -> int:
+        monkeypatch.setattr(changes, "xxh3_64_intdigest", digest)
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (tensor._version + 1,))
+        return digest(memory)
+
+    monkeypatch.setattr(changes, "xxh3_64_intdigest", digest_meanwhile)
+    assert watch.changed([tensor]) == ([0], [])
 
 
 def test_a_watch_of_nothing_sees_no_change() -> None:
