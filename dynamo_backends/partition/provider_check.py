@@ -122,9 +122,8 @@ class CheckedSession:
         if self._trusted is not None:
             return self._trusted(args)
         sizes = sizes_of(args)
-        for provider in tuple(self._providers):
-            if not provider.backoff.is_due():
-                continue
+        due = [provider for provider in self._providers if provider.backoff.is_due()]
+        for provider in due or tuple(self._providers):  # if all wait: the caller waits too, and chose to try
             if provider.session is not None and (provider.is_trusted or sizes in provider.checked):
                 self._session = provider.session
                 return provider.session(args)

@@ -80,15 +80,18 @@ class Arena:
             self._session.run(None, {"x": np.zeros(0, np.float32)}, run)
 
     def _watch(self) -> None:
-        """Waits until no session needs the memory any more, then frees it."""
-        while True:
-            if self._end.wait(max(0.0, self._idle_from - time.monotonic())):
-                return
+        """Waits until no session needs the memory any more, then frees it. ``_stop`` waits for that too."""
+        while not self._end.wait(max(0.0, self._idle_from - time.monotonic())):
+            if time.monotonic() < self._idle_from:
+                continue
+            try:
+                give_back()
+            except ORT_ERRORS as error:
+                logger.info("the arena is not shrunk: %s", error)
             with self._lock:
                 if time.monotonic() >= self._idle_from:
                     self._watcher = None
-                    break
-        give_back()
+                    return
 
     def _stop(self) -> None:
         """At exit: no thread may be inside ONNX Runtime."""

@@ -157,6 +157,7 @@ class Watch:
 
     Attributes:
         addresses: of the tensors.
+        written_meanwhile: positions of tensors that were written while the session read them, see ``session_was_made``.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, complete: bool = False) -> None:
@@ -164,7 +165,9 @@ class Watch:
         stay_cached = sum(tensor.nbytes for tensor in tensors) <= _SMALL
         all_whole = complete or stay_cached
         self._large = [i for i, tensor in enumerate(tensors) if not all_whole and tensor.nbytes > WHOLE]
-        self._versions = [tensors[i]._version for i in self._large]
+        self._first_versions = [tensor._version for tensor in tensors]
+        self._versions = [self._first_versions[i] for i in self._large]
+        self.written_meanwhile: list[int] = []
         memories = [_memory(tensor) for tensor in tensors]
         self._samples = [[memories[i][len(memories[i]) * n // 2 :][:_SAMPLE] for i in self._large] for n in (0, 1)]
         self._sampled = [b"".join(samples) for samples in self._samples]
@@ -176,13 +179,22 @@ class Watch:
         self._slices = [_Pieces(pieces) for pieces in slices]
         self._turns = itertools.count()  # thread-safe
 
+    def session_was_made(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Must be called when the session has read the tensors, which are those of the construction.
+
+        Another thread may have written to them meanwhile, and then back, as one does that swaps moving averages in and
+        out. Then nothing tells which values the session has, and they count as changed for good.
+        """
+        pairs = zip(tensors, self._first_versions, strict=True)
+        self.written_meanwhile = [i for i, (tensor, before) in enumerate(pairs) if tensor._version != before]
+
     def is_unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this call's checks find no write.
 
         Args:
             tensors: the current tensors in the same order, with the same addresses, dtypes and shapes.
         """
-        if not self._whole.are_unchanged():
+        if self.written_meanwhile or not self._whole.are_unchanged():
             return False
         if not self._large:
             return True
@@ -215,10 +227,16 @@ class Watch:
         versions = [-1 if i in moved else tensors[i]._version for i in self._large]
         unmoved = (piece for piece in self._pieces if piece.tensor not in moved)  # other memory may be freed
         written = {piece.tensor for piece in unmoved if xxh3_64_intdigest(piece.memory) != piece.digest}
+        written.update(self.written_meanwhile)
         if not moved and not written:
             self._versions = versions
-        pairs = zip(self._large, versions, self._versions, strict=True)
-        return sorted(moved | written), [i for i, now, before in pairs if i in written and now == before]
+        # PyTorch counts a write when it has ended: here that is more likely than before the memory was read
+        unseen = [
+            i
+            for i, before in zip(self._large, self._versions, strict=True)
+            if i in written and i not in moved and tensors[i]._version == before
+        ]
+        return sorted(moved | written), unseen
 
     def differing(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """The positions of tensors whose bytes differ from the remembered ones, at whatever address.

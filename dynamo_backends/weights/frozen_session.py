@@ -89,6 +89,7 @@ class _State:
         self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them
         executable = _chosen(executable, weights)
         self.bound = executable.load({position: on_same_memory(tensor) for position, tensor in weights.items()})
+        self.watch.session_was_made(list(weights.values()))
         self._addresses = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
         self.cost = clock() - started
         self.seconds = 0.0

@@ -135,6 +135,29 @@ def test_a_process_ends_at_once_whatever_the_thread_does(seconds: float) -> None
     assert done.returncode == 0 and done.stdout == "ran\n", done.stderr
 
 
+LEAVING = """
+import threading
+import time
+from dynamo_backends.runtime import memory_arena
+begun = threading.Event()
+
+def give_back():
+    begun.set()
+    time.sleep(0.3)
+    print("gave back")
+
+memory_arena.give_back = give_back
+memory_arena.ARENA.used(0.001)
+begun.wait()
+"""
+
+
+def test_a_process_does_not_end_while_memory_is_given_back() -> None:
+    """A thread inside ONNX Runtime would crash it."""
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "gave back\n", done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_gives_back_too() -> None:
     compiled = torch.compile(lambda x: x.sin() + 1, backend="onnxrt")

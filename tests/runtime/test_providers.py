@@ -22,6 +22,7 @@ from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.verdict import with_precision
 from dynamo_backends.dumps.blame import Cause, CauseKind
 from dynamo_backends.errors import SessionError
+from dynamo_backends.graphs.artifacts import GraphName, RunnableRegion
 from dynamo_backends.numerics.tensor_measure import measure_tensor
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.provider_check import MOST_CHECKED, CheckedSession
@@ -117,6 +118,21 @@ def test_a_provider_that_failed_for_a_while_is_used_again_and_still_checked() ->
     assert made[SECOND].calls == before
     torch.testing.assert_close(session([X[:2]]), [X[:2].exp()])
     assert counted(f"wrong_on_provider {FIRST}") == 1
+
+
+def test_a_region_whose_only_provider_failed_for_a_while_recovers() -> None:
+    """As soon as one whose providers never wait: at the latest after as many calls as failed."""
+    session, made = checked(**{FIRST: "it fails", CPU: "refuses"})
+    runnable = RunnableRegion(GraphName(0, "inference"), 0, session, lambda x: [x.exp()])
+    for _ in range(100):
+        torch.testing.assert_close(runnable(X), [X.exp()])
+    failing = made[FIRST].calls
+    assert failing < 10
+    made[FIRST].compute = torch.exp
+    for _ in range(101):
+        runnable(X)
+    assert made[FIRST].calls > failing
+    assert counted("recovered_regions") == 1
 
 
 def test_a_provider_that_refuses_is_passed_over_and_the_cpu_provider_is_not_checked() -> None:

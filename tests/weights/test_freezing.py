@@ -34,7 +34,7 @@ from dynamo_backends.runtime import system_memory
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
-from dynamo_backends.weights import frozen_session
+from dynamo_backends.weights import changes, frozen_session
 from dynamo_backends.weights.changes import CALLS, WHOLE, Snapshot, Watch
 from passes import Pass, onnx_editing, register, unregister
 
@@ -502,6 +502,35 @@ def test_a_tensor_of_a_module_whose_size_changes_is_an_input() -> None:
             model.table = torch.randn(16, width)
             _assert_close(compiled(x), model(x))
     assert counted("constant_weights") > 0
+
+
+@pytest.mark.parametrize("weights", ["constants", "checked"])
+@pytest.mark.parametrize("width", [8, 128])
+def test_a_write_while_a_session_is_made_that_is_undone(
+    weights: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another thread that swaps moving averages in and out."""
+    model, x = nn.Linear(width, width).eval(), torch.randn(2, width)
+    load, planted = Executable.load, []
+
+    def load_meanwhile(executable: Executable, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> object:
+        if not constants or planted:
+            return load(executable, constants)
+        planted.append(len(constants))
+        before = model.weight.detach().clone()
+        with torch.no_grad():
+            model.weight.mul_(2)
+            try:
+                return load(executable, constants)
+            finally:
+                model.weight.copy_(before)
+
+    monkeypatch.setattr(Executable, "load", load_meanwhile)
+    compiled = torch.compile(model, backend="onnxrt", options={"weights": weights, "cache": False})
+    with torch.no_grad():
+        compiled(x)  # as if it ran before the write was undone
+        torch.testing.assert_close(compiled(x), model(x))
+    assert planted
 
 
 def test_one_thread_writes_while_another_one_calls() -> None:
@@ -1022,6 +1051,22 @@ def test_a_watch_sees_changes_of_the_highest_bits(dtype: torch.dtype) -> None:
         tensor.data[places] *= -1
         assert not watch.is_unchanged([tensor])
         assert watch.changed([tensor]) == ([0], [])
+
+
+def test_a_write_that_ends_while_the_watch_looks_is_no_unseen_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch counts a write when it has ended."""
+    tensor = torch.zeros(8 * WHOLE, dtype=torch.uint8)
+    watch = Watch([tensor])
+    tensor.data.add_(1)
+    digest = changes.xxh3_64_intdigest
+
+    def digest_meanwhile(memory: memoryview) -> int:
+        monkeypatch.setattr(changes, "xxh3_64_intdigest", digest)
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (tensor._version + 1,))
+        return digest(memory)
+
+    monkeypatch.setattr(changes, "xxh3_64_intdigest", digest_meanwhile)
+    assert watch.changed([tensor]) == ([0], [])
 
 
 def test_a_watch_of_nothing_sees_no_change() -> None:
