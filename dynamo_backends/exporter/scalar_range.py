@@ -17,12 +17,16 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 _NUMBERS = {"number", "Optional[number]", "List[number]"}
 _OPERANDS = {"self", "other"}
 """Parameters for which eager makes a tensor of a number: it takes part in type promotion, and wraps in integers."""
 
-_NO_COEFFICIENTS = {*_OPERANDS, "value", "fill_value", "s", "ord", "p"}
+_FILLS = {"fill_value", "s"}
+"""Parameters of ``full`` and its like: eager converts the number, 2.5 to 2 in int64 and -1 to 255 in uint8."""
+
+_NO_COEFFICIENTS = {*_OPERANDS, *_FILLS, "value", "ord", "p"}
 """Parameters for operands, for numbers that are written as they are, and for the order of a norm, whose infinity is a
 formula of its own. A keyword, such as the ``value`` of ``addcmul``, is a coefficient."""
 
@@ -38,15 +42,27 @@ def number_out_of_range(target: object, args: Sequence[Any], kwargs: Mapping[str
     if not isinstance(target, torch._ops.OpOverload):
         return ""
     numbers = [
-        (number, is_tensor or parameter.name in _OPERANDS)
+        (parameter.name, number, is_tensor or parameter.name in _OPERANDS)
         for parameter, number in _numbers(target, args, kwargs)
         if (is_tensor := isinstance(parameter.type, torch.TensorType)) or str(parameter.type) in _NUMBERS
     ]
     for dtype in _computed_in(results, (args, kwargs)) if numbers else ():
-        for number, is_operand in numbers:
-            if not _fits(number, dtype, is_operand=is_operand):
+        for name, number, is_operand in numbers:
+            if not _fits(converted_fill(name, number, dtype), dtype, is_operand=is_operand):
                 return f"{number} does not fit into {dtype}"
     return ""
+
+
+def converted_fill(parameter: str, number: Any, dtype: torch.dtype) -> Any:
+    """The number that eager fills a tensor of ``dtype`` with, if ``parameter`` is for that; else, or if eager raises an
+    error, ``number``."""
+    if parameter not in _FILLS or not isinstance(number, (int, float)) or dtype.is_floating_point or dtype.is_complex:
+        return number
+    try:
+        with _disable_current_modes():
+            return torch.full((), number, dtype=dtype).item()
+    except RuntimeError:
+        return number
 
 
 def nonfinite_coefficient(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:

@@ -569,3 +569,13 @@ def test_rounded_quotients(mode: str, dtype: torch.dtype) -> None:
         return torch.stack([quotient, quotient.reciprocal()])  # infinities show the signs of zeros
 
     assert_same_as_eager(quotients, x, y, tolerance={"rtol": 0, "atol": 0})
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_factor_is_not_rounded_to_float16(dynamic: bool) -> None:
+    def scaled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * (x.shape[0] / 3), x / (x.shape[0] / 3)
+
+    exact = {"rtol": 0, "atol": 0}
+    assert_same_as_eager(scaled, torch.randn(1000).half(), settings={"dynamic": dynamic}, tolerance=exact)
+    assert_on_onnx()
