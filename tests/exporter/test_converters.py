@@ -536,6 +536,18 @@ def test_variance_of_equal_and_of_large_numbers(function: Callable[..., Any]) ->
     assert_same_as_eager(lambda x: function(x), torch.tensor([1 + 2j, 3 - 1j]))
 
 
+@pytest.mark.parametrize("is_symbolic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_mean_with_infinities_is_that_of_a_running_mean(dtype: torch.dtype, is_symbolic: bool) -> None:
+    rows = [[1.0, 2.0, torch.inf], [torch.inf, 1.0, 2.0], [-torch.inf, 1.0, torch.inf], [torch.nan, 1.0, -torch.inf]]
+    x = torch.tensor(rows + [[1.0, 2.0, -torch.inf], [torch.inf] * 3], dtype=dtype)
+    x = torch.stack([x, x.roll(1, 0)])
+    x = symbolic(x, 1, 2) if is_symbolic else x
+    for dim in (2, 1, (0, 2)):
+        assert_equals_eager(lambda x, dim=dim: (*torch.var_mean(x, dim), *torch.std_mean(x, dim, keepdim=True)), x)
+    assert_on_onnx()
+
+
 def test_instance_norm_of_symbolic_size_does_not_split_the_graph() -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.InstanceNorm2d(4, affine=True), torch.nn.ReLU())
     assert_equals_eager(module, symbolic(torch.randn(2, 3, 6, 7), 0, 2, 3), rtol=1e-4, atol=1e-5)
