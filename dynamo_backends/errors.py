@@ -49,10 +49,12 @@ class Reason:
     Attributes:
         kind: for programs.
         text: for people.
+        remedy: what lets ONNX Runtime run the node, if there is something better than for others of the kind.
     """
 
     kind: Kind
     text: str
+    remedy: str = ""
 
     def __str__(self) -> str:
         return self.text

@@ -389,6 +389,9 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "special values of operators that models hardly use": lambda: all(
         differs(function, *args)() for function, args in WRONG_VALUES.values()
     ),
+    "coefficients that are infinite or NaN": differs(
+        lambda x: torch.nn.functional.leaky_relu(x, float("inf")), torch.zeros(1)
+    ),
     "embedding_bag results that its gradient needs": differs(
         lambda i, w: torch.ops.aten._embedding_bag(w, i, torch.tensor([0, 4]), False, 2),
         torch.arange(8),

@@ -293,7 +293,7 @@ def fallbacks_of(split: Split) -> list[Fallback]:
             len(found),
             reason.kind.name,
             str(reason),
-            remedy_of(reason.kind, operator),
+            reason.remedy or remedy_of(reason.kind, operator),
             reason.by_design,
             [line for line in dict.fromkeys(found) if line],
         )

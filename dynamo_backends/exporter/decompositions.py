@@ -27,7 +27,7 @@ from ..graphs.layout import ROW_MAJOR, layout_of
 from ..versions import MINIMUM_OPSET
 from .recurrent_layers import kept_layers
 from .registration import registered_targets
-from .scalar_range import number_out_of_range
+from .scalar_range import nonfinite_coefficient, number_out_of_range
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ _DECOMPOSE_ANYWAY = {
     # Torchlib's converter differs from eager in training mode,
     *overloads_of(aten.native_batch_norm, aten._native_batch_norm_legit, aten.instance_norm),
     # for NaN, infinities or large numbers,
-    *overloads_of(aten.celu, aten.clamp_max, aten.clamp_min, aten.hardtanh_backward, aten.logit, aten.sinc, aten.xlogy),
+    *overloads_of(aten.celu, aten.hardtanh_backward, aten.logit, aten.sinc, aten.xlogy),
     *overloads_of(aten.logaddexp, aten.logaddexp2, aten.logsumexp),
     # for large negative numbers (glu), norms that overflow float32, a transposed matrix or a long vector, or rounded
     # quotients.
@@ -152,7 +152,7 @@ def without_aliases(target: torch._ops.OpOverload, function: Callable[..., objec
 
     Operators with complex or empty tensors are not decomposed: some decompositions reject them (``nan_to_num`` of
     complex, ``index_fill`` of empty tensors) or return another dtype (``bucketize`` without boundaries). Nor are those
-    with a number that the dtype cannot hold, for which eager raises an error: a decomposition may compute infinity.
+    with a number with which a decomposition may differ, see ``scalar_range``.
     """
 
     @functools.wraps(function)
@@ -160,7 +160,7 @@ def without_aliases(target: torch._ops.OpOverload, function: Callable[..., objec
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if any(tensor.is_complex() or statically_known_true(tensor.numel() == 0) for tensor in tensors):
             return NotImplemented
-        if number_out_of_range(target, args, kwargs):
+        if number_out_of_range(target, args, kwargs) or nonfinite_coefficient(target, args, kwargs) is not None:
             return NotImplemented
 
         def copy_alias(value: object) -> object:

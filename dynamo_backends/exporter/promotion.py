@@ -19,13 +19,16 @@ aten = torch.ops.aten
 
 _REDUCTIONS = {aten.sum, aten.prod, aten.mean, aten.cumsum, aten.linalg_vector_norm}
 
+_NUMBERS_IN_FLOAT32 = {aten.mul.Tensor, aten.div.Tensor}
+
 
 def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
     """The arguments that must be cast, with the dtype to cast to.
 
     1. Pointwise operators (ATen's tag) whose result is not boolean: to the result's dtype. If that is float16 and a
-       number is outside its range, to float32, in which PyTorch's kernels compute (the gradient of a mean divides by a
-       count). So it is if the dtype is float16 or bfloat16, and a number is a symbolic float.
+       number is outside its range, to float32, in which PyTorch's kernels compute. So it is if that is float16 or
+       bfloat16, and a factor or divisor is a number that it would round: those kernels take the number in float32
+       (``mul_kernel``, ``div_true_kernel`` of ``BinaryOpsKernel.cpp``), where others round it first.
     2. Pointwise operators whose result is boolean (comparisons): to the common dtype, as ``torch.result_type`` gives.
     3. Reductions that take a ``dtype`` or sum integers in int64: to the result's dtype, as in
        ``at::native::make_reduction``, so that the sum does not overflow.
@@ -60,7 +63,7 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
         and not isinstance(arg.meta["val"], torch.Tensor)
     }
     dtype = result.dtype if result.dtype is not torch.bool else _common_dtype(node, tensors, numbers.values())
-    if dtype in (torch.float16, torch.bfloat16) and torch.float64 in numbers.values():
+    if target in _NUMBERS_IN_FLOAT32 and _is_rounded(node.args[1], dtype):
         dtype = torch.float32
     if dtype is torch.float16 and any(map(_is_outside_float16, (*node.args, *node.kwargs.values()))):
         dtype = torch.float32
@@ -70,6 +73,15 @@ def promoted_dtypes(node: fx.Node) -> dict[fx.Node, torch.dtype]:
 
 def _is_symbolic_float(node: fx.Node) -> bool:
     return isinstance(node.meta["val"], (float, torch.SymFloat))
+
+
+def _is_rounded(number: object, dtype: torch.dtype) -> bool:
+    """Whether float16 or bfloat16 may round a number."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if isinstance(number, fx.Node):
+        return _is_symbolic_float(number)
+    return isinstance(number, float) and math.isfinite(number) and torch.tensor(number, dtype=dtype).item() != number
 
 
 def _is_outside_float16(number: object) -> bool:

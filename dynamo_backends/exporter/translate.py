@@ -36,6 +36,7 @@ from .known_constants import KNOWN_VALUE, known_value
 from .promotion import promoted_dtypes
 from .registration import registered_converter
 from .results import check_results, expected_dtype, expected_shape
+from .scalar_range import converted_fill
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
@@ -187,7 +188,7 @@ class _Translation:
             raise TranslationError("no translation to ONNX")
         recorder = torch_internals.NodeRecorder(torch_internals.opset_object(self.opset), self.constants)
         casts = {arg: self._cast(arg, dtype, recorder) for arg, dtype in promoted_dtypes(node).items()}
-        args = [self._argument(arg, casts) for arg in node.args]
+        args = [self._argument(arg, casts) for arg in _with_converted_fills(node)]
         kwargs = {key: self._argument(arg, {}) for key, arg in node.kwargs.items()}
         if "dtype" in kwargs and kwargs["dtype"] is None:
             kwargs["dtype"] = -1  # torchlib's convention for None
@@ -313,6 +314,15 @@ def _is_compatible(node: ir.Node, written: int, opset: int) -> bool:
     names = [[item.name for item in schema.inputs][: len(node.inputs)] for schema in (before, after)]
     required = {name for name, attribute in after.attributes.items() if attribute.required}
     return names[0] == names[1] and required <= node.attributes.keys() <= after.attributes.keys()
+
+
+def _with_converted_fills(node: fx.Node) -> Sequence[object]:
+    """A node's positional arguments, of which a number that fills a tensor is as eager converts it."""
+    result = node.meta["val"]
+    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(result, torch.Tensor):
+        return node.args
+    parameters = node.target._schema.arguments
+    return [converted_fill(item.name, arg, result.dtype) for item, arg in zip(parameters, node.args, strict=False)]
 
 
 def _number_of_results(results: object) -> str:

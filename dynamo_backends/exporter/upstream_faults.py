@@ -23,9 +23,10 @@ from passes.engine.fx.editing import UNINITIALIZED, is_view
 from ..common.upstream_faults import Fault
 from ..errors import Kind, Reason
 from ..graphs.in_place import is_write_back
+from .converters import converter_of
 from .decompositions import SUMS_AT_INDICES, overloads_of
 from .recurrent_layers import RECURRENT
-from .scalar_range import number_out_of_range
+from .scalar_range import nonfinite_coefficient, number_out_of_range
 
 aten = torch.ops.aten
 
@@ -180,6 +181,11 @@ _WRONG_VALUES = {
 """Operators with a wrong torchlib converter. Models hardly use them, so we have no converter either."""
 
 
+def _has_nonfinite_coefficient(node: fx.Node) -> bool:
+    """Whether torchlib's converter of a node gets a coefficient that is not finite; ours are written for them."""
+    return converter_of(node.target) is None and nonfinite_coefficient(node.target, node.args, node.kwargs) is not None
+
+
 def _is_integer(node: fx.Node) -> bool:
     result = node.meta.get("val")
     return isinstance(result, torch.Tensor) and not result.is_floating_point()
@@ -273,6 +279,12 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         "special values of operators that models hardly use",
         _WRONG_VALUES,
         "its translation is wrong for some values: NaN, infinities, negative zeros or large numbers",
+    ),
+    _translation(
+        "coefficients that are infinite or NaN",
+        set(),
+        "its translation is not known to be right with a number that is infinite or NaN",
+        _has_nonfinite_coefficient,
     ),
     _translation(
         "embedding_bag results that its gradient needs",

@@ -47,9 +47,12 @@ _FASTPATH = frozenset(
 )
 """Whole layers of ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` in inference, each as one operator."""
 
-_FASTPATH_HINT = (
-    "; torch.backends.mha.set_fastpath_enabled(False), before the model is compiled, makes PyTorch use operators that "
-    "have one"
+_WITHOUT_FASTPATH = "torch.backends.mha.set_fastpath_enabled(False), before the model is compiled,"
+
+_IS_FASTPATH = Reason(
+    Kind.NO_TRANSLATION,
+    f"no translation to ONNX; {_WITHOUT_FASTPATH} makes PyTorch use operators that have one",
+    remedy=_WITHOUT_FASTPATH.rstrip(","),
 )
 
 _SYMBOLIC_STRIDES = Reason(Kind.UNKNOWN_SHAPE, "its result's strides are not known before the call")
@@ -97,8 +100,7 @@ class Support:
             if fault.is_of(self._names):
                 return fault.reason
         if find_translation(node.target, self.opset) is None:
-            hint = _FASTPATH_HINT if node.target in _FASTPATH else ""
-            return Reason(Kind.NO_TRANSLATION, f"no translation to ONNX{hint}")
+            return _IS_FASTPATH if node.target in _FASTPATH else Reason(Kind.NO_TRANSLATION, "no translation to ONNX")
         if is_ordered(node) and not draws_random_numbers(node):
             return Reason(Kind.NOT_IN_ONNX, "it has side effects")
         if "val" not in node.meta or any("val" not in arg.meta for arg in node.all_input_nodes):

@@ -122,6 +122,14 @@ def test_what_is_computed_of_a_symbolic_float_would_run_with_sizes_that_are_know
     assert any("dynamic=False" in remedy for remedy in remedies)
 
 
+def test_a_layer_that_is_one_operator_has_the_remedy_of_its_reason() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    with torch.inference_mode():
+        found = dynamo_backends.explain(layer)(torch.randn(2, 4, 16))
+    (fallback,) = found.graphs[0].graphs[0].in_pytorch
+    assert "set_fastpath_enabled(False)" in fallback.remedy and fallback.remedy in fallback.reason
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "mlp"]) == 0
     text = capsys.readouterr().out

@@ -536,6 +536,18 @@ def test_variance_of_equal_and_of_large_numbers(function: Callable[..., Any]) ->
     assert_same_as_eager(lambda x: function(x), torch.tensor([1 + 2j, 3 - 1j]))
 
 
+@pytest.mark.parametrize("is_symbolic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_mean_with_infinities_is_that_of_a_running_mean(dtype: torch.dtype, is_symbolic: bool) -> None:
+    rows = [[1.0, 2.0, torch.inf], [torch.inf, 1.0, 2.0], [-torch.inf, 1.0, torch.inf], [torch.nan, 1.0, -torch.inf]]
+    x = torch.tensor(rows + [[1.0, 2.0, -torch.inf], [torch.inf] * 3], dtype=dtype)
+    x = torch.stack([x, x.roll(1, 0)])
+    x = symbolic(x, 1, 2) if is_symbolic else x
+    for dim in (2, 1, (0, 2)):
+        assert_equals_eager(lambda x, dim=dim: (*torch.var_mean(x, dim), *torch.std_mean(x, dim, keepdim=True)), x)
+    assert_on_onnx()
+
+
 def test_instance_norm_of_symbolic_size_does_not_split_the_graph() -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.InstanceNorm2d(4, affine=True), torch.nn.ReLU())
     assert_equals_eager(module, symbolic(torch.randn(2, 3, 6, 7), 0, 2, 3), rtol=1e-4, atol=1e-5)
@@ -569,3 +581,13 @@ def test_rounded_quotients(mode: str, dtype: torch.dtype) -> None:
         return torch.stack([quotient, quotient.reciprocal()])  # infinities show the signs of zeros
 
     assert_same_as_eager(quotients, x, y, tolerance={"rtol": 0, "atol": 0})
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_factor_is_not_rounded_to_float16(dynamic: bool) -> None:
+    def scaled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * (x.shape[0] / 3), x / (x.shape[0] / 3)
+
+    exact = {"rtol": 0, "atol": 0}
+    assert_same_as_eager(scaled, torch.randn(1000).half(), settings={"dynamic": dynamic}, tolerance=exact)
+    assert_on_onnx()

@@ -37,6 +37,26 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "atan2 of NaN": (torch.atan2, PAIRS),
     "clamp keeps infinities": (lambda x: (x.clamp(min=0), x.clamp(max=0)), [SPECIAL]),
     "clamp by NaN": (lambda x: x.clamp(min=nan), [SPECIAL]),
+    "integers clamped by numbers that are not finite": (
+        lambda *given: [(x.clamp_min(inf), x.clamp_min(nan), x.clamp_max(nan), x.clamp_min(2.5)) for x in given],
+        [torch.tensor([0, 1, 100], dtype=torch.int8), torch.tensor([0, 1]), torch.tensor([False, True])],
+    ),
+    "products with an infinite factor": (
+        lambda x, a, b: (torch.addmm(x, a, b, alpha=inf), torch.addbmm(x, a[None], b[None], alpha=-inf)),
+        [torch.ones(2, 2), torch.tensor([[1.0, -2.0], [0.0, 3.0]]), torch.tensor([[1.0, 2.0], [0.5, 0.0]])],
+    ),
+    "activations with a number that is not finite": (
+        lambda x: [
+            (
+                torch.ops.aten.elu(x, 1.0, 1.0, number),
+                *(function(x, number) for function in (torch.celu, torch.nn.functional.leaky_relu)),
+                torch.nn.functional.hardtanh(x, 0.0, number) if number != -inf else x,
+            )
+            for number in (inf, -inf, nan)
+        ],
+        [SPECIAL],
+    ),
+    "a line to infinity": (lambda x: x + torch.linspace(0.0, inf, 3), [torch.ones(3)]),
     "clamp of a large integer": (
         lambda x: (x.clamp(min=0), x.clamp(max=3), x.clamp(-(2**40), 2**40)),
         [LARGE],

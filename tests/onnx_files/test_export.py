@@ -703,6 +703,24 @@ def test_limits_of_sizes_and_conditions(conditions: list[sympy.Basic], limits: s
     assert (sizes[S].limits, rest) == (limits, others)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_numbers_that_eager_converts_to_the_dtype_of_a_full_tensor(dynamic: bool, tmp_path: Path) -> None:
+    def filled(self: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            x + torch.full(x.shape, 2.5, dtype=torch.int64),
+            x + torch.full_like(x, -1, dtype=torch.uint8),
+            x.new_full((2, 4), -2.5) + 1,
+            x > torch.full(x.shape, 2, dtype=torch.bool),
+        ]
+
+    sizes = ({0: "rows"},) if dynamic else None
+    exported = export(Function(filled), torch.arange(8).view(2, 4), path=tmp_path / "m.onnx", dynamic_shapes=sizes)
+    x = torch.arange(-4, 4).view(2, 4)
+    results = InferenceSession(exported.path, providers=CPU).run(None, {"x": x.numpy()})
+    for actual, expected in zip(results, filled(exported, x), strict=True):
+        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -65,6 +65,21 @@ def clamp(x: ir.Value, low: Operand | None = None, high: Operand | None = None) 
     return result
 
 
+converter(aten.clamp_min.default, aten.clamp_min.Tensor)(clamp)
+
+
+@converter(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(x: ir.Value, high: Operand) -> ir.Value:
+    """``min(x, high)``; NaN if either is NaN."""
+    return clamp(x, None, high)
+
+
+@converter(aten.hardtanh.default)
+def hardtanh(x: ir.Value, low: Operand = -1.0, high: Operand = 1.0) -> ir.Value:
+    """``clamp``, by default to [-1, 1]."""
+    return clamp(x, low, high)
+
+
 @converter(aten.sigmoid.default)
 def sigmoid(x: ir.Value) -> ir.Value:
     """``1 / (1 + exp(-x))``.

@@ -20,6 +20,8 @@ from .registry import NotTranslatable, converter
 
 aten = torch.ops.aten
 
+_END = 2**63 - 1
+
 
 def _moments(
     x: ir.Value,
@@ -33,7 +35,7 @@ def _moments(
     """The sum of squared distances from the mean, divided by ``max(count - correction, 0)``, or its square root.
 
     ``dim`` are the dimensions, by default all, and ``correction`` is 1 by default. With an infinity among the numbers,
-    the mean is NaN, as in eager unless it is the last number.
+    the mean is NaN, unless it is the last number and the only one: then eager's running mean is that infinity.
     """
     if isinstance(correction, ir.Value) or x.dtype is None or not x.dtype.is_floating_point():
         raise NotTranslatable("its translation supports floating point, and a constant correction, only")
@@ -48,9 +50,20 @@ def _moments(
     variance = op.Div(squares, _divisor(count, 1 if correction is None else correction))
     results = [op.Sqrt(variance) if is_root else variance]
     if with_mean:
-        results.append(op.Where(op.IsNaN(squares), squares, mean if keepdims else op.Squeeze(mean, axes)))
+        narrow = x if rank and returned == ir.DataType.FLOAT else wide  # IsInf has no float16 before opset 20
+        infinities = op.ReduceSum(op.Cast(op.IsInf(narrow), to=ir.DataType.FLOAT), axes, keepdims=1)
+        is_only = op.Equal(infinities, shapes.constant(1.0, ir.DataType.FLOAT))
+        is_infinite = op.And(op.IsInf(_last(wide, dims)), is_only)
+        mean, is_infinite = (item if keepdims else op.Squeeze(item, axes) for item in (mean, is_infinite))
+        results.append(op.Where(op.And(op.IsNaN(squares), op.Not(is_infinite)), squares, mean))
     cast = shapes.cast_all(returned, *results)
     return cast if with_mean else cast[0]
+
+
+def _last(x: ir.Value, dims: Sequence[int]) -> ir.Value:
+    """The element at the last position in ``dims``, which stay, with size 1."""
+    starts, ends = op.Constant(value_ints=[-1] * len(dims)), op.Constant(value_ints=[_END] * len(dims))
+    return op.Slice(x, starts, ends, op.Constant(value_ints=dims))
 
 
 def _divisor(count: shapes.Size, correction: float) -> ir.Value:
