@@ -12,7 +12,7 @@ import collections
 import torch
 from torch import fx
 
-from passes.engine.fx.editing import owner, viewed
+from passes.engine.fx.editing import owner, same_value, viewed
 
 from ..errors import Kind, Reason
 from .in_place import write_backs
@@ -31,8 +31,8 @@ _UNKNOWN_MEMORY = Reason(Kind.UNKNOWN_SHAPE, "it may read memory outside of its 
 def separate_returned_views(module: fx.GraphModule) -> int:
     """Marks returned views that share memory with ``IN_PYTORCH``, in place; returns how many.
 
-    Those of an argument's new value are among them: if sizes are symbolic, AOTAutograd makes the view of the argument
-    that eager returns by the strides and the offset of the graph's result.
+    Those of an argument's new value become views of the argument, after the value was copied into it. AOTAutograd makes
+    the view that eager returns; if sizes are symbolic, by the strides and the offset in memory of the graph's result.
 
     If other nodes use a view too, only a copy of it is marked, so that no region is split. Before and after::
 
@@ -41,15 +41,17 @@ def separate_returned_views(module: fx.GraphModule) -> int:
     """
     output = module.graph.output_node()
     returned = list(output.all_input_nodes)
-    written = [new for _, new, _ in write_backs(module)]
-    sharing = collections.Counter(owner(node) for node in (*returned, *written))
+    written = {
+        new: copy for argument, new, copy in write_backs(module) if same_value(argument.meta["val"], new.meta["val"])
+    }
+    sharing = collections.Counter(owner(node) for node in returned)
     separated: dict[fx.Node, fx.Node] = {}
 
     def separate(node: fx.Node) -> fx.Node:
         """Marks a view, or a copy of it, and all views that it is a view of; returns the marked node."""
         source = viewed(node)
         if source is None:
-            return node
+            return written.get(node, node)
         if node not in separated:
             result = node
             if any(user is not output and user not in own for user in node.users):
@@ -64,11 +66,14 @@ def separate_returned_views(module: fx.GraphModule) -> int:
     own: set[fx.Node] = set()
     for node in reversed(returned):
         root = owner(node)
-        if root is not node and (sharing[root] > 1 or root.op in ("placeholder", "get_attr")):
+        if root is not node and (sharing[root] > 1 or root in written or root.op in ("placeholder", "get_attr")):
             output.replace_input_with(node, separate(node))
     for node in separated:  # in this order, a view comes before its source
         if not node.users:
             module.graph.erase_node(node)
+    for view in reversed(separated.values()):
+        if owner(view) in written.values():  # it was before the copy
+            output.prepend(view)
     if own:
         module.graph.lint()
         module.recompile()

@@ -203,7 +203,12 @@ def returned(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -
     return cache.index_copy_(2, positions, keys)
 
 
-INDICES, POSITION = (index_copy, at_indices, in_a_layer, scattered, added, written_twice, read_before, returned), 3
+def view_returned(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return cache.index_copy_(2, positions, keys)[:, :, :8]
+
+
+INDICES = (index_copy, at_indices, in_a_layer, scattered, added, written_twice, read_before, returned, view_returned)
+POSITION = 3
 WRITES = [
     *((function, torch.tensor([POSITION, 5]), 2) for function in INDICES),
     (at_a_slice, POSITION, 2),
@@ -267,8 +272,9 @@ def test_a_view_of_the_new_value_is_returned() -> None:
         return x[position : position + 1], x.sin()
 
     for dynamic in (False, True):
-        with torch.no_grad():
-            assert_same_as_eager(write, x(), 2, calls=2, settings={"dynamic": dynamic})
+        for argument in (x(), torch.randn(5, 6)[1:]):  # the second is not at the start of its memory
+            with torch.no_grad():
+                assert_same_as_eager(write, argument, 2, calls=2, settings={"dynamic": dynamic})
         assert_on_onnx()
 
 
