@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from xxhash import xxh3_64_intdigest
 
-CALLS = 64
-"""Number of calls in which every byte is read once."""
+CALLS = 256
+"""Number of calls in which every byte is read once. A call of a model that does nothing but read its weights then takes
+0.4 % longer."""
 
 WHOLE = 16 * 1024
 """Bytes up to which a tensor is read whole in each call."""
