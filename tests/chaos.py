@@ -57,6 +57,8 @@ GROUND = {
     "backends.onnx_compiler.partition": "a call from AOTAutograd; it calls the net",
     "backends._compiled": "it calls the net",
     "backends._compiled.<lambda>": "asked by the net whether failures are to be raised",
+    "common.backend_registry._code_in_the_registry": "code of PyTorch's registry, called before anything of ours",
+    "common.backend_registry.register_once": "the same",
     "debug.captured_graph.CapturedGraph.run_in_call": "calls the compiled graph, whose errors are the user's",
     "debug.run_comparison.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
     "debug.observer._ComparedGraph.run": "a call of a graph; it calls the net",

@@ -53,6 +53,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.fx.editing import call, is_gradient, is_input, owner
 
+from ..common.safety_net import never_fails
 from ..errors import first_line
 from .artifacts import Runner
 from .example_values import synthetic, valid_indices
@@ -652,6 +653,7 @@ def is_saving() -> bool:
     return bool(functorch_config.bundled_autograd_cache) or is_precompiling()
 
 
+@never_fails("saving copies of changed arguments", "A backward may read their new values", lambda: None)
 def save_copies_of_changed_arguments(forward: fx.GraphModule) -> None:
     """Makes a forward graph save a copy of each argument that the function changes in place; changes the graph.
 
