@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import Min
 
 from ..graphs.size_assumptions import as_text, is_certain, root_of
 from .arguments import Call
@@ -54,7 +55,7 @@ def narrowed(
 
     ``batch != 1`` is a limit if the smallest number is 1, and then ``from 2``.
     """
-    found, rest, seen = dict(sizes), list(conditions), None
+    found, rest, seen = dict(sizes), list(map(_with_limits, conditions)), None
     while rest != seen:  # a limit may make another condition a limit too
         seen = rest
         for condition in seen:
@@ -65,6 +66,16 @@ def narrowed(
         rest = [condition for condition in seen if not is_certain(condition, bounds)]
     names = {symbol: size.name for symbol, size in found.items()}
     return found, list(dict.fromkeys(as_text(condition, names) for condition in rest))
+
+
+def _with_limits(condition: sympy.Basic) -> sympy.Basic:
+    """A condition with ``size <= n`` for ``min(n, size) == size``, as a model with ``n`` positions has."""
+    plain = {}
+    for equality in condition.atoms(sympy.Eq):
+        for one, other in (equality.args, equality.args[::-1]):
+            if isinstance(one, Min) and other in one.args:
+                plain[equality] = sympy.And(*(sympy.Le(other, item) for item in one.args if item != other))
+    return condition.xreplace(plain)
 
 
 def _limits(

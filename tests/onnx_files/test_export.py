@@ -19,6 +19,7 @@ from conftest import assert_same_as_eager
 from onnxruntime import InferenceSession
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._sympy.functions import Min
 from zoo import ZOO
 
 import dynamo_backends
@@ -690,6 +691,7 @@ S, T = sympy.symbols("s t", integer=True, positive=True)
     ("conditions", "limits", "others"),
     [
         ([sympy.Ne(S, 1)], "from 2", []),
+        ([sympy.Eq(Min(S, 512), S), sympy.Or(sympy.Eq(S, Min(512, S)), sympy.Eq(Min(512, S), 1))], "1 to 512", []),
         ([sympy.Ne(S, 2), sympy.Ne(S, 1), S < 10], "3 to 9", []),
         ([2 * S >= 7, sympy.Ne(S, 9)], "from 4", ["s != 9"]),
         ([sympy.Ne(S, 9), S <= 9], "1 to 8", []),
