@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from passes.engine.fx.editing import owner, same_value, viewed, written_nodes
+from passes.engine.fx.editing import owner, same_value, value_of, viewed, written_nodes
 
 aten = torch.ops.aten
 
@@ -99,8 +99,8 @@ def mark_partial_writes(module: fx.GraphModule) -> list[PartialWrite]:
     written = [node for item in module.graph.nodes for node in written_nodes(item)]
     found = []
     for argument, new, copy in write_backs(module):
-        values = [node.meta.get("val") for node in (argument, new)]
-        if written.count(argument) > 1 or None in values or not same_value(*values):
+        value = value_of(argument)
+        if value is None or written.count(argument) > 1 or not same_value(value, value_of(new)):
             continue
         chain: list[fx.Node] = []
         while new is not argument and (new.target in _IN_PLACE or new.target in _VIEWS):
