@@ -22,7 +22,7 @@ NOT_MEASURED = "not measured"
 KEPT_WITHOUT_GAIN = {
     "pre_grad.activations": "training steps that run in PyTorch, which are not measured: 45 ms instead of 48 for GPT-2",
     "joint.common_subexpressions": "PyTorch's partitioner would merge them otherwise, and merges random draws, too",
-    "post_grad.direct_writes": "writes into caches, which are not measured: a decoding step copies none of the cache",
+    "post_grad.direct_writes": "writes into stacked caches, which are not measured: 0.03 instead of 1.1 ms for a key",
     "post_grad.bfloat16_in_float32": "bfloat16 models, which are not measured: PyTorch takes 1.6 to 7 times as long",
     "onnx.lift_constants": "other passes on ONNX models match constants only if they are initializers",
     "onnx.quantized_products": "quantized models, which are not measured: a Llama takes a third ([](quantized.md))",

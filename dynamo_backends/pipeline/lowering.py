@@ -63,7 +63,8 @@ _MAXIMUM_SPLITS = 8
 """How often a graph is split without the rejected nodes. After that, rejected regions run in PyTorch as a whole."""
 
 _WORTH_A_CALL = 2**20
-"""Bytes of an argument that are worth another call of a session if they are not copied twice: 0.1 to 0.2 ms."""
+"""Bytes of an argument that are worth another call of a session if they are not copied twice: that takes 0.04 ms, a
+call 0.02 (one thread, AMD EPYC)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,8 @@ Rule: AOTAutograd traces ``cache[layer, :, p:p + 1] = key`` as a write into each
 A write at one dimension stays a ``slice_scatter``, ``select_scatter`` or ``index_put`` with one index.
 
 Then nothing reads the old values but the write itself, and it may be done in the memory of the tensor, without copying
-what is not written: 2 us instead of 100 ms for a key in a cache of 32 layers with 4,096 keys of 8 heads.
+what is not written. A key in a cache of 32 layers with 4,096 keys of 8 heads takes 0.03 instead of 1.1 ms, the copy of
+a layer (one thread, AMD EPYC).
 
 Not if
 
