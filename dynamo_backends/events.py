@@ -14,6 +14,8 @@ from typing import Protocol
 
 from torch._dynamo.utils import counters
 
+from .common import session_events
+
 EVENTS = {
     "graphs": "graphs of Dynamo that were compiled; with onnx_compiler, graphs from AOTAutograd",
     "recompiles": "graphs of code that the same result of torch.compile had compiled before",
@@ -27,6 +29,7 @@ EVENTS = {
     "wrong_on_provider NAME": "regions whose first results on this provider were wrong; the next provider runs them",
     "failed_on_provider NAME": "checked calls that failed on this provider; the next one runs them, it is tried again",
     "runtime_failures": "calls of a region that failed on ONNX Runtime; PyTorch computed them",
+    "repeated_runs": "runs of a region that failed with memory for the results, and succeeded without it",
     "wrong_results": "calls of a region whose results had a wrong shape or dtype; PyTorch computed them",
     "calls_after_failures": "calls of a region that PyTorch ran since it failed before; it is tried again later",
     "recovered_regions": "how often a region ran on ONNX Runtime again after failures with the same sizes",
@@ -56,6 +59,7 @@ EVENTS = {
     "cache_hits": "compiled graphs found on disk",
     "cache_misses": "graphs not found on disk, and compiled",
     "cache_stored": "compiled graphs written to disk",
+    "cache_entries_removed": "entries of the cache that were damaged or not valid; a miss",
     "cache_waits": "graphs for which this process waited while another one compiled them",
     "cache_locks_ignored": "graphs compiled without waiting (longer): another process is suspended, or took too long",
     "not_cached": "graphs that cannot be stored on disk",
@@ -63,6 +67,8 @@ EVENTS = {
     "graphs_loaded": "graphs that PyTorch had saved, loaded at their first call",
     "not_loaded": "of graphs that PyTorch had saved, those that ONNX Runtime rejected; PyTorch runs them",
     "not_saved: REASON": "graphs that cannot be saved by PyTorch, with this reason",
+    "sessions_without_arena": "sessions with intermediate values of their own, because the shared memory failed",
+    "memory_kept": "how often the memory of intermediate values was not returned to the system, because that failed",
     "strides_probed": "operators that were run once on dummy data to learn the strides of their results",
     "strides_not_known": "operators for which that failed; their results get the strides of PyTorch's fake tensors",
     "choices_without_weights": "kernels that ONNX Runtime would choose by weights, which are inputs: float32 is used",
@@ -180,3 +186,6 @@ def count(event: str, number: int = 1, reason: str = "") -> None:
     counters["dynamo_backends"][event] += number
     for listener in listeners.get():
         listener.add(event, number, reason)
+
+
+session_events.receivers.append(count)

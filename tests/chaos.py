@@ -57,8 +57,6 @@ GROUND = {
     "backends.onnx_compiler.partition": "a call from AOTAutograd; it calls the net",
     "backends._compiled": "it calls the net",
     "backends._compiled.<lambda>": "asked by the net whether failures are to be raised",
-    "common.backend_registry._code_in_the_registry": "code of PyTorch's registry, called before anything of ours",
-    "common.backend_registry.register_once": "the same",
     "debug.captured_graph.CapturedGraph.run_in_call": "calls the compiled graph, whose errors are the user's",
     "debug.run_comparison.ComparedEntry.__call__": "a call from Dynamo; it is the net under the comparison",
     "debug.observer._ComparedGraph.run": "a call of a graph; it calls the net",
@@ -81,8 +79,6 @@ GROUND = {
 """The net itself, and what calls it: these would end the user's call. Nothing else may."""
 
 SILENT = {
-    "cache.graphs.CachedGraphs.translated_operators.<lambda>": "an entry that makes no sense is removed, and made anew",
-    "runtime.memory_arena._use": "sessions have memory of their own then, as where ONNX Runtime has no arena to share",
     "runtime.providers.with_threads": "first called to ask ONNX Runtime of a node that it refuses anyway",
 }
 """Functions that change nothing that is counted when their first call fails, and why."""
@@ -129,7 +125,8 @@ POINTS = Points()
 
 
 class _Instrumented(ast.NodeTransformer):
-    """Inserts a call of ``_question`` at the beginning of each function."""
+    """Inserts a call of ``_question`` at the beginning of each function; inside ``try`` if that is all of the function,
+    since nothing can raise before."""
 
     def __init__(self, module: str) -> None:
         self._path = [module]
@@ -148,7 +145,11 @@ class _Instrumented(ast.NodeTransformer):
         self._inside(node.name, node)
         first = node.body[0]
         has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-        node.body.insert(int(has_docstring), ast.Expr(_question(number)))
+        body = node.body[int(has_docstring) :]
+        if len(body) == 1 and isinstance(body[0], ast.Try):
+            body[0].body.insert(0, ast.Expr(_question(number)))
+        else:
+            node.body.insert(int(has_docstring), ast.Expr(_question(number)))
         return node
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..common.safety_net import caught
 from ..events import count
 from . import folder_trust
 
@@ -46,6 +47,8 @@ _BEAT_SECONDS = 1.0
 _STALLED_SECONDS = 10.0
 """Age of the last touch from which others do not wait. It is the same moment for all locks of a suspended process: it
 costs another process this time once, and not once a graph."""
+
+_NO_BEAT = "Processes that need the same graph wait less, and compile it too"
 
 _SILENT_SECONDS = 5.0
 """How long a process waits for another's lock before it logs a warning."""
@@ -126,6 +129,7 @@ class Store:
         try:
             record = decoded(content, key)
         except DamagedError as error:
+            count("cache_entries_removed")
             logger.warning("a damaged entry of the cache is removed: %s: %s", path, error)
             self.remove(key)
             return None
@@ -140,6 +144,7 @@ class Store:
         try:
             return None if record is None else decode(record)
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # the last are PyTorch's
+            count("cache_entries_removed")
             logger.warning("an entry of the cache that is not valid is removed: %s: %r", key, error)
             self.remove(key)
             return None
@@ -291,12 +296,17 @@ def _showing_progress(path: Path) -> Iterator[None]:
             os.utime(path)
 
     def keep_touching() -> None:
-        while not ended.wait(_BEAT_SECONDS):
-            touch()
+        try:
+            while not ended.wait(_BEAT_SECONDS):
+                touch()
+        except Exception as error:  # what a thread raises reaches nobody
+            caught("showing that a graph is being compiled", error, _NO_BEAT)
 
     touch()  # it may be left from a process that ended
-    with contextlib.suppress(RuntimeError):  # too many threads: others wait less
+    try:
         threading.Thread(target=keep_touching, name="dynamo_backends_cache_lock", daemon=True).start()
+    except RuntimeError as error:  # too many threads
+        logger.info("%s: %s", _NO_BEAT, error)
     try:
         yield
     finally:

@@ -17,16 +17,14 @@ from typing import Any
 
 from torch._dynamo.backends import registry
 
-from passes.engine.locks import Lock
-
-from .safety_net import never_fails
+from .safety_net import caught, never_fails
 
 Backend = Callable[..., Any]
 
-_lock = Lock()
+_WHAT = "PyTorch's registry", "Threads that compile first at the same time may fail"
 
 
-@never_fails("PyTorch's registry", "Threads that compile first at the same time may fail", lambda: None)
+@never_fails(*_WHAT, lambda: None)
 def allow_repetition() -> None:
     """Makes registering a backend again under its name return the backend, in all threads."""
     function = registry.register_backend
@@ -36,20 +34,26 @@ def allow_repetition() -> None:
     if not hasattr(function, "__wrapped__"):
         original = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
         function.__wrapped__ = original
+    function.after_failure = _after_failure  # the globals of this module are not those of the code
     function.__code__ = _code_in_the_registry.__code__
 
 
 def _code_in_the_registry(
     compiler_fn: Backend | None = None, name: str | None = None, tags: Sequence[str] = ()
 ) -> Backend:
-    from dynamo_backends.common.backend_registry import register_once  # not a global where this code runs
+    try:
+        return register_backend.__wrapped__(compiler_fn, name, tags)  # type: ignore[name-defined] # noqa: F821
+    except Exception as error:
+        return register_backend.after_failure(error, compiler_fn, name, tags)  # type: ignore[name-defined] # noqa: F821
 
-    return register_once(compiler_fn, name, tags)
 
+def _after_failure(error: Exception, compiler_fn: Backend | None, name: str | None, tags: Sequence[str]) -> Backend:
+    """The backend, if it is registered under its name already; what PyTorch raises again, if the error was PyTorch's.
 
-def register_once(compiler_fn: Backend | None, name: str | None, tags: Sequence[str]) -> Backend:
-    """As PyTorch's ``register_backend``, but a function that has the name already is no error."""
-    with _lock:
-        if compiler_fn is not None and name is not None and registry._COMPILER_FNS.get(name) is compiler_fn:
-            return compiler_fn
-        return registry.register_backend.__wrapped__(compiler_fn, name, tags)
+    Nothing of ours runs before PyTorch's function succeeded or failed.
+    """
+    if compiler_fn is not None and name is not None and registry._COMPILER_FNS.get(name) is compiler_fn:
+        return compiler_fn
+    registered: Backend = registry.register_backend.__wrapped__(compiler_fn, name, tags)
+    caught(_WHAT[0], error, _WHAT[1])
+    return registered

@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 from passes.engine.locks import Lock
 
 from ..events import GraphSummary, count, listeners
-from .session_clock import SESSION_CLOCK
+from .session_events import SESSION_CLOCK
 
 P = ParamSpec("P")
 T = TypeVar("T")

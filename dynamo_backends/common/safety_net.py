@@ -8,7 +8,8 @@ traceback at debug level. They are
     the partitioner            ``Pipeline.partitioner``         PyTorch's own partitioner, without our passes
     a call of a region         ``RunnableRegion``               PyTorch runs the region
     autotuning                 ``TunedGraph``                   PyTorch runs the graph
-    the cache                  ``CachedGraphs``                 a cache miss
+    the cache                  ``CachedGraphs``, ``Store``      a cache miss, a lock that shows no progress
+    the registry of backends   ``backend_registry``             PyTorch's function runs alone
     an observer                ``GuardedObserver``              the graph runs, and its verdict is not "ok"
 
 With ``fallback="error"`` the first four raise instead, and nothing is autotuned.

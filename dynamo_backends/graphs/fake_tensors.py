@@ -173,9 +173,13 @@ def _probe(
                     make(leaf, integer) if isinstance(leaf, torch.Tensor) else hint_of(leaf)
                     for leaf, integer in zip(leaves, integers, strict=True)
                 ]
-                args, kwargs = pytree.tree_unflatten(real, structure)
+            except Exception as error:  # no memory, or a dtype that has no zeros, as those of quantized tensors
+                logger.info("%s is not probed, its fake strides are used: no dummy data: %s", target, error)
+                return None
+            args, kwargs = pytree.tree_unflatten(real, structure)
+            try:
                 results = target(*args, **kwargs)
-            except Exception as error:  # dummy data may be invalid for it, or not exist for a dtype
+            except Exception as error:  # dummy data may be invalid for it
                 logger.debug("the probe of %s failed: %s", target, error)
                 continue
             return tuple(map(_strides, pytree.tree_leaves(results)))

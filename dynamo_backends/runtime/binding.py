@@ -20,15 +20,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 import onnxruntime
 import torch
 
-from ..common.session_clock import SESSION_CLOCK
+from ..common.session_events import SESSION_CLOCK, count
 from ..common.strides import ExactStrides
-from ..errors import SessionError, WrongResultError
+from ..errors import SessionError, WrongResultError, first_line
 from .constants import TABLE, Declaration
 from .dtypes import TORCH_DTYPES
 from .expected_shapes import Size, SymbolicSizes, differs, format_shape
@@ -46,6 +47,8 @@ from .tensors import (
     plain_to_ort,
     wait_for_streams,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def _in_memory_order(sizes: Sequence[Size], permutation: Sequence[int] | None) -> tuple[Size, ...]:
@@ -191,6 +194,7 @@ class BoundSession:
         self._dtypes = [spec.memory_dtype for spec in outputs]
         self._single = [i for i, spec in enumerate(outputs) if spec.may_be_single]
         self._presented = [(i, spec) for i, spec in enumerate(outputs) if not spec.is_its_memory]
+        self._has_warned = False
         self.wrong: dict[tuple[int, ...], WrongResultError] = {}
         """Errors of wrong results by sizes of the arguments."""
 
@@ -243,21 +247,29 @@ class BoundSession:
         wrong = self.wrong.get(sizes)
         if wrong is not None:
             raise WrongResultError(wrong.result, wrong.what)
-        memories = self._memories(args, sizes)
+        memories, failure = self._memories(args, sizes), ""
         if memories:
             try:
                 values = self._run(args, memories)
-                fit = all(list(values[i].shape()) == list(memories[i].shape) for i in self._single)
-            except SessionError:
-                fit = False
-            if not fit:
-                memories = []  # the next run shows which result is wrong
-        if not memories:
-            memories = self._run_and_check(args, sizes)
+                if any(list(values[i].shape()) != list(memories[i].shape) for i in self._single):
+                    failure = "a result of one element has another number of dimensions than its memory"
+            except SessionError as error:
+                failure = first_line(str(error)) or "ONNX Runtime failed"
+        if failure or not memories:
+            memories = self._run_and_check(args, sizes)  # if the run with memory failed, it shows which result is wrong
+            if failure:
+                self._tell_of_repetition(failure)
         results: list[torch.Tensor | int | bool] = [*memories]
         for i, spec in self._presented:
             results[i] = _present(memories[i], spec)
         return results
+
+    def _tell_of_repetition(self, failure: str) -> None:
+        """Reports that a run failed with memory for the results, and succeeded without it; warns once."""
+        count("repeated_runs", failure)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("a region ran twice, the second time without memory for its results: %s", failure)
 
     def _memories(self, args: Sequence[torch.Tensor | int | bool], sizes: tuple[int, ...]) -> list[torch.Tensor]:
         """Memory for the results: new, or an argument's if the result is computed there.

@@ -17,6 +17,8 @@ import numpy as np
 import onnxruntime
 
 from ..common.fork_safety import renew_in_children
+from ..common.session_events import count
+from ..errors import first_line
 from .messages import ORT_ERRORS
 from .ort_internals import IDENTITY
 from .system_memory import give_back, holders
@@ -46,17 +48,18 @@ class Arena:
     def use(self, options: onnxruntime.SessionOptions) -> None:
         """Makes a session with these options allocate from the arena, except its weights.
 
-        If there is no memory for the session that shrinks the arena, the session does not use the arena.
+        If that fails, for instance because there is no memory for the session that shrinks the arena, the session does
+        not use the arena.
         """
-        with self._lock:
-            if self._session is None:
-                try:
+        try:
+            with self._lock:
+                if self._session is None:
                     self._session = _session_that_shrinks()
-                except ORT_ERRORS as error:
-                    logger.info("a session is made without an arena: %s", error)
-                    options.enable_cpu_mem_arena = False
-                    return
-        _use(options)
+            _use(options)
+        except ORT_ERRORS as error:
+            logger.info("a session is made without an arena: %s", error)
+            count("sessions_without_arena", first_line(str(error)))
+            options.enable_cpu_mem_arena = False
 
     def used(self, seconds: int) -> None:
         """Must be called after each run of a session: its memory is kept for so many ``seconds``."""
@@ -68,7 +71,7 @@ class Arena:
                     try:
                         watcher.start()
                     except RuntimeError as error:  # no memory for its stack, or too many threads: the next run retries
-                        logger.info("the arena is not shrunk: %s", error)
+                        _kept(error)
                     else:
                         self._watcher = watcher
 
@@ -81,17 +84,19 @@ class Arena:
 
     def _watch(self) -> None:
         """Waits until no session needs the memory any more, then frees it. ``_stop`` waits for that too."""
-        while not self._end.wait(max(0.0, self._idle_from - time.monotonic())):
-            if time.monotonic() < self._idle_from:
-                continue
-            try:
+        try:
+            while not self._end.wait(max(0.0, self._idle_from - time.monotonic())):
+                if time.monotonic() < self._idle_from:
+                    continue
                 give_back()
-            except ORT_ERRORS as error:
-                logger.info("the arena is not shrunk: %s", error)
+                with self._lock:
+                    if time.monotonic() >= self._idle_from:
+                        self._watcher = None
+                        return
+        except Exception as error:  # what a thread raises reaches nobody
             with self._lock:
-                if time.monotonic() >= self._idle_from:
-                    self._watcher = None
-                    return
+                self._watcher = None  # the next run starts another
+            _kept(error)
 
     def _stop(self) -> None:
         """At exit: no thread may be inside ONNX Runtime."""
@@ -99,6 +104,11 @@ class Arena:
         watcher = self._watcher
         if watcher is not None:
             watcher.join()
+
+
+def _kept(error: Exception) -> None:
+    logger.info("the arena is not shrunk: %s", error)
+    count("memory_kept", f"{type(error).__name__}: {first_line(str(error))}")
 
 
 def _session_that_shrinks() -> onnxruntime.InferenceSession:

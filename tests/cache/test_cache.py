@@ -683,9 +683,10 @@ def test_a_damaged_entry_is_ignored_and_replaced(damage: Callable[[Path], None],
     forget()
     run_once()
     assert counted("cache_hits") == 0 and counted("cache_misses") == 1 and counted("cache_stored") == 1
+    assert counted("cache_entries_removed") == 2
     forget()
     run_once()
-    assert counted("cache_hits") == 1
+    assert counted("cache_hits") == 1 and counted("cache_entries_removed") == 0
 
 
 def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
@@ -727,7 +728,7 @@ def test_an_entry_that_says_nonsense_is_ignored(folder: Path) -> None:
         store.put(path.stem, StoredRecord(nonsense, blobs))
         forget()
         run_once()
-        assert counted("cache_hits") == 0 and counted("cache_stored") == 1
+        assert counted("cache_hits") == 0 and counted("cache_stored") == counted("cache_entries_removed") == 1
 
 
 @pytest.mark.parametrize("what", ["another weight", "settings", "arguments"])

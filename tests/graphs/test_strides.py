@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import dynamo_backends
+from dynamo_backends.graphs import fake_tensors
 from dynamo_backends.graphs.fake_tensors import fake_tensors_as_kernels, strides_of_kernel
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
@@ -161,6 +162,20 @@ def test_a_kernel_that_cannot_run_leaves_the_fake_tensor_as_it_is(monkeypatch: p
     with fake_tensors_as_kernels(mode):
         assert huge.flip(0).shape == huge.shape
     assert "dispatch" not in vars(mode)
+
+
+def test_dummy_data_that_cannot_be_made_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        x = torch.empty(2, 1, 13)
+    made = fake_tensors._zeros
+
+    def fails_first(*args: object) -> object:
+        monkeypatch.setattr(fake_tensors, "_zeros", made)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(fake_tensors, "_zeros", fails_first)
+    assert strides_of_kernel(torch.ops.aten.roll.default, (x, [1]), {}) is None
+    assert counted("strides_not_known") == 1
 
 
 @pytest.fixture

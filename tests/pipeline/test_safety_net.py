@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import assert_same_as_eager, assert_same_values, compiled, counted
+from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
-from dynamo_backends import events, onnx_compiler
-from dynamo_backends.cache import graphs
+from dynamo_backends import backends, events, onnx_compiler
+from dynamo_backends.cache import graphs, store
 from dynamo_backends.common import safety_net
 from dynamo_backends.common.garbage_collection import Freezer
 from dynamo_backends.debug import run_comparison
@@ -357,6 +360,33 @@ def test_a_failure_of_the_cache(name: str, monkeypatch: pytest.MonkeyPatch, tmp_
         assert_same_values(compiled(function, options=options, dynamic=False)(torch.ones(size)), torch.ones(size).sin())
     assert counted("nodes_on_onnx") > 0
     assert counted("internal_failures") + counted("not_cached") > 0 or name == "from_record"
+
+
+def test_a_failure_of_the_thread_that_touches_a_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    touched = store.os.utime
+
+    def utime(path: Path) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise KeyError("broken")
+        touched(path)
+
+    monkeypatch.setattr(store, "_BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(store.os, "utime", utime)
+    with store.Store(tmp_path, 2**20).locked("key", 1.0):
+        for thread in threading.enumerate():
+            if thread.name == "dynamo_backends_cache_lock":
+                thread.join(10)
+    assert counted("internal_failures") == 1
+
+
+def test_a_failure_in_the_registry_of_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "onnxrt"
+    torch._dynamo.list_backends()  # finds the entry points
+    monkeypatch.setitem(registry._BACKENDS, name, SimpleNamespace(load=lambda: backends.onnxrt))
+    monkeypatch.delitem(registry._COMPILER_FNS, name, raising=False)
+    monkeypatch.setattr(registry.register_backend, "__wrapped__", _On(registry.register_backend.__wrapped__, 0))
+    assert registry.lookup_backend(name) is backends.onnxrt
+    assert counted("internal_failures") == 1
 
 
 @pytest.mark.parametrize("partitions", [False, True])

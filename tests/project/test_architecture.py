@@ -286,7 +286,7 @@ def test_does_not_know_through_others(start: str, unknown: str) -> None:
     assert {path for path in known if path.startswith(unknown)} == set()
 
 
-FOUNDATIONS = {"errors", "events", "versions", "common/upstream_faults", "common/strides"}
+FOUNDATIONS = {"errors", "events", "versions", "common/upstream_faults", "common/strides", "common/session_events"}
 """What all of the package may import, without PyTorch's graphs."""
 
 

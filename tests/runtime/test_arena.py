@@ -8,8 +8,10 @@ import sys
 import threading
 
 import onnx
+import onnxruntime
 import pytest
 import torch
+from conftest import counted
 
 from dynamo_backends.bench import memory
 from dynamo_backends.runtime import memory_arena
@@ -156,6 +158,42 @@ def test_a_process_does_not_end_while_memory_is_given_back() -> None:
     """A thread inside ONNX Runtime would crash it."""
     done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout == "gave back\n", done.stderr
+
+
+def test_a_session_without_an_arena_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = memory_arena.onnxruntime.InferenceSession
+
+    def fails(*args: object, **kwargs: object) -> object:
+        raise RuntimeError("no memory")
+
+    arena, options = memory_arena.Arena(), onnxruntime.SessionOptions()
+    monkeypatch.setattr(memory_arena.onnxruntime, "InferenceSession", fails)
+    arena.use(options)
+    monkeypatch.undo()
+    assert counted("sessions_without_arena") == 1 and not options.enable_cpu_mem_arena
+    made(memory_arena.IDENTITY, options, providers=["CPUExecutionProvider"])
+    arena.use(options)
+    assert counted("sessions_without_arena") == 1 and options.enable_cpu_mem_arena
+
+
+def test_memory_that_could_not_be_given_back_is_counted_and_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, gave_back = memory_arena.Arena(), threading.Event()
+
+    def fails() -> None:
+        raise KeyError("planted")
+
+    def used() -> None:
+        before = watchers()
+        arena.used(0)
+        for thread in set(watchers()) - set(before):
+            thread.join()
+
+    monkeypatch.setattr(memory_arena, "give_back", fails)
+    used()
+    assert counted("memory_kept") == 1
+    monkeypatch.setattr(memory_arena, "give_back", gave_back.set)
+    used()
+    assert gave_back.wait(10)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

@@ -279,6 +279,29 @@ def test_a_failure_is_an_error_and_counted_when_fallback_is(monkeypatch: pytest.
         assert counted("runtime_failures") == number
 
 
+def test_a_run_that_is_repeated_is_counted_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails with memory for the results, and ONNX Runtime allocates them in the second run."""
+    calls = ort_internals.CALLS
+    run = calls.run
+
+    def without_memory(*args: object) -> object:
+        if args[4]:
+            raise RuntimeError("no such memory")
+        return run(*args)
+
+    monkeypatch.setattr(calls, "run", without_memory)
+    function, x = compiled(lambda x: x.sinh() * 2), torch.rand(2, 3)
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for number in (1, 2):
+            torch.testing.assert_close(function(x), x.sinh() * 2)
+            assert counted("repeated_runs") == number
+    assert counted("runtime_failures") == 0
+    (record,) = caplog.records
+    assert "no such memory" in record.getMessage()
+
+
 def fails(args: object) -> list[object]:
     raise SessionError("no such index\nand more lines")
 
