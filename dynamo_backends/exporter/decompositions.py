@@ -66,6 +66,9 @@ _NOT_DECOMPOSED = {
     *overloads_of(aten.as_strided_scatter, aten.diagonal_scatter),
     # Decomposed to a product with a square matrix: 6 GB for 20,000 elements.
     *overloads_of(aten.cumprod),
+    # Decomposed to index_put, which counts negative indices from the end, and writes indices beyond a plane into the
+    # next; eager's kernel rejects both, and is faster.
+    *overloads_of(aten.max_unpool2d, aten.max_unpool3d),
     # Decomposed to prims.signbit, whose fake result has the dtype of its argument instead of bool (PyTorch 2.13).
     *overloads_of(aten.copysign),
 }
@@ -135,6 +138,26 @@ def adaptive_max_pool_in_a_file(input: torch.Tensor, output_size: Sequence[int])
     return elements.amax(-1), index
 
 
+def max_unpool_in_a_file(input: torch.Tensor, indices: torch.Tensor, *sizes: Sequence[int]) -> torch.Tensor:
+    """PyTorch's decomposition, for indices that are in the plane; with others, ONNX Runtime fails.
+
+    ``sizes`` are those of the result; in three dimensions also strides and padding, which change nothing.
+    """
+    target = aten.max_unpool2d.default if len(sizes) == 1 else aten.max_unpool3d.default
+    is_inside = (indices >= 0) & (indices < math.prod(sizes[0]))
+    result: torch.Tensor = _decomp.decomposition_table[target](input, torch.where(is_inside, indices, 2**62), *sizes)
+    return result
+
+
+def index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | complex) -> torch.Tensor:
+    """A write at indices, which may be negative; those of ``index_copy``, to which PyTorch decomposes it, may not."""
+    if not isinstance(value, torch.Tensor):
+        value = torch.scalar_tensor(value, dtype=input.dtype, device=input.device)
+    memory = input if input.ndim else input.unsqueeze(0)
+    indices = [*[None] * (dim % memory.ndim), index.reshape(-1)]
+    return aten.index_put(memory, indices, value.to(input.dtype)).reshape(input.shape)
+
+
 @_decomp.decompositions.pw_cast_for_opmath
 def soft_margin_loss_backward(
     grad_output: torch.Tensor, input: torch.Tensor, target: torch.Tensor, reduction: int
@@ -183,6 +206,10 @@ _OUR_DECOMPOSITIONS: Decompositions = {
     aten.native_dropout.default: native_dropout,
     aten.nan_to_num.default: nan_to_num,
     **dict.fromkeys(_ADAPTIVE_MAX_POOLS, adaptive_max_pool),
+    **{
+        target: without_aliases(target, index_fill)
+        for target in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+    },
     aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
 }
 
@@ -260,7 +287,10 @@ def table_for_export(opset: int, program: fx.GraphModule) -> Decompositions:
     """
     kept = kept_layers(program)
     composites = {target: how for target, how in _composite_operators().items() if target not in kept}
-    pools = dict.fromkeys(_ADAPTIVE_MAX_POOLS, adaptive_max_pool_in_a_file)
+    pools: Decompositions = {
+        **dict.fromkeys(_ADAPTIVE_MAX_POOLS, adaptive_max_pool_in_a_file),
+        **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), max_unpool_in_a_file),
+    }
     return {**decomposition_table(opset), **pools, **composites}
 
 

@@ -1,4 +1,4 @@
-"""Rejects negative indices where eager does: embedding, index_select, gather and scatter.
+"""Rejects negative indices where eager does: embedding, index_select, index_copy, gather and scatter.
 
 ONNX counts a negative index from the end. So it is replaced by an index out of range, for which ONNX Runtime fails.
 PyTorch then runs the region and raises its own error.
@@ -16,6 +16,7 @@ INDEX_ARGUMENT: dict[object, int] = {
     aten.embedding.default: 1,
     aten.index_select.default: 2,
     aten.index_add.default: 2,
+    aten.index_copy.default: 2,
     aten.gather.default: 2,
     aten.scatter.src: 2,
     aten.scatter.value: 2,

@@ -7,7 +7,8 @@ Rule: AOTAutograd traces ``cache[layer, :, p:p + 1] = key`` as a write into each
 
     y = index_put(cache, [layer, arange(heads)[:, None], arange(p, p + 1)], key)
 
-A write at one dimension stays a ``slice_scatter``, ``select_scatter`` or ``index_put`` with one index.
+A write at one dimension stays a ``slice_scatter``, ``select_scatter``, ``index_copy`` or ``index_put`` with one index.
+In an ``index_put`` with more, negative indices of an ``index_copy``, which are errors, become indices out of range.
 
 Then nothing reads the old values but the write itself, and it may be done in the memory of the tensor, without copying
 what is not written. A key in a cache of 32 layers with 4,096 keys of 8 heads takes 0.03 instead of 1.1 ms, the copy of
@@ -37,6 +38,7 @@ aten = torch.ops.aten
 
 _VIEWS = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
 _PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
+_INDEXED = (*_PUTS, aten.index_copy.default)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class _Part:
     """The part of a dimension that is written.
 
     Attributes:
-        kind: ``select``, ``slice`` or ``index``.
+        kind: ``select``, ``slice``, ``index`` of an ``index_put``, or ``copy``, that of an ``index_copy``.
         args: of the select (index) or slice (start, end, step); or the vector of indices.
         size: of a slice.
     """
@@ -62,7 +64,7 @@ def direct_writes(module: fx.GraphModule, context: PassContext) -> int:
     """Replaces nested writes in place; returns how many."""
     fired = 0
     for node in reversed(list(module.graph.nodes)):  # the outermost write first
-        if node.target in (*_VIEWS, *_PUTS) and not node._erased:
+        if node.target in (*_VIEWS, *_INDEXED) and not node._erased:
             fired += _replaced(node, context)
     return fired
 
@@ -84,20 +86,15 @@ def _written_part(node: fx.Node, parts: Parts) -> tuple[Parts, fx.Node, bool] | 
     ``parts`` are those of the tensor that the argument is a view of; ``None`` if the rule does not hold.
     """
     memory, rank = node.args[0], _rank(node.args[0])
-    if rank is None:
+    if not rank:
         return None
     selected = {dim for dim, part in parts.items() if part.kind == "select"}  # which the argument lacks
     written = [dim for dim in range(rank + len(selected)) if dim not in selected]
-    if node.target in _PUTS:
-        indices, values = node.args[1], node.args[2]
-        dims = [i for i, index in enumerate(indices) if index is not None]
-        index = indices[dims[0]] if len(dims) == 1 else None
-        fake = value_of(index)
-        if len(node.args) > 3 or node.kwargs or fake is None or fake.ndim != 1 or fake.dtype is not torch.int64:
+    if node.target in _INDEXED:
+        found = _index_and_values(node, rank)
+        if found is None or written[found[0]] in parts:
             return None
-        if written[dims[0]] in parts or not isinstance(values, fx.Node):
-            return None
-        return {**parts, written[dims[0]]: _Part("index", (index,))}, values, bool(parts)
+        return {**parts, written[found[0]]: found[1]}, found[2], bool(parts)
     source, given = node.args[1], _arguments(node)
     if given is None or not isinstance(source, fx.Node):
         return None
@@ -112,7 +109,7 @@ def _written_part(node: fx.Node, parts: Parts) -> tuple[Parts, fx.Node, bool] | 
     ]
     if part is None:  # a view of the whole is the tensor itself
         is_view_of_it.append(memory)
-    if source.target in (aten.copy.default, *_VIEWS, *_PUTS) and source.args[0] in is_view_of_it:
+    if source.target in (aten.copy.default, *_VIEWS, *_INDEXED) and source.args[0] in is_view_of_it:
         if len(source.users) > 1:
             return None
         if source.target is not aten.copy.default:
@@ -122,6 +119,21 @@ def _written_part(node: fx.Node, parts: Parts) -> tuple[Parts, fx.Node, bool] | 
         if _can_replace(source, values):
             return parts, values, True
     return parts, source, bool(part is None)
+
+
+def _index_and_values(node: fx.Node, rank: int) -> tuple[int, _Part, fx.Node] | None:
+    """The dimension, the indices and the values of a write at a vector of indices of one dimension."""
+    if node.target in _PUTS:
+        kind, indices, values = "index", node.args[1], node.args[2]
+    else:
+        kind, indices, values = "copy", [*[None] * (node.args[1] % rank), node.args[2]], node.args[3]
+    dims = [i for i, index in enumerate(indices) if index is not None]
+    fake = value_of(indices[dims[0]]) if len(dims) == 1 else None
+    if node.kwargs or (node.target in _PUTS and len(node.args) > 3) or not isinstance(values, fx.Node):
+        return None
+    if fake is None or fake.ndim != 1 or fake.dtype is not torch.int64:
+        return None
+    return dims[0], _Part(kind, (indices[dims[0]],)), values
 
 
 def _arguments(node: fx.Node, first: int = 2) -> list[Any] | None:
@@ -164,6 +176,8 @@ def _write(node: fx.Node, parts: Parts, source: fx.Node) -> fx.Node | None:
         [(dim, part)] = parts.items()
         if part.kind == "index":
             return call(node, aten.index_put.default, (memory, [*[None] * dim, part.args[0]], source))
+        if part.kind == "copy":
+            return call(node, aten.index_copy.default, (memory, dim, part.args[0], source))
         target = aten.slice_scatter.default if part.kind == "slice" else aten.select_scatter.default
         return call(node, target, (memory, source, dim, *part.args))
     indices: list[fx.Node] = []
@@ -189,6 +203,9 @@ def _index(before: fx.Node, memory: object, dim: int, part: _Part | None) -> fx.
         return call(before, aten.arange.default, (_size(before, memory, dim),), options)
     if part.kind == "index":
         return part.args[0]
+    if part.kind == "copy":
+        is_negative = call(before, aten.lt.Scalar, (part.args[0], 0))
+        return call(before, aten.masked_fill.Scalar, (part.args[0], is_negative, 2**62))
     if part.kind == "select":
         return call(before, aten.scalar_tensor.default, (part.args[0],), options)
     start, _, step = part.args

@@ -344,6 +344,52 @@ def test_positions_outside_of_an_inner_dimension_are_an_error() -> None:
             function(torch.zeros(2, 3, 16, 4), torch.tensor([0, outside]), torch.zeros(2, 4))
 
 
+def copied(x: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x.index_copy(0, index, rows) * 2
+
+
+def copied_in_place(x: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    x.index_copy_(0, index, rows)
+    return x * 2
+
+
+def copied_in_a_column(x: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    x[:, 1].index_copy_(0, index, rows[:, 1])
+    return x * 2
+
+
+def unpooled(x: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return F.max_unpool2d(rows[:, None, :1, None], index.reshape(-1, 1, 1, 1), 2)
+
+
+@pytest.mark.parametrize("write", [copied, copied_in_place, copied_in_a_column, unpooled])
+def test_indices_that_eager_rejects_are_errors(write: Callable[..., torch.Tensor]) -> None:
+    """ONNX and ``index_put``, to which PyTorch decomposes both, count from the end."""
+    for inside in (0, 1):
+        assert_same_as_eager(write, torch.randn(4, 3), torch.tensor([2 * inside, 1]), torch.randn(2, 3))
+    function = compiled(write)
+    for outside in (-1, 4):
+        arguments = torch.zeros(4, 3), torch.tensor([0, outside]), torch.ones(2, 3)
+        with pytest.raises((IndexError, RuntimeError)) as eager:
+            write(*arguments)
+        with pytest.raises(eager.type):
+            function(*arguments)
+
+
+def test_rows_are_copied_by_one_operator() -> None:
+    x, rows = torch.randn(4, 3), torch.randn(2, 3)
+    for index in (torch.tensor([3, 0]), torch.tensor(3)):
+        assert_equals_eager(copied, x, index, rows[: index.numel()])
+    assert "ScatterND" in operators_in(copied, x, torch.tensor([3, 0]), rows)
+    assert_equals_eager(lambda x, index: x.index_copy(0, index, torch.tensor(5.0)) * 2, x[0], torch.tensor(1))
+    assert_equals_eager(copied, torch.tensor(1.0), torch.tensor(0), torch.tensor([2.0]))
+    for fill in (2.5, torch.tensor(3)):
+        for number in (-1, 2):
+            assert_equals_eager(lambda x, index, fill: x.index_fill(1, index, fill), x, torch.tensor(number), fill)
+            assert_equals_eager(lambda x, index, fill: x.index_fill(0, index, fill), x, torch.tensor([number, 1]), fill)
+    assert_same_as_eager(lambda x, index: x.index_fill(0, index, 2), torch.tensor(1.0), torch.tensor(-1))
+
+
 @pytest.mark.parametrize("positions", [torch.arange(16).repeat(3), torch.rand(16) > 0.5, torch.zeros(0, dtype=int)])
 def test_rows_for_which_torchlibs_translation_stays(positions: torch.Tensor) -> None:
     """More indices than numbers, a mask, and no index."""

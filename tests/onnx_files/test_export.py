@@ -27,6 +27,7 @@ from dynamo_backends import ExportError, export
 from dynamo_backends.cli import main
 from dynamo_backends.onnx_files import export as export_module
 from dynamo_backends.onnx_files.sizes import Size, narrowed
+from dynamo_backends.runtime.messages import ORT_ERRORS
 
 CPU = ["CPUExecutionProvider"]
 
@@ -145,6 +146,7 @@ def test_small_functions_are_right(function: Callable[..., object], x: torch.Ten
         (lambda self, x: x.sort(descending=True), "equal values"),
         (lambda self, x: x.unique(), "NaN"),
         (lambda self, x: x.new_zeros(2, 4).index_add(0, torch.tensor([1, 0, 1]), x, alpha=3), ""),
+        (lambda self, x: F.max_unpool2d(*F.max_pool2d(x[None, None, :2], 2, return_indices=True), 2), ""),
     ],
 )
 def test_what_runs_in_pytorch_elsewhere_is_in_the_file_and_told(
@@ -156,6 +158,16 @@ def test_what_runs_in_pytorch_elsewhere_is_in_the_file_and_told(
     assert all(difference in text for text in exported.unchecked)
     torch._dynamo.reset()
     assert_same_as_eager(lambda x: function(None, x), X.round())
+
+
+def test_indices_that_eager_rejects_are_errors_in_a_file(tmp_path: Path) -> None:
+    maxima = X[:2, None, :1, None]  # in two planes of four places
+    index = torch.tensor([3, 1]).reshape(maxima.shape)
+    export(Function(lambda self, x: F.max_unpool2d(maxima, x, 2)), index, path=tmp_path / "m.onnx", check=True)
+    session = InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    for outside in (-1, 4):
+        with pytest.raises(ORT_ERRORS):
+            session.run(None, {"x": torch.where(index == 1, index, outside).numpy()})
 
 
 def test_values_in_no_order_are_told_with_a_difference(tmp_path: Path) -> None:

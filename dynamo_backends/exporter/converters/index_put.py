@@ -1,4 +1,4 @@
-"""Writes into a part of a tensor: ``index_put``, ``slice_scatter``, ``select_scatter``, ``index_add``.
+"""Writes into a part of a tensor: ``index_put``, ``slice_scatter``, ``select_scatter``, ``index_copy``, ``index_add``.
 
 A write at positions of one dimension becomes one ``ScatterND`` or ``ScatterElements`` on the tensor itself, so that a
 session can do it in the tensor's memory (``partition.in_place_results``). Torchlib's converters transpose the tensor
@@ -63,6 +63,18 @@ def _expanded(values: ir.Value, target: Sequence[Size]) -> ir.Value:
     if values.shape is not None and list(values.shape) == list(target):
         return values
     return op.Expand(values, shapes.vector(target))
+
+
+@converter(aten.index_copy.default)
+def index_copy(input: ir.Value, dim: int, index: ir.Value, source: ir.Value) -> ir.Value:
+    """``input`` with ``source`` at indices of a dimension, which are not negative, see ``exporter.indices``."""
+    sizes, number = shapes.sizes(input), shapes.sizes(index) or [1]
+    if not sizes:
+        memory = op.Unsqueeze(input, [0])
+        return op.Squeeze(_written(memory, 0, op.Reshape(index, [-1]), op.Reshape(source, [-1]), number), [0])
+    dim = dim % len(sizes)
+    target = [*sizes[:dim], *number, *sizes[dim + 1 :]]
+    return _written(input, dim, op.Reshape(index, [-1]), _expanded(source, target), target)
 
 
 @converter(aten.slice_scatter.default)
