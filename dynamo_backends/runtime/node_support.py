@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from passes.engine.locks import Lock
 
+from ..common.session_events import count
 from ..errors import Kind, Reason
 from ..versions import IR_VERSION
 from .custom_operators import loaded_libraries
@@ -44,10 +45,11 @@ class AnswerCache:
                 known: Answer = self.known[question]
                 return known
         try:
-            answer = find_out()
+            answer: Answer | Reason = find_out()
         except MemoryError as error:
-            return Reason(Kind.OUT_OF_MEMORY, f"out of memory while it was tested on ONNX Runtime: {error}")
+            answer = Reason(Kind.OUT_OF_MEMORY, f"out of memory while it was tested on ONNX Runtime: {error}")
         if isinstance(answer, Reason) and answer.kind is Kind.OUT_OF_MEMORY:
+            count("answers_out_of_memory", answer.text)
             return answer
         with self.lock:
             self.known[question] = answer

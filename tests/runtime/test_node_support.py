@@ -72,6 +72,7 @@ def test_what_was_not_about_the_node_is_asked_again(error: Exception | None) -> 
     several = AnswerCache()
     first = several.get("question", find_out)
     assert first is not None and first.kind is Kind.OUT_OF_MEMORY
+    assert counted("answers_out_of_memory") == 1
     assert several.get("question", find_out) is None
     assert several.get("question", find_out) is None
 
