@@ -14,17 +14,19 @@ model allows it (``partition.in_place_results``), PyTorch if it runs the node (`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from passes.engine.fx.editing import owner, same_value, value_of, viewed, written_nodes
 
 aten = torch.ops.aten
 
 AFTER = "runs_after"
-"""Key in a node's ``meta``: nodes that must run before it, because it overwrites what they read."""
+"""Key in a node's ``meta``: nodes that must run before it, because it overwrites what they read, or because what they
+read would be a copy as large as what it overwrites."""
 
 _IN_PLACE = {
     aten.index_put.default: aten.index_put_.default,
@@ -118,7 +120,7 @@ def mark_partial_writes(module: fx.GraphModule) -> list[PartialWrite]:
             for write in chain
         ):
             for write in chain:
-                write.meta[AFTER] = tuple(readers[write])
+                write.meta[AFTER] = _with_readers_of_copies(readers[write], value.numel(), write, position)
             found.append(PartialWrite(argument, tuple(chain)))
     return found
 
@@ -134,6 +136,24 @@ def _readers(memory: fx.Node) -> list[fx.Node]:
             elif user.target not in _OF_METADATA:
                 readers.append(user)
     return readers
+
+
+def _with_readers_of_copies(
+    readers: Sequence[fx.Node], size: int | torch.SymInt, write: fx.Node, position: Mapping[fx.Node, int]
+) -> tuple[fx.Node, ...]:
+    """The readers, and what reads results of at least ``size`` elements before the write.
+
+    A norm of old values, ``(x * x).sum()``, would else be computed in two regions, with ``x * x`` kept in between.
+    """
+    found, waiting = dict.fromkeys(readers), list(readers)
+    while waiting:
+        node = waiting.pop()
+        value = value_of(node)
+        if value is not None and statically_known_true(value.numel() >= size):
+            new = [user for user in node.users if position[user] < position[write] and user not in found]
+            found.update(dict.fromkeys(new))
+            waiting += new
+    return tuple(found)
 
 
 def _sources(write: fx.Node) -> list[fx.Node]:

@@ -17,7 +17,8 @@ a layer (one thread, AMD EPYC).
 Not if
 
 1. a dimension is restricted twice, as in ``cache[4:][:2] = x``, or an inner write has several or boolean indices;
-2. what is written must be cast or broadcast, or the size of a slice beside other parts is symbolic;
+2. what is written must be cast or broadcast; or, beside other parts, a slice may start with a negative number, or has a
+   symbolic size and another step than 1 or an end that may be beyond the tensor;
 3. an inner view or write has other readers than the outer write: they need it anyway.
 """
 
@@ -208,13 +209,26 @@ def _index(before: fx.Node, memory: object, dim: int, part: _Part | None) -> fx.
         return call(before, aten.masked_fill.Scalar, (part.args[0], is_negative, 2**62))
     if part.kind == "select":
         return call(before, aten.scalar_tensor.default, (part.args[0],), options)
-    start, _, step = part.args
+    start, end, step = part.args
     start = 0 if start is None else start
-    value = start.meta["val"] if isinstance(start, fx.Node) else start
-    if isinstance(step, fx.Node) or isinstance(part.size, torch.SymInt) or not statically_known_true(value >= 0):
+    first = _value(start)
+    if isinstance(step, fx.Node) or not statically_known_true(first >= 0):
         return None
+    if isinstance(part.size, torch.SymInt):
+        if step != 1:
+            return None
+        if end is None or not known_equal(_value(end) - first, part.size):  # it ends with the tensor
+            value = value_of(memory)
+            if value is None or not known_equal(value.shape[dim] - first, part.size):
+                return None
+            end = _size(before, memory, dim)
+        return call(before, aten.arange.start, (start, end), options)
     numbers = call(before, aten.arange.start_step, (0, part.size * step, step), options)
     return call(before, aten.add.Tensor, (numbers, start)) if isinstance(start, fx.Node) or start else numbers
+
+
+def _value(size: Any) -> Any:
+    return size.meta["val"] if isinstance(size, fx.Node) else size
 
 
 def _size(before: fx.Node, memory: object, dim: int) -> int | fx.Node:

@@ -166,6 +166,11 @@ def at_a_position(cache: torch.Tensor, position: int, keys: torch.Tensor) -> tor
     return cache.amax()
 
 
+def at_a_slice_of_a_layer(cache: torch.Tensor, position: int, keys: torch.Tensor) -> torch.Tensor:
+    cache[0, 1:3, position : position + keys.shape[2]] = keys[0, 1:3]
+    return cache.amax()
+
+
 def in_a_layer(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     cache[0].index_copy_(1, positions, keys[0])
     return cache.amax()
@@ -193,6 +198,14 @@ def written_twice(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tens
     return cache.amax() + first
 
 
+def norm_in_between(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The norm has an intermediate value as large as the cache."""
+    cache.index_copy_(2, positions, keys)
+    norm = torch.linalg.vector_norm(cache, float("inf"))
+    cache.index_copy_(2, positions + 1, keys.sin())
+    return cache.amax() + norm
+
+
 def read_before(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     before = cache.amin((2, 3))
     cache.index_copy_(2, positions, keys)
@@ -207,11 +220,15 @@ def view_returned(cache: torch.Tensor, positions: torch.Tensor, keys: torch.Tens
     return cache.index_copy_(2, positions, keys)[:, :, :8]
 
 
-INDICES = (index_copy, at_indices, in_a_layer, scattered, added, written_twice, read_before, returned, view_returned)
+INDICES = (
+    index_copy, at_indices, in_a_layer, scattered, added, written_twice, norm_in_between, read_before, returned,
+    view_returned,
+)  # fmt: skip
 POSITION = 3
 WRITES = [
     *((function, torch.tensor([POSITION, 5]), 2) for function in INDICES),
     (at_a_slice, POSITION, 2),
+    (at_a_slice_of_a_layer, POSITION, 2),
     (at_a_position, POSITION, 1),
 ]
 """Functions that write into a part of a cache, where, and how many keys."""
