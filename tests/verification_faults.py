@@ -962,7 +962,9 @@ def _after(targets: Sequence[object], make: Callable[[fx.Graph, fx.Node], fx.Nod
             with module.graph.inserting_before(node.next):
                 result = make(module.graph, node)
             for added in set(module.graph.nodes) - before:
-                added.meta.update({key: node.meta[key] for key in ("val", "example_value") if key in node.meta})
+                for key in ("val", "example_value"):
+                    if key in node.meta:
+                        added.meta.setdefault(key, node.meta[key])
             node.replace_all_uses_with(result, lambda user: user in before)  # noqa: B023
             context.matches.append(node.name)
         module.recompile()
@@ -1063,6 +1065,8 @@ def _lower(stage: str, dtype: torch.dtype) -> Callable[[fx.Graph, fx.Node], fx.N
 
     def make(graph: fx.Graph, node: fx.Node) -> fx.Node:
         lowered = graph.call_function(cast, (node,), {"dtype": dtype})
+        if "val" in node.meta:
+            lowered.meta["val"] = node.meta["val"].to(dtype)
         return graph.call_function(cast, (lowered,), {"dtype": torch.float32})
 
     return make
@@ -1167,6 +1171,16 @@ _pass(
     lambda x: x.sin().sum(2).cos(),
     _normal(4, 16, 16),
 )
+
+
+for _stage, _pair in (("pre_grad", (operator.le, operator.lt)), ("joint", (aten.le.Tensor, aten.lt.Tensor))):
+    _pass(
+        f"{_stage}: causal mask of summed times without the diagonal",
+        _stage,
+        _replace(*_pair),
+        _causal_by_summed_times,
+        _summed_times,
+    )
 
 
 def _masked(x: torch.Tensor) -> torch.Tensor:
