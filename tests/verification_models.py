@@ -535,10 +535,23 @@ class Recurrent(nn.Module):
 
 _add("rnn, 200 steps", "recurrent", lambda: inference(Steps(), {"x": torch.randn(4, 200, 32)}))
 _add("rnn, 200 steps, training", "recurrent, training", lambda: training(Steps(), {"x": torch.randn(4, 200, 32)}))
+
+
+def _tracing_layers(program: Program) -> Program:
+    """Dynamo breaks the graph at recurrent layers, unless it is told not to."""
+
+    def step(function: Callable[..., object]) -> object:
+        with torch._dynamo.config.patch(allow_rnn=True):
+            return program.step(function)
+
+    return dataclasses.replace(program, step=step)
+
+
 for _name, _layer in (("lstm", nn.LSTM), ("gru", nn.GRU)):
 
     def _recurrent(layer: Callable[..., nn.Module] = _layer, way: Callable[..., Program] = inference) -> Program:
-        return way(Recurrent(layer), {"x": torch.randint(VOCABULARY, (4, 200 if layer is nn.LSTM else 50))})
+        length = 200 if (layer, way) == (nn.LSTM, inference) else 50
+        return _tracing_layers(way(Recurrent(layer), {"x": torch.randint(VOCABULARY, (4, length))}))
 
     _add(f"{_name}", "recurrent", _recurrent)
 _add("lstm, training", "recurrent, training", lambda: _recurrent(nn.LSTM, training))

@@ -8,7 +8,7 @@
     python tests/verification_sweep.py --list
 
 Right models (``verification_models.py``) run with ``compare="every"``: of each graph the verdict and what was not
-checked, of each model the seconds of the fastest compared step after the first against eager's fastest of seven, and
+checked, of each model the processor seconds of the fastest compared step after the first against eager's of seven, and
 the peak of the process' memory in both (of the whole process, with libraries). A model is *accused* if a graph
 diverges, else *not comparable*, *not compared* or *unchecked* if a graph is, else *ok*.
 
@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 from verification_faults import FAULTS, Fault
 from verification_models import MODELS, Program
@@ -78,7 +79,8 @@ class Report:
         outcome: see the module.
         text: the accusations, or why there is no answer.
         graphs: the graphs.
-        eager_seconds, first_seconds, compared_seconds: a step of eager, the first compiled step with its compile time,
+        eager_seconds, first_seconds, compared_seconds: processor time of the process, which other work on the machine
+            changes little: of a step of eager, the first compiled step with its compile time,
             the fastest later one.
         eager_megabytes, compared_megabytes: the peak of the process' memory.
         seconds: of the case.
@@ -129,9 +131,9 @@ class Peak:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def _severity(verdict: str) -> int:
@@ -280,7 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--limit", type=float, default=900, help="seconds for a case")
-    parser.add_argument("--out", type=Path, help="JSON with all reports")
+    parser.add_argument("--out", type=Path, help="JSON with all reports; the cases already in it are not run again")
+    parser.add_argument("--again", action="store_true", help="with --out: run what is in it again")
     settings = parser.parse_args(arguments)
 
     kinds = {name: case.kind for name, case in (FAULTS if settings.planted else MODELS).items()}
@@ -296,13 +299,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{name:48} {kinds[name]}" for name in chosen))
         return 0
 
-    start, reports = time.monotonic(), []
+    stored: dict[str, Report] = {}
+    if settings.out and settings.out.exists() and not settings.again:
+        found = [msgspec.convert(each, Report) for each in json.loads(settings.out.read_text())]
+        stored = {report.name: report for report in found}
+    start, reports = time.monotonic(), [stored[name] for name in chosen if name in stored]
+    for report in reports:
+        print(report.line())
     judge = judge_planted if settings.planted else judge_right
-    for report in sweep(chosen, judge, settings.processes, settings.limit):
+    for report in sweep([name for name in chosen if name not in stored], judge, settings.processes, settings.limit):
         reports.append(report)
         print(report.line(), flush=True)
         if settings.out:
-            settings.out.write_text(json.dumps([dataclasses.asdict(each) for each in reports], indent=1))
+            kept = {**stored, **{each.name: each for each in reports}}
+            settings.out.write_text(json.dumps([dataclasses.asdict(each) for each in kept.values()], indent=1))
     print(summary(reports), f"{time.monotonic() - start:.0f} s", sep="\n")
     may_be_missed = {name for name, fault in FAULTS.items() if fault.is_below_the_unit}
     wrong = {ACCUSED, ERROR, MISSED, MISNAMED}
