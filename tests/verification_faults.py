@@ -27,7 +27,7 @@ import torch
 from onnxscript import opset18 as op
 from torch import fx, nn
 from torch.nn import functional as F
-from verification_models import Program, WrittenOut, by_pt2e
+from verification_models import MODELS, Program, WrittenOut, by_pt2e
 
 from dynamo_backends.dumps.blame import CauseKind
 from dynamo_backends.exporter import decompositions
@@ -59,6 +59,7 @@ class Fault:
         plant: plants it while its context is open.
         causes: kinds and names, one of which the verdict must have; empty if it is no fault.
         lines: ``file.py:1``, one of which must be named; empty if any may be.
+        values: how the name of the value begins that must be named, one of these.
         calls: steps to run.
         operator: the operator whose converter is wrong; it must not run in PyTorch.
         is_below_the_unit: whether it is as small as rounding, so that it may be missed.
@@ -69,9 +70,21 @@ class Fault:
     plant: Callable[[], AbstractContextManager[Planting]]
     causes: Causes
     lines: tuple[str, ...]
+    values: tuple[str, ...] = ("",)
     calls: int = 1
     operator: str = "-"
     is_below_the_unit: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What the verdict must name."""
+        causes = " or ".join(sorted(" ".join(filter(None, cause)) for cause in self.causes))
+        places = " or ".join(self.lines) or " or ".join(filter(None, self.values)) or "any value"
+        return f"{causes} at {places}" if causes else "no fault"
+
+    def is_at(self, value: str, source: str) -> bool:
+        """Whether a value of a line is one that must be named."""
+        return value.startswith(self.values) and (not self.lines or Path(source).name in self.lines)
 
 
 FAULTS: dict[str, Fault] = {}
@@ -178,6 +191,11 @@ def _scaled(factor: float, function: Callable[..., Any]) -> Callable[..., object
 
 def _ints(*numbers: int) -> ir.Value:
     value: ir.Value = op.Constant(value_ints=list(numbers))
+    return value
+
+
+def _scalar(number: int) -> ir.Value:
+    value: ir.Value = op.Constant(value_int=number)
     return value
 
 
@@ -1620,3 +1638,100 @@ for _name, _wrong in (
             (),
         ),
     )
+
+
+# ------------------------------------------------------------------------------------------------------- whole models
+
+
+def _in_model(
+    name: str,
+    model: str,
+    plant: Callable[[], AbstractContextManager[Planting]],
+    causes: Causes,
+    *values: str,
+    operator: object = "-",
+) -> None:
+    """A fault in a model of ``verification_models.py``, of which the value must be named."""
+    fault = Fault(f"in {model}", MODELS[model].build, plant, causes, (), values or ("",), operator=str(operator))
+    _add(f"{model}: {name}", fault)
+
+
+def _converter_in_model(name: str, model: str, target: object, wrong: Callable[..., object], *values: str) -> None:
+    _in_model(name, model, lambda: _wrong_converter(target, wrong), NODE, *values, operator=target)
+
+
+def _conv_of(factor: float) -> Callable[..., Any]:
+    def convert(
+        x: ir.Value,
+        w: ir.Value,
+        bias: ir.Value | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        *rest: Any,
+    ) -> Any:
+        groups = rest[-1]
+        sizes = {"strides": list(stride), "dilations": list(dilation), "group": groups}
+        return op.Mul(op.Conv(x, w, bias, pads=list(padding) * 2, **sizes), factor)
+
+    return convert
+
+
+_CONV = aten.convolution.default
+_converter_in_model("gelu by tanh", "bert", aten.gelu.default, _tanh_gelu, "gelu")
+_converter_in_model("silu x (1 + 1e-5)", "llama", aten.silu.default, _scaled(1 + 1e-5, _silu), "silu")
+_converter_in_model("convolution x 1.01", "resnet-18", _CONV, _conv_of(1.01), "convolution")
+_converter_in_model("convolution x (1 + 1e-5)", "resnet-18", _CONV, _conv_of(1 + 1e-5), "convolution")
+_converter_in_model("convolution x 1.001", "mobilenet_v1", _CONV, _conv_of(1.001), "convolution")
+for _model_name in ("bert, training", "vit, training"):
+    _converter_in_model(
+        "gradient of layer norm's weight x 1.01",
+        _model_name,
+        aten.native_layer_norm_backward.default,
+        _scaled_result(_NORM_BACKWARD, 1, 1.01),
+        "native_layer_norm_backward",
+    )
+_converter_in_model(
+    "another epsilon of layer norm",
+    "swin",
+    aten.native_layer_norm.default,
+    lambda x, shape, weight, bias, eps: _LAYER_NORM(x, shape, weight, bias, eps * 1000),
+    "native_layer_norm",
+)
+_converter_in_model(
+    "attention with another scale",
+    "gpt2",
+    _FLASH,
+    lambda q, k, v, *args, **kwargs: _FLASH_CONVERTER(
+        q, k, v, *args, **{**kwargs, "scale": 1.01 * (kwargs.get("scale") or 64**-0.5)}
+    ),
+    "_scaled_dot_product",
+)
+_converter_in_model(
+    "a wrong mask", "masks of -1e9", aten.triu.default, lambda x, diagonal=0: op.Trilu(x, _scalar(diagonal + 1)), "triu"
+)
+for _stage, _model_name in (("joint", "llama, bfloat16"), ("post_grad", "llama"), ("post_grad", "llama, training")):
+    _in_model(
+        f"pass {_stage}, silu x 1.01",
+        _model_name,
+        functools.partial(_wrong_pass, _stage, _scale(_stage)),
+        frozenset({(CauseKind.PASS.value, f"{_stage}.planted")}),
+    )
+_in_model(
+    "optimizer, a relu x 1.01",
+    "resnet-18",
+    lambda: _wrong_optimizer(_after_onnx(lambda name: name == "relu_3", _onnx_times(1.01))),
+    OPTIMIZER,
+)
+_in_model(
+    "optimizer, a relu x (1 + 1e-4)",
+    "resnet-18",
+    lambda: _wrong_optimizer(_after_onnx(lambda name: name == "relu_3", _onnx_times(1 + 1e-4))),
+    OPTIMIZER,
+)
+_in_model(
+    "optimizer, gelu in float16",
+    "bert",
+    lambda: _wrong_optimizer(_after_onnx(lambda name: name == "gelu", _in_half)),
+    OPTIMIZER,
+)

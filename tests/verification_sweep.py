@@ -78,6 +78,7 @@ class Report:
         name, kind: of the case.
         outcome: see the module.
         text: the accusations, or why there is no answer.
+        expected: of a planted fault, what the verdict must name.
         graphs: the graphs.
         eager_seconds, first_seconds, compared_seconds: processor time of the process, which other work on the machine
             changes little: of a step of eager, the first compiled step with its compile time,
@@ -91,6 +92,7 @@ class Report:
     outcome: str
     text: str = ""
     graphs: tuple[GraphVerdict, ...] = ()
+    expected: str = ""
     eager_seconds: float = 0.0
     first_seconds: float = 0.0
     compared_seconds: float = 0.0
@@ -111,7 +113,8 @@ class Report:
                 f" {self.eager_seconds * 1e3:8.1f} ms eager {self.compared_seconds:8.2f} s compared {self.ratio:7.1f}x"
                 f" {self.eager_megabytes:6.0f} MB {self.compared_megabytes:6.0f} MB"
             )
-        return f"{row} {self.seconds:6.0f} s  {self.text}".rstrip()
+        expected = f"[{self.expected}] " if self.expected else ""
+        return f"{row} {self.seconds:6.0f} s  {expected}{self.text}".rstrip()
 
 
 class Peak:
@@ -145,13 +148,15 @@ def _severity(verdict: str) -> int:
 def worst(known: Mapping[str, GraphVerdict], dump: Path) -> dict[str, GraphVerdict]:
     """The graphs of a dump, each with the worst of its verdict now and the one ``known``."""
     found = dict(known)
-    for graph in find_run(dump).graphs if (dump / "latest").exists() else []:
+    graphs = find_run(dump).graphs if (dump / "latest").exists() else []
+    first = min((graph.index for graph in graphs), default=0)  # graphs are numbered in the process
+    for graph in graphs:
         entry = graph.entry
         blame = entry.blame
         blamed = [(blame.value, blame.source)] if blame else []
         blamed += [(item.value, item.source) for item in entry.wrong_nodes]
         new = GraphVerdict(
-            graph.reference,
+            f"{graph.index - first}/{graph.direction}",
             str(graph.verdict),
             tuple(entry.unchecked),
             entry.note,
@@ -187,8 +192,7 @@ def of_fault(fault: Fault, graphs: Sequence[GraphVerdict], planted: int) -> tupl
     if not fault.causes:
         return (ACCUSED if diverging else OK), said
     for graph in diverging:
-        at_line = not fault.lines or any(Path(source).name in fault.lines for _, source in graph.blamed)
-        if graph.cause in fault.causes and at_line:
+        if graph.cause in fault.causes and any(fault.is_at(*place) for place in graph.blamed):
             return FOUND, said
     if diverging:
         return MISNAMED, said
@@ -229,7 +233,7 @@ def judge_right(name: str) -> Report:
         compared_peak = peak.megabytes
     found = tuple(graphs.values())
     times = (min(eager), seconds[0], min(seconds[1:]), eager_peak, compared_peak, time.monotonic() - start)
-    return Report(name, entry.kind, *of_right(found), found, *times)
+    return Report(name, entry.kind, *of_right(found), found, "", *times)
 
 
 def judge_planted(name: str) -> Report:
@@ -245,7 +249,7 @@ def judge_planted(name: str) -> Report:
             graphs = worst(graphs, Path(folder))
         found = tuple(graphs.values())
         text = of_fault(fault, found, planted.count)
-    return Report(name, fault.kind, *text, found, seconds=time.monotonic() - start)
+    return Report(name, fault.kind, *text, found, fault.expected, seconds=time.monotonic() - start)
 
 
 def sweep(names: Sequence[str], judge: Callable[[str], Report], processes: int, limit: float) -> Iterator[Report]:
