@@ -3,7 +3,7 @@
 ::
 
     python tests/verification_sweep.py --processes 2            # right models and training steps
-    python tests/verification_sweep.py --only llama,training --sample 5 --seed 7
+    python tests/verification_sweep.py --only "llama;training" --sample 5 --seed 7
     python tests/verification_sweep.py --planted                # faults, planted one at a time
     python tests/verification_sweep.py --list
 
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--planted", action="store_true", help="plant faults")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument(
-        "--only", default="", help="parts of names or kinds, with commas between; = before a whole name"
+        "--only", default="", help="parts of names or kinds, with semicolons between; = before a whole name"
     )
     parser.add_argument("--sample", type=int, help="how many, chosen at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
@@ -293,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = {name: case.kind for name, case in (FAULTS if settings.planted else MODELS).items()}
     chosen = list(kinds)
     if settings.only:
-        parts = settings.only.split(";" if ";" in settings.only else ",")
+        parts = settings.only.split(";")
         chosen = [name for name in kinds if any(_matches(part.strip(), name, kinds[name]) for part in parts)]
         if not chosen:
             parser.error(f"no such case: {settings.only}")
