@@ -123,44 +123,34 @@ def _watch_comparison(phases: Phases) -> None:
     """All that a compared call does more than another."""
     from dynamo_backends.debug import (
         captured_graph,
-        first_changed_node,
-        lockstep,
         node_comparison,
-        node_sessions,
         observer,
         recorded_run,
-        repeated_runs,
+        row_making,
         run_comparison,
-        stage_comparison,
+        run_values,
+        session_values,
+        wide_runs,
     )
-    from dynamo_backends.numerics import graph_execution, local_error, verdicts
+    from dynamo_backends.numerics import operator_facts, segments
 
     phases.watch(captured_graph.CapturedGraph, "run_in_call", "the call itself")
     phases.watch(observer, "record_run", "the call itself")
     phases.watch(recorded_run, "repeat_region", "run again")
-    phases.watch(captured_graph.ComparedCall, "__init__", "copies of the arguments")
-    phases.watch(run_comparison, "compare_run", "node by node: the rest")
-    phases.watch(graph_execution, "run_eager", "node by node: eager")
-    phases.watch(graph_execution, "run_exact", "node by node: float64")
-    phases.watch(local_error.NodeCheck, "__init__", "node by node: nodes by themselves")
-    phases.watch(local_error.NodeCheck, "verdicts", "node by node: nodes by themselves")
-    phases.watch(node_comparison, "explained_by_rounding", "rounding at random")
-    phases.watch(node_sessions.NodeSessions, "region_values", "node by node: in the model")
-    phases.watch(node_sessions.NodeSessions, "session_values", "node by node: in the session")
-    phases.watch(node_sessions.NodeSessions, "repeat_node", "node by node: nodes again")
-    phases.watch(captured_graph.ComparedCall, "run_forward", "captured graph")
-    phases.watch(captured_graph.ComparedCall, "run_backward", "captured graph")
-    phases.watch(captured_graph.ComparedCall, "judge_forward", "captured graph")
-    phases.watch(captured_graph.ComparedCall, "judge_backward", "captured graph")
-    phases.watch(captured_graph.ComparedCall, "_wrong_decomposition", "decompositions")
-    phases.watch(captured_graph.ComparedCall, "judge_joint", "stage joint")
-    phases.watch(run_comparison.Judge, "_post_grad", "stage post_grad")
-    phases.watch(stage_comparison, "first_wrong_node", "stages node by node")
-    phases.watch(stage_comparison, "first_wrong_node_in_float64", "stages node by node")
+    phases.watch(captured_graph.ComparedCall, "_run_in_eager", "captured graph")
+    phases.watch(captured_graph.CapturedGraph, "check", "stages")
+    phases.watch(wide_runs.CallRuns, "run", "stages: in float64")
+    phases.watch(run_comparison, "compare_run", "values: the rest")
+    phases.watch(session_values.SessionValues, "__init__", "values: the model that shows them")
+    phases.watch(run_values.RunValues, "_show", "values: in the session")
+    phases.watch(segments, "run_eager", "values: eager")
+    phases.watch(segments, "run_only_exact", "values: float64")
+    phases.watch(segments, "judge", "values: distances")
+    phases.watch(operator_facts, "magnitudes", "values: magnitudes of sums")
+    phases.watch(row_making.RowMaker, "row", "values: rows")
+    phases.watch(node_comparison._Search, "verdict", "search for the cause")
     phases.watch(observer.DebugObserver, "_write_test_data", "writing")
     phases.watch(observer.DebugObserver, "conclude", "writing")
-    for module in (lockstep, verdicts, first_changed_node, repeated_runs, stage_comparison):
-        phases.watch(module, "measure_tensors" if module is lockstep else "measure_tensor", "distances")
 
 
 def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: Callable[[], float]) -> dict[str, Any]:

@@ -281,7 +281,8 @@ def _compare_tensors(
 
 
 def _largest(arguments: object) -> float:
-    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.numel()]
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in tensors if leaf.layout is torch.strided and leaf.numel()]
     real = [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in leaves]
     return max((leaf.double().abs().nan_to_num(0, posinf=0).max().item() for leaf in real), default=0.0)
 

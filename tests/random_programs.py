@@ -46,8 +46,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_backends.numerics.reference_runs import ReferenceRuns, Results, SharedCopies
-from dynamo_backends.numerics.verdicts import is_discrete
+from dynamo_backends.numerics.exact import is_floating
+from dynamo_backends.numerics.function_runs import FunctionRun
+from dynamo_backends.numerics.whole_graph import FunctionCheck, outputs_of
 from passes.engine.fx.editing import is_view
 
 SAME, UNSTABLE, PYTORCHS, DIFFERS, RAISES, DIED, HANGS = (
@@ -603,27 +604,45 @@ def _is_explained(program: Program, complaint: Complaint, expected: Sequence[Out
     """Whether a value is as near to float64 as eager's, or as rounding explains."""
     key, actual = complaint.value  # type: ignore[misc]
     ours, theirs = _part(actual[complaint.call], key), _part(expected[complaint.call], key)
-    if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor) or is_discrete(theirs):
+    if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor) or not is_floating(theirs):
         return False
     found = _reference(program, complaint.call, expected[complaint.call], key)
-    return found is not None and key in found.exact and not found.verdict(ours, key).is_wrong
+    return found is not None and key in found.eager and not found.judge(key, ours).is_wrong
 
 
-def _reference(program: Program, call: int, expected: Outcome, key: tuple[str, int]) -> Results | None:
+def _reference(program: Program, call: int, expected: Outcome, key: tuple[str, int]) -> FunctionCheck | None:
     """The results and changed arguments, or the gradients, of a call; ``None`` where PyTorch has no float64 of it."""
     function = program.function()
-    arguments = program.make_arguments(call)
+    of = [i for i, value in enumerate(expected.gradients) if value is not None]
+
+    def values_of(once: FunctionRun) -> dict[object, object]:
+        if key[0] != "gradient":
+            values = outputs_of(once)
+            return {("result", item) if isinstance(item, int) else item: value for item, value in values.items()}
+        outputs = [_output(once, item) for item in expected.tangents]
+        found = once.gradients(outputs, list(expected.tangents.values()), [once.leaves[i] for i in of])  # type: ignore[misc]
+        return {("gradient", i): value for i, value in zip(of, found, strict=True)}
+
     torch.manual_seed(call)
     try:
-        twice = ReferenceRuns(lambda *given: list(function(*given)), SharedCopies(arguments), torch.get_rng_state())
-        if key[0] != "gradient":
-            return twice.outputs.under(
-                {item: ("result", item) if isinstance(item, int) else item for item in twice.outputs.exact}
-            )
-        of = [i for i, value in enumerate(expected.gradients) if value is not None]
-        return twice.gradients(dict(expected.tangents), of).under({i: ("gradient", i) for i in of})
+        check = FunctionCheck(
+            lambda *given: list(function(*given)),
+            program.make_arguments(call),
+            torch.get_rng_state(),
+            values_of=values_of,
+        )
+        _ = check.exact
+        return check
     except Exception:  # no float64 of it: then eager is the only reference
         return None
+
+
+def _output(once: FunctionRun, key: object) -> torch.Tensor:
+    """The result that a tangent is of."""
+    if isinstance(key, int):
+        return once.returned[key]
+    kind, position = key  # type: ignore[misc]
+    return once.arguments[position] if kind == "input" else once.returned[position]._base
 
 
 def _is_unstable(program: Program, complaint: Complaint, expected: Sequence[Outcome]) -> bool:

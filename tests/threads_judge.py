@@ -2,7 +2,7 @@
 
 ``judge`` runs a ``Subject`` repeatedly and returns one of ``OUTCOMES``. The order of summation may change with the
 number of threads, and even from run to run; then results differ by rounding. The tolerance is measured: the error
-against float64, compared with eager's (``dynamo_backends.numerics.tensor_measure``).
+against float64, compared with eager's, by ``dynamo_backends.numerics.rule``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.reference_runs import Float64, Recording
-from dynamo_backends.numerics.tensor_measure import measure_tensor, ordinary
+from dynamo_backends.numerics import rule
+from dynamo_backends.numerics.arrays import as_array, dtype_name
+from dynamo_backends.numerics.function_runs import Recording, Rerun
+from dynamo_backends.numerics.rule import Measure, spread
+from dynamo_backends.numerics.whole_graph import measure
 
 IDENTICAL = "identical"
 BETWEEN_THREADS = "rounding between threads"
@@ -244,8 +247,7 @@ class _Judge:
         """The results in float64 with the rounding of float32 at random, a few times: for sums that cancel."""
         found = []
         for seed in range(_TIMES):
-            generator = torch.Generator().manual_seed(seed)
-            with Float64(Recording(), decides_itself=True, perturbing=torch.float32, generator=generator):
+            with Rerun(Recording(), seed):
                 found.append(self.subject.exact())
         return found
 
@@ -321,7 +323,7 @@ def _relative(results: Results, others: Results) -> float:
     for a, b in zip(results, others, strict=True):
         if same_bits([a], [b]):
             continue
-        measured = measure_tensor(a, _widened(b))
+        measured = measure(a, _widened(b))
         worst = max(worst, measured.max_abs / measured.scale if measured.scale else measured.max_abs)
         if measured.nonfinite:
             return float("inf")
@@ -340,7 +342,7 @@ class _Bound:
 
     @classmethod
     def of(cls, exact: torch.Tensor, eager: Sequence[torch.Tensor], undefined: bool) -> _Bound:
-        found = [measure_tensor(value, exact) for value in eager]
+        found = [measure(value, exact) for value in eager]
         worst = max(range(len(found)), key=lambda i: (found[i].nonfinite, found[i].max_abs, found[i].max_ulp))
         off = max(_elements_off(value, exact) for value in eager)
         return cls(exact, eager[worst], found[worst], off, undefined)
@@ -364,16 +366,15 @@ class _Bound:
             return None, 0.0
         if same_bits([value], [self.eager]):
             return None, _error(self.eager_distance)
-        parts = torch.view_as_real(self.exact) if self.exact.is_complex() else self.exact
-        inner = torch.full(parts.shape, ordinary(parts.double().abs()))  # a running sum may come back to 0
-        ours = measure_tensor(
-            value, self.exact, _widened(self.eager), *rounded, group_size=value.numel(), inner_size=inner
-        )
+        right = [_widened(self.eager), *rounded]
+        off_by = max((float((item - self.exact).abs().nan_to_num(0.0, 0.0, 0.0).max()) for item in right), default=0.0)
+        more = np.full(tuple(self.exact.shape), spread(value.numel()) * off_by)  # a running sum may come back to 0
+        ours, _ = rule.judge(as_array(value), as_array(self.exact), dtype_name(value.dtype), more)
         off = _elements_off(value, self.exact)
         chaotic = _error(self.eager_distance) > _CHAOTIC
         if off <= 2 * self.off if chaotic and not ours.nonfinite else ours.is_rounding:
             return None, _error(ours)
-        if measure_tensor(value, _widened(self.eager)).is_rounding:  # eager's jump, with eager's rounding
+        if measure(value, _widened(self.eager)).is_rounding:  # eager's jump, with eager's rounding
             return None, _error(ours)
         return (
             f"largest error {ours.max_abs:.3g} of {ours.scale:.3g} ({ours.nonfinite} not finite, {off} of "

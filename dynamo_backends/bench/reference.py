@@ -14,33 +14,22 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..numerics.exact import is_floating
-from ..numerics.randomness import CHECK_AFTER
-from ..numerics.reference_runs import NotRepeatableError, ReferenceRuns, Results, SharedCopies, is_strided
-from ..numerics.verdicts import verdict
+from ..numerics.function_runs import FunctionRun, is_strided
+from ..numerics.whole_graph import FunctionCheck, ResultCheck
 from .loading import SEED, Inputs, errors_of_user
-from .random_rounding import RandomRoundingRuns
 from .steps import Steps, generated, leaves_of, loss_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """The results of one size in eager and in float64: for each value, the reference runs and its key there."""
+    """The results of one size: the check, and the key of each value there."""
 
-    values: Sequence[tuple[Results, object]]
+    check: ResultCheck
+    keys: Sequence[object]
 
     @property
     def eager(self) -> Sequence[Any]:
-        return [results.eager[key] for results, key in self.values]
-
-    @property
-    def exact(self) -> Sequence[Any]:
-        return [results.exact[key] for results, key in self.values]
-
-    def perturbed(self, times: int) -> Sequence[Sequence[Any]]:
-        """The results of an inference with random rounding, so many times."""
-        keys = [key for _, key in self.values]
-        runs = self.values[0][0].perturbed(times, keys) if self.values else ()
-        return [[run[key] for key in keys] for run in runs if run]
+        return [self.check.eager[key] for key in self.keys]
 
 
 class CaseJudge:
@@ -77,27 +66,14 @@ class CaseJudge:
         return ""
 
     def _difference(self, expected: Expected, actual: Sequence[object]) -> str:
-        if len(actual) != len(expected.values):
-            return f"{len(actual)} results instead of {len(expected.values)}"
-        if self._steps.case.quantize:
-            for times in CHECK_AFTER:
-                if not (message := self._differs(expected, actual, expected.perturbed(times))):
-                    break
-            return message
-        return self._differs(expected, actual)
-
-    def _differs(self, expected: Expected, actual: Sequence[object], others: Sequence[Sequence[Any]] = ()) -> str:
-        """``others`` are the results with random rounding by which those of a quantized model are judged."""
+        if len(actual) != len(expected.keys):
+            return f"{len(actual)} results instead of {len(expected.keys)}"
+        is_quantized = bool(self._steps.case.quantize)
         if self._steps.case.mode == "decode":
             compare = text_difference if self._steps.case.beams == 1 else beams_difference
-            return compare(expected.eager, expected.exact, actual, others)
-        for position, ((results, key), value) in enumerate(zip(expected.values, actual, strict=True)):
-            if others:
-                values = [item[position] for item in others]
-                message = value_difference(results.eager[key], results.exact[key], value, values)
-            else:
-                message = _other_kind(results.eager[key], value) or str(results.verdict(value, key))
-            if message:
+            return compare(expected.check, actual, is_quantized=is_quantized)
+        for position, (key, value) in enumerate(zip(expected.keys, actual, strict=True)):
+            if message := value_difference(expected.check, key, value, is_quantized=is_quantized):
                 return f"result {position}: {message}"
         return ""
 
@@ -137,37 +113,45 @@ class CaseJudge:
 
         torch.manual_seed(SEED)
         arguments = [*state.values(), *leaves]
-        with torch.set_grad_enabled(is_trained):
-            twice = self._twice(run, arguments)
-        if twice.draws:
-            self.unchecked = "the model draws random numbers"
-        outputs = [(twice.outputs, key) for key in twice.outputs.eager if isinstance(key, int)]
-        if not is_trained or isinstance(twice, RandomRoundingRuns):
-            return Expected(outputs)
-        loss, outputs = twice.outputs.eager[0], outputs[1:]
         position = {id(value): i for i, value in enumerate(arguments)}
-        trained = [position[id(tensor)] for tensor in steps.trained if id(tensor) in position]
-        try:
-            gradients = twice.gradients({0: torch.ones_like(loss)}, trained)
-        except NotRepeatableError as error:
-            self.unchecked = str(error)
-            return Expected(outputs)
-        return Expected([*outputs, *((gradients, i) for i in trained)])
+        trained = [position[id(tensor)] for tensor in steps.trained if id(tensor) in position] if is_trained else []
+        texts: list[torch.Tensor] = []  # eager's
 
-    def _twice(
-        self, run: Callable[..., list[object]], arguments: Sequence[object]
-    ) -> ReferenceRuns | RandomRoundingRuns:
-        """The reference runs; of a quantized model that has no float64, eager with random rounding."""
+        def values_of(once: FunctionRun) -> dict[object, object]:
+            values = [value.detach() if isinstance(value, torch.Tensor) else value for value in once.returned]
+            if is_trained:
+                loss, weights = once.returned[0], [once.leaves[i] for i in trained]
+                found = once.gradients([loss], [torch.ones_like(loss)], weights)
+                return dict(enumerate([*values[1:], *found]))
+            if is_decoding and steps.case.beams == 1:
+                tokens, logits = values
+                texts.append(tokens)
+                values[1] = _comparable(texts[0], tokens, logits)
+            return dict(enumerate(values))
+
+        with torch.set_grad_enabled(is_trained):
+            check = self._check(run, arguments, values_of)
+        if check.draws:
+            self.unchecked = "the model draws random numbers"
+        return Expected(check, list(check.eager))
+
+    def _check(
+        self,
+        run: Callable[..., list[object]],
+        arguments: Sequence[object],
+        values_of: Callable[[FunctionRun], dict[object, object]],
+    ) -> FunctionCheck:
+        """The check of a step; of a quantized model that has no float64, by eager alone."""
         state = torch.get_rng_state()
         try:
-            runs = ReferenceRuns(run, SharedCopies(arguments), state, keeps_runs=bool(self._steps.case.quantize))
-            _ = runs.outputs  # float64 runs
-            return runs
+            check = FunctionCheck(run, arguments, state, values_of=values_of)
+            _ = check.exact  # float64 runs
+            return check
         except Exception:  # whatever torchao raises for float64
             if not self._steps.case.quantize:
                 raise
             traceback.print_exc()
-            return RandomRoundingRuns(run, arguments, state)
+            return FunctionCheck(run, arguments, state, values_of=values_of, is_wide=False)
 
 
 class _Generating(torch.nn.Module):
@@ -183,18 +167,19 @@ class _Generating(torch.nn.Module):
         return generated(output, self._steps.case.beams)
 
 
-def value_difference(eager: object, exact: object, actual: object, others: Sequence[object] = ()) -> str:
-    """A message if a result has another dtype or shape than eager's or a larger error against float64, else ``""``.
+def value_difference(check: ResultCheck, key: object, actual: object, *, is_quantized: bool = False) -> str:
+    """A message if a result is not right, else ``""``.
 
-    Args:
-        eager, exact, actual: the results; without a float64 run, ``exact`` is eager's in float64.
-        others: results of a quantized model with random rounding. Where rounding decides between two integers, an
-            element may have the tenfold error of these, and all elements together twice their root mean square error.
+    Where rounding decides between two integers, an element of a quantized model may be far from eager's; all elements
+    together may have twice the root mean square change of a perturbed run.
     """
-    message = _other_kind(eager, actual) or str(verdict(actual, eager, exact, others))
-    if message or not others or not is_floating(actual) or not is_floating(exact):
+    eager = check.eager[key]
+    if (eager is None) != (actual is None):
+        return "no gradient, but eager has one" if actual is None else "a gradient, but eager has none"
+    message = str(check.judge(key, actual))
+    if message or not is_quantized or not is_floating(actual):
         return message
-    error, limit = _relative(actual, exact), 2 * max(_relative(other, exact) for other in others) + _ROUNDING
+    error, limit = _relative(actual, check.exact[key]), 2 * check.largest_change[key] + _ROUNDING
     return f"relative error {error:.3g}, tolerance {limit:.3g}" if error > limit else ""
 
 
@@ -211,44 +196,42 @@ def _relative(value: Any, reference: Any) -> float:
     return float(difference.norm() / right.nan_to_num(0.0, 0.0, 0.0).norm().clamp(min=torch.finfo(right.dtype).tiny))
 
 
-def _other_kind(eager: object, actual: object) -> str:
-    """A message if a result has another dtype than eager's, or only one of them is a tensor, else ``""``."""
-    if isinstance(eager, torch.Tensor) and isinstance(actual, torch.Tensor) and eager.dtype != actual.dtype:
-        return f"dtype {actual.dtype} instead of {eager.dtype}"
-    if (eager is None) != (actual is None):
-        return "no gradient, but eager has one" if actual is None else "a gradient, but eager has none"
-    return ""
-
-
 def _comparable_steps(expected: torch.Tensor, actual: torch.Tensor) -> int:
     """How many steps of two texts have comparable logits: until and including the first token that differs."""
     differing = (expected != actual).nonzero()
     return int(differing[0]) + 1 if len(differing) else len(expected)
 
 
-def text_difference(
-    eager: Sequence[Any], exact: Sequence[Any], actual: Sequence[Any], others: Sequence[Sequence[Any]] = ()
-) -> str:
+def _comparable(expected: torch.Tensor, tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The logits of texts with NaN where they follow another token than eager's."""
+    for row, (theirs, ours) in enumerate(zip(expected, tokens, strict=True)):
+        logits[_comparable_steps(theirs, ours) :, row] = math.nan
+    return logits
+
+
+def text_difference(check: ResultCheck, actual: Sequence[Any], *, is_quantized: bool = False) -> str:
     """A message if a generated text is wrong, else ``""``.
 
     Logits are compared up to and including the first token that differs, since until there both texts are the same.
     That token may differ if rounding decides between equally likely ones; later tokens are not comparable.
 
     Args:
-        eager, exact, actual: tokens (rows, steps) and logits (steps, rows, vocabulary); ``exact`` has the float64
-            logits of eager's text.
-        others: see ``value_difference``; those count whose text is eager's so far.
+        check: of tokens (rows, steps), and of logits (steps, rows, vocabulary) of eager's text.
+        actual: tokens and logits.
+        is_quantized: see ``value_difference``.
     """
-    tokens, logits = eager
+    tokens, logits = check.eager[0], check.eager[1]
     actual_tokens, actual_logits = actual
-    exact_logits = exact[1]
+    assert isinstance(tokens, torch.Tensor) and isinstance(logits, torch.Tensor)
     if tokens.shape != actual_tokens.shape or logits.shape != actual_logits.shape:
         return f"tokens {tuple(actual_tokens.shape)} instead of {tuple(tokens.shape)}"
+    if logits.dtype != actual_logits.dtype:
+        return f"dtype {actual_logits.dtype} instead of {logits.dtype}"
     for row, (theirs, ours) in enumerate(zip(tokens, actual_tokens, strict=True)):
         steps = _comparable_steps(theirs, ours)
-        alike = [item[:steps, row] for text, item in others if _comparable_steps(theirs, text[row]) >= steps]
-        message = value_difference(logits[:steps, row], exact_logits[:steps, row], actual_logits[:steps, row], alike)
-        if message:
+        compared = logits.clone()
+        compared[:steps, row] = actual_logits[:steps, row]
+        if message := value_difference(check, 1, compared, is_quantized=is_quantized):
             return f"logits of row {row}, up to token {steps}: {message}"
         chosen = actual_logits[steps - 1, row]
         if theirs[steps - 1] != ours[steps - 1] and chosen[ours[steps - 1]] < chosen.max():
@@ -256,13 +239,8 @@ def text_difference(
     return ""
 
 
-def beams_difference(
-    eager: Sequence[object], exact: Sequence[object], actual: Sequence[object], others: Sequence[Sequence[Any]] = ()
-) -> str:
-    """A message if the score of each text of a beam search is not eager's up to rounding, else ``""``.
-
-    Args:
-        eager, exact, actual: tokens (rows, length) and the score of each row; ``exact`` has those of eager's texts.
-    """
-    message = value_difference(eager[1], exact[1], actual[1], [scores for _, scores in others])
+def beams_difference(check: ResultCheck, actual: Sequence[object], *, is_quantized: bool = False) -> str:
+    """A message if the score of each text of a beam search is not eager's up to rounding, else ``""``; of tokens
+    (rows, length) and the score of each row."""
+    message = value_difference(check, 1, actual[1], is_quantized=is_quantized)
     return f"score of the texts: {message}" if message else ""

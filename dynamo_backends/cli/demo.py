@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import importlib.util
 import sys
 import time
@@ -86,6 +87,7 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
     from torch._dynamo.utils import counters
 
     from ..bench import llama
+    from ..numerics.function_runs import Recording, Rerun
 
     part, backward, dynamic = arguments.part, not arguments.no_backward, arguments.dynamic
     length = arguments.length or (LENGTH_MIXED if arguments.mixed else LENGTH)
@@ -143,8 +145,14 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
         failures.append(f"{folder} has {len(graphs)} graphs of the demo, expected {1 + backward}")
     if graphs_compiled[-1] != graphs_compiled[0]:
         failures.append(f"onnxrt: batch size {batches[-1]} was compiled again")
-    for (our, _), (its, _), exactly in zip(ours, eager, exact, strict=True):
-        failures += disagreements(our, its, exactly)
+
+    def perturbed(item: tuple[torch.Tensor, ...], seed: int) -> Results:
+        with Rerun(Recording(), seed):
+            return llama.step(wide, wide, item, backward=backward, mixed=False)
+
+    terms = max(parameter.numel() for parameter in module.parameters())
+    for (our, _), (its, _), exactly, item in zip(ours, eager, exact, wide_args, strict=True):
+        failures += disagreements(our, its, exactly, functools.partial(perturbed, item), terms)
     return failures
 
 
@@ -156,9 +164,21 @@ def _progress(what: str) -> Iterator[None]:
         yield
 
 
-def disagreements(ours: Results, eager: Results, exact: Results) -> list[str]:
-    """The results of ``onnxrt`` with another dtype or shape than eager's, or a larger error against float64."""
-    from ..bench.reference import value_difference
+def disagreements(
+    ours: Results, eager: Results, exact: Results, perturbed: Callable[[int], Results] | None = None, terms: int = 1
+) -> list[str]:
+    """The results of ``onnxrt`` that differ from eager's by more than rounding.
 
-    messages = {name: value_difference(expected, exact[name], ours.get(name)) for name, expected in eager.items()}
+    Args:
+        ours, eager, exact: by name, of ``onnxrt``, of eager and in float64.
+        perturbed: returns results in float64 with random rounding, for a seed.
+        terms: the most terms that a sum of the model adds up.
+    """
+    from ..numerics.whole_graph import ResultCheck
+
+    def run(seed: int | None) -> Results:
+        return exact if seed is None or perturbed is None else perturbed(seed)
+
+    check = ResultCheck(eager, run, terms=lambda: terms)
+    messages = {name: str(check.judge(name, ours.get(name))) for name in eager}
     return [f"onnxrt: {name}: {message}" for name, message in messages.items() if message]

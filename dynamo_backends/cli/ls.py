@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     for graph in graphs:
         if graph.diverges and str(graph.verdict) not in text:  # the table was cut to a narrow terminal
             print(f"\n{graph.short_reference} {graph.verdict}")
-        if (graph.diverges or graph.entry.has_tie or graph.entry.unchecked) and graph.entry.note:
+        if (graph.diverges or graph.entry.unchecked) and graph.entry.note:
             print(f"\n{graph.short_reference}: {graph.entry.note}")
     for parent in dict.fromkeys(graph.inherited for graph in graphs if graph.inherited is not None):
         inherited = ", ".join(graph.short_reference for graph in graphs if graph.inherited == parent)

@@ -71,8 +71,7 @@ def _counts(origin: Origin) -> str:
     if origin.side == "both" and origin.eager == origin.onnx:
         return f"{origin.eager} {of}, in eager and on ONNX Runtime"
     eager, onnx = ("unknown" if number is None else str(number) for number in (origin.eager, origin.onnx))
-    only = ", only if intermediate values are not graph outputs" if origin.only_in_session else ""
-    return f"{onnx} {of} on ONNX Runtime, {eager} in eager{only}"
+    return f"{onnx} {of} on ONNX Runtime, {eager} in eager"
 
 
 def _range(extent: ExtentEntry | None) -> str:

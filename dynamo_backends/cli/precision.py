@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="compare with float64 only, so that a graph that is ok because eager has the same error is searched too",
+        help="also search a graph whose verdict is ok: what low precision adds up to may be far from float64",
     )
 
 

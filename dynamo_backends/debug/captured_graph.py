@@ -1,187 +1,124 @@
-"""Dynamo's graph as it was captured, run by PyTorch with autograd: the reference for the results of a compiled graph.
+"""Dynamo's graph as it was captured, and whether AOTAutograd's compiled function computes the same.
 
-Results, changed arguments and gradients are compared with it, in eager and in float64. If they differ, the stages in
-between are compared too: the passes of ``pre_grad``, AOTAutograd's trace and decompositions, the passes of ``joint``.
-``run_comparison`` compares the later stages.
+Once per graph, and per set of sizes that is compared, both run in float64 on copies of a call's arguments: results,
+changed arguments and gradients must be equal but for float64's rounding. The compiled function is that of the user's
+call, with all wrappers of AOTAutograd; instead of the sessions, an interpreter runs its graphs after ``post_grad``. So
+what is compared are all stages up to ``post_grad``, and their values are those that the passes, decompositions and
+wrappers should not change. Only if they differ, each stage and pass is looked at (``_Search``).
+
+Casts are not seen in float64: a pass that adds some to a lower precision is compared in the model's dtypes.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
-import logging
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+from xxhash import xxh3_64_intdigest
 
-from ..common.operator_watchers import watchers_disabled
 from ..dumps.blame import Cause, CauseKind
 from ..exporter.decompositions import decomposition_table
-from ..graphs import aot
+from ..graphs.artifacts import GraphName
 from ..graphs.layout import significant_strides
-from ..graphs.locations import UserName, set_user_name
-from ..numerics.randomness import PrivateRandomness
-from ..numerics.reference_runs import (
-    NotRepeatableError,
-    ReferenceRuns,
-    Results,
-    SharedCopies,
-    as_given,
-    copies,
-    is_strided,
-)
-from ..numerics.verdicts import Verdict, verdict
+from ..graphs.locations import Place, place_of
+from ..numerics.arrays import as_array
+from ..numerics.exact import KERNEL_ERRORS
+from ..numerics.function_runs import NotRepeatableError, copies, is_strided
+from ..numerics.verdicts import Verdict
 from .chosen_runs import SelectedRun
-from .interpreter import flat
+from .first_changed_node import ChangedNode, difference, first_changed_node
 from .rows import Blame, Finding, exception_text
-from .stage_comparison import StageGraphs, Step, changed, copy_of, difference, name_of_result, run_graph
+from .stage_graphs import PreGradGraphs, StageGraphs, Step, place_of_result
+from .wide_runs import (
+    CallRuns,
+    Key,
+    Outcome,
+    Program,
+    WideInterpreter,
+    WideMode,
+    interpreted,
+    is_close,
+    is_of_backward,
+    memory_of,
+    storage_of,
+)
 from .wrong_decomposition import DecompositionCheck, NodeTracker
 
-logger = logging.getLogger(__name__)
-
-KEPT_CALLS = 4
-"""How many compared calls are kept for their backward."""
+FORWARD, BACKWARD = "forward", "backward"
 
 
-@dataclasses.dataclass(eq=False)
-class JointGraphs(StageGraphs):
-    """The graphs of the stage ``joint``."""
+@dataclasses.dataclass
+class Interpretation:
+    """Runs AOTAutograd's graphs by an interpreter, while the compiled function is called for a comparison.
 
-    arguments: list[object] = dataclasses.field(default_factory=list)  # see ``aot.keys_of_arguments``
-    results: list[object] = dataclasses.field(default_factory=list)  # see ``aot.keys_of_results``
-
-    def start(self, stage: str, graph: object) -> None:
-        super().start(stage, graph)
-        assert isinstance(graph, fx.GraphModule)
-        self.arguments = aot.keys_of_arguments(graph)
-        self.results = [*aot.keys_of_results(graph), *aot.keys_of_writes(graph).values()]
-
-    def end(self, stage: str, graph: fx.GraphModule) -> None:
-        if not self.steps:  # no pass is on
-            self.start(stage, graph)
-        super().end(stage, graph)
-
-    def judge(
-        self,
-        values: Mapping[str, object],
-        given: Sequence[object],
-        state: torch.Tensor,
-        *,
-        gradients: bool,
-        final: Results | None = None,
-        reference: Results | None = None,
-    ) -> tuple[Finding, Results | None]:
-        """The first pass that made the gradients wrong, or the other results; and the results of the first graph.
-
-        ``values`` are the known values of placeholders, ``given`` the arguments of the captured graph, if there is one;
-        ``final`` and ``reference`` as in ``culprit``.
-        """
-        arguments = self._arguments(values, given, gradients=gradients)
-        if arguments is None:
-            return Finding(), None
-        if isinstance(arguments, str):
-            return Finding(unchecked=[arguments]), None
-        kinds = {i: key for i, key in enumerate(self.results) if key is not None}
-        keys = {i: key for i, key in kinds.items() if (isinstance(key, tuple) and key[0] == "gradient") == gradients}
-        culprit, first = self.culprit(arguments, state, keys, final, reference)
-        return Finding(culprit, unchecked=self.unchecked), first
-
-    def _arguments(
-        self, values: Mapping[str, object], given: Sequence[object], *, gradients: bool
-    ) -> list[object] | str | None:
-        """One value for each placeholder, or the reason why one is not known; ``None`` if nothing is compared."""
-        if not self.steps or (not given and not any(step.is_pass for step in self.steps)):
-            return None  # there is no captured graph to compare with, and no pass fired
-        arguments: list[object] = []
-        placeholders = self.first.graph.find_nodes(op="placeholder")
-        for node, key in zip(placeholders, self.arguments, strict=True):
-            kind, position = key if isinstance(key, tuple) else (None, 0)
-            if node.name in values:
-                arguments.append(values[node.name])
-            elif kind == "argument" and given:
-                arguments.append(given[position])
-            elif kind == "tangent" and not gradients:
-                arguments.append(None)  # the results of the forward do not depend on it
-            else:
-                return f"the passes of joint: the value of their input {node.name} is not known"
-        return arguments
-
-
-@dataclasses.dataclass(eq=False)
-class PreGradGraphs(StageGraphs):
-    """The graphs of the stage ``pre_grad``, with the same attributes as arguments as in AOTAutograd's graphs.
-
-    A comparison must not change the user's tensors, so a graph that changes attributes gets copies as arguments.
+    Attributes:
+        mode: what runs them in float64, or in their dtypes.
+        attributes: the copies of tensors that are attributes of Dynamo's graph, by the memory of the originals.
+        arguments: copies of what the graphs got, by direction; ``None`` if they are not needed.
+        graphs: the directions that ran.
     """
 
-    attributes: list[torch.Tensor] = dataclasses.field(default_factory=list)  # the first arguments
+    mode: WideMode
+    attributes: Mapping[int, torch.Tensor]
+    arguments: dict[str, Sequence[object]] | None
+    graphs: set[str] = dataclasses.field(default_factory=set)
 
-    def end(self, stage: str, graph: fx.GraphModule) -> None:
-        super().end(stage, graph)
-        attributes = aot.lifted_attributes(graph)
-        self.attributes = list(attributes.values())
-        if attributes:
-            self.steps = [dataclasses.replace(step, graph=_lifted(step.graph, list(attributes))) for step in self.steps]
+    def run(self, name: GraphName, module: fx.GraphModule, args: list[object]) -> object:
+        """Runs a graph instead of its compiled form; ``args`` is emptied."""
+        given = [self._copy(value) for value in args]
+        args.clear()
+        direction = BACKWARD if name.direction == BACKWARD else FORWARD
+        self.graphs.add(direction)
+        if self.arguments is not None:
+            with _disable_current_modes():
+                self.arguments[direction] = copies(given)
+        with torch.no_grad(), self.mode.alone():
+            return WideInterpreter(module, self.mode).run(*given, enable_io_processing=False)
 
-    def drop(self) -> None:
-        super().drop()
-        self.attributes = []
-
-
-def _lifted(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
-    """A copy of a graph that takes these attributes as its first arguments."""
-    copied = copy_of(module)
-    users: dict[object, list[fx.Node]] = collections.defaultdict(list)
-    for node in copied.graph.find_nodes(op="get_attr"):
-        users[node.target].append(node)
-    with copied.graph.inserting_before(next(iter(copied.graph.nodes))):
-        for name in names:
-            placeholder = copied.graph.placeholder(name.replace(".", "_"))
-            set_user_name(placeholder, UserName(name, is_static=True))
-            for node in users[name]:
-                node.replace_all_uses_with(placeholder)
-                copied.graph.erase_node(node)
-    return copied
+    def _copy(self, value: object) -> object:
+        copied = self.attributes.get(storage_of(value)) if isinstance(value, torch.Tensor) else None
+        if copied is None:
+            return value
+        assert isinstance(value, torch.Tensor)
+        return memory_of(copied).as_strided(value.size(), value.stride(), value.storage_offset())
 
 
 class CapturedGraph:
-    """One of Dynamo's graphs, with the stages up to the joint graph, and its compared calls.
+    """One of Dynamo's graphs, with the stages up to ``post_grad``.
 
     Args:
         opset: decides which operators are decomposed.
 
     Attributes:
         pre_grad, joint: the graphs of these stages.
+        post_grad: those of that stage, by direction; an inference graph is a forward.
+        findings: the result of ``check``, by direction.
+        written: the positions of the arguments that eager was seen to write.
+        has_run: whether eager ran.
     """
 
     def __init__(self, opset: int) -> None:
         self.pre_grad = PreGradGraphs()
-        self.joint = JointGraphs()
+        self.joint = StageGraphs()
+        self.post_grad: dict[str, StageGraphs] = {}
+        self.findings: dict[str, Finding] = {}
+        self.written: set[int] = set()
+        self.has_run = False
         self._opset = opset
-        self._calls: dict[int, ComparedCall] = {}
-        self._numbers = itertools.count()
         self._active = threading.local()
 
     @property
     def current_call(self) -> ComparedCall | None:
         """The compared call that runs in this thread."""
         return getattr(self._active, "call", None)
-
-    def begin_call(self, arguments: Sequence[object]) -> ComparedCall | None:
-        """Copies the arguments of a call that is compared; ``None`` if they cannot be copied."""
-        try:
-            with watchers_disabled():
-                return ComparedCall(self, self.all_arguments(arguments))
-        except Exception as error:  # a tensor subclass may refuse to be copied; the user's run goes on
-            logger.warning("a call is not compared: %s", exception_text(error))
-            return None
 
     def run_in_call(self, compiled: Callable[..., Any], arguments: Sequence[object], call: ComparedCall | None) -> Any:
         """Runs the compiled graph as part of a compared call, if there is one."""
@@ -191,305 +128,388 @@ class CapturedGraph:
         finally:
             self._active.call = None
 
-    def all_arguments(self, arguments: Sequence[object]) -> list[object]:
-        """The arguments of AOTAutograd's graph, from those of Dynamo's graph."""
-        return [*self.pre_grad.attributes, *arguments]
-
-    def keep_for_backward(self, call: ComparedCall, nodes: Sequence[torch.autograd.graph.Node]) -> None:
-        """Keeps a compared call as long as one of these autograd nodes lives, so that its backward may run."""
-        if not nodes:
-            return
-        for other in list(self._calls.values()):
-            call.share_arguments(other)
-        while len(self._calls) >= KEPT_CALLS:
-            self._calls.pop(next(iter(self._calls)), None)
-        number = next(self._numbers)
-        self._calls[number] = call
-        mark = _Mark()
-        for node in nodes:
-            node.metadata[mark] = None
-        weakref.finalize(mark, self._calls.pop, number, None).atexit = False
-
-    def find_call(self, saved: Mapping[str, object]) -> ComparedCall | None:
-        """Finds the compared call that saved these values for its backward, and removes it.
-
-        Names that only the backward has are ignored: the partitioner renames states of random numbers. A backward that
-        reads no saved values belongs to any call.
-        """
-        for number, call in list(self._calls.items()):
-            known = call.saved or {}
-            common = saved.keys() & known
-            if (common or not saved) and all(known[name] == _identity(saved[name]) for name in common):
-                return self._calls.pop(number, None)
-        return None
-
-    def drop(self) -> None:
-        """Frees the graphs and calls; no further run is compared."""
-        self.pre_grad.drop()
-        self.joint.drop()
-        self._calls.clear()
+    @property
+    def interpretation(self) -> Interpretation | None:
+        """What runs AOTAutograd's graphs in this thread, instead of their compiled form."""
+        return getattr(self._active, "interpretation", None)
 
     def decompositions(self) -> Mapping[object, Callable[..., Any]]:
         return decomposition_table(self._opset)
 
+    def all_arguments(self, arguments: Sequence[object]) -> list[object]:
+        """The arguments of AOTAutograd's graph, from those of Dynamo's graph."""
+        return [*self.pre_grad.attributes, *arguments]
 
-class _Mark:
-    """Lives in the metadata of autograd nodes, as long as one of them does."""
+    def drop(self) -> None:
+        """Frees the graphs; no further call is compared."""
+        for graphs in (self.pre_grad, self.joint, *self.post_grad.values()):
+            graphs.drop()
+
+    def check(self, compiled: Callable[..., object], arguments: Sequence[object]) -> None:
+        """Compares AOTAutograd's compiled function with the captured graph; sets ``findings``.
+
+        Must be called before the call itself, in its grad mode and autocast.
+
+        Raises:
+            NotRepeatableError: the graph must run once only.
+        """
+        search = _Search(self, compiled, self.all_arguments(arguments))
+        try:
+            self.findings = search.findings()
+        except (*KERNEL_ERRORS, IndexError) as error:
+            if isinstance(error, NotRepeatableError):
+                raise
+            blames = search.in_passes(casts=False)  # on the model's own values: float64 may have had another index
+            unchecked = f"the stages in float64: {_why(error, arguments)}"
+            self.findings = {direction: Finding(blame) for direction, blame in blames.items()}
+            self.findings[FORWARD] = Finding(blames.get(FORWARD), unchecked=[unchecked])
+
+    def take_finding(self, direction: str) -> Finding:
+        """The finding on the stages of one direction, once."""
+        return self.findings.pop(BACKWARD if direction == BACKWARD else FORWARD, Finding())
+
+    def program(self, compiled: Callable[..., object], arguments: dict[str, Sequence[object]] | None = None) -> Program:
+        """The compiled function, whose graphs are interpreted; ``arguments`` receives what they get."""
+
+        def run(given: Sequence[object], mode: WideMode) -> tuple[object, contextlib.AbstractContextManager[None]]:
+            attributes = self.pre_grad.attributes
+            copied = {storage_of(own): value for own, value in zip(attributes, given, strict=False)}
+            interpretation = Interpretation(mode, copied, arguments)
+            with self._interpreting(interpretation), mode.alone():
+                results = compiled(*given[len(attributes) :])
+            if FORWARD not in interpretation.graphs:
+                raise NotRepeatableError("AOTAutograd's graph is not run by the backend")
+            return results, self._interpreting(interpretation)
+
+        return run
+
+    @contextlib.contextmanager
+    def _interpreting(self, interpretation: Interpretation) -> Iterator[None]:
+        self._active.interpretation = interpretation
+        try:
+            yield
+        finally:
+            self._active.interpretation = None
 
 
-def _nodes_of(values: Sequence[object]) -> list[torch.autograd.graph.Node]:
-    """The autograd nodes of tensors, and of the tensors that these are views of."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    tensors += [value._base for value in tensors if value._base is not None]
-    return [value.grad_fn for value in tensors if value.grad_fn is not None]
+class _Search:
+    """Compares one call, and finds what is to blame."""
+
+    def __init__(self, captured: CapturedGraph, compiled: Callable[..., object], arguments: Sequence[object]) -> None:
+        self._captured, self._compiled = captured, compiled
+        self._arguments = arguments
+        self._runs = CallRuns(arguments)
+
+    def findings(self) -> dict[str, Finding]:
+        captured, runs = self._captured, self._runs
+        program = interpreted(captured.pre_grad.first)
+        expected = runs.run(program)
+        self._refuse_changed_attributes(expected)
+        actual = runs.run(captured.program(self._compiled))
+        unchecked = list(dict.fromkeys(expected.not_float64 + actual.not_float64))
+        gradients = expected.unchecked or actual.unchecked
+        found = {FORWARD: Finding(unchecked=unchecked), BACKWARD: Finding()}
+        if gradients:
+            found[BACKWARD] = Finding(unchecked=[f"the gradients: {gradients}"])
+        keys = runs.differing(program, expected, actual)
+        blames = self._blames(keys, expected, actual) if keys else self.in_passes(casts=True)
+        for direction, blame in blames.items():
+            found[direction] = dataclasses.replace(found[direction], culprit=blame)
+        return found
+
+    def _refuse_changed_attributes(self, expected: Outcome) -> None:
+        """AOTAutograd's wrappers hold the attributes of a graph: what these change is not a copy."""
+        count = len(self._captured.pre_grad.attributes)
+        keys = [key for key in expected.values if isinstance(key, tuple) and key[1] < count]
+        if torch.is_grad_enabled() and keys:
+            place = place_of_result(self._captured.pre_grad.first, keys[0])
+            raise NotRepeatableError(f"{place.name} is an attribute of the graph")
+
+    def _blames(self, keys: Sequence[Key], expected: Outcome, actual: Outcome) -> dict[str, Blame]:
+        """What is to blame for wrong values, by direction."""
+        directions = list(dict.fromkeys(BACKWARD if is_of_backward(key) else FORWARD for key in keys))
+        captured, state = self._captured, self._runs.state
+        blame = first_wrong_step(self._runs, captured.pre_grad, self._arguments) or self._wrong_decomposition()
+        if blame is not None:
+            return dict.fromkeys(directions, blame)
+        wide: dict[str, Sequence[object]] = {}
+        self._runs.run(captured.program(self._compiled, wide))
+        narrow = self._graph_arguments
+        given = self._joint_arguments(narrow), self._joint_arguments(wide)
+        if given[0] is not None:
+            blame = wrong_step(captured.joint, given[0], state, given[1])
+            if blame is not None:
+                return dict.fromkeys(directions, blame)
+        found = (
+            (direction, wrong_step(graphs, narrow[direction], state, wide[direction]))
+            for direction, graphs in captured.post_grad.items()
+            if direction in wide and direction in narrow
+        )
+        blames = {direction: blame for direction, blame in found if blame is not None}
+        if blames:
+            return blames
+        graph, dtype = captured.pre_grad.first, captured.pre_grad.steps[0].dtype
+        rounded = self._runs.differing(interpreted(graph), expected, actual, rounding=dtype)
+        if rounded:  # decompositions compute constants, such as positions between pixels, in the model's dtype
+            again = self._runs.differing(captured.program(self._compiled), actual, expected, rounding=dtype)
+            rounded = [key for key in rounded if key in again]
+        if not rounded:  # a pass rounded a constant
+            return {}
+        keys = rounded
+        key = next((key for key in keys if is_of_backward(key) == (directions[0] == BACKWARD)), keys[0])
+        place = place_of_result(captured.pre_grad.last, key)
+        found_difference = difference(*self._runs.pair_of(key, expected, actual))
+        return {directions[0]: _blame(place, Cause(CauseKind.TRACE), found_difference)}
+
+    @functools.cached_property
+    def _graph_arguments(self) -> Mapping[str, Sequence[object]]:
+        """The arguments of AOTAutograd's graphs in the model's dtypes, by direction."""
+        arguments: dict[str, Sequence[object]] = {}
+        runs = CallRuns(self._arguments, self._runs.state, wide=False)
+        runs.run(self._captured.program(self._compiled, arguments))
+        return arguments
+
+    def _joint_arguments(self, arguments: Mapping[str, Sequence[object]]) -> list[object] | None:
+        """The arguments of the joint graph, by name; ``None`` if it has others."""
+        joint = self._captured.joint
+        if not joint.steps:
+            return None
+        known: dict[str, object] = {}
+        for direction, graphs in self._captured.post_grad.items():
+            known |= zip(graphs.placeholders, arguments.get(direction, ()), strict=False)
+        nodes = joint.first.graph.find_nodes(op="placeholder")
+        if any(node.users and node.name not in known for node in nodes):
+            return None
+        return [known.get(node.name) for node in nodes]
+
+    def _wrong_decomposition(self) -> Blame | None:
+        checks: list[DecompositionCheck] = []
+
+        def run(given: Sequence[object], mode: WideMode) -> tuple[object, contextlib.AbstractContextManager[None]]:
+            tracker = NodeTracker(self._captured.pre_grad.last, mode)
+            check = DecompositionCheck(self._captured.decompositions(), tracker, self._runs.state)
+            checks.append(check)
+
+            @contextlib.contextmanager
+            def checking() -> Iterator[None]:
+                with mode.alone(), check:
+                    yield
+
+            with checking():
+                results = tracker.run(*given, enable_io_processing=False)
+            return results, checking()
+
+        self._runs.run(run)
+        return checks[0].culprit
+
+    def in_passes(self, *, casts: bool) -> dict[str, Blame]:
+        """The first pass that changed a node, by direction; ``casts``: of those that added some, by these."""
+        captured, state = self._captured, self._runs.state
+        blame = changing_step(captured.pre_grad, self._arguments, state, casts=casts)
+        if blame is not None:
+            return {FORWARD: blame}
+        later = captured.joint, *captured.post_grad.values()
+        if not any(graphs.lowering_steps if casts else graphs.has_passes for graphs in later):
+            return {}
+        given = self._joint_arguments(self._graph_arguments)
+        blame = changing_step(captured.joint, given, state, casts=casts) if given is not None else None
+        if blame is not None:
+            return {FORWARD: blame}
+        found = (
+            (direction, changing_step(graphs, self._graph_arguments[direction], state, casts=casts))
+            for direction, graphs in captured.post_grad.items()
+            if direction in self._graph_arguments
+        )
+        return {direction: blame for direction, blame in found if blame is not None}
 
 
-def _identity(value: object) -> object:
-    """Identifies a tensor that a forward saves for its backward, without keeping its memory alive.
+def wrong_step(
+    graphs: StageGraphs, arguments: Sequence[object], state: torch.Tensor, wide: Sequence[object] | None = None
+) -> Blame | None:
+    """The first pass of a stage after AOTAutograd's trace that changed what the graph computes in float64.
 
-    An address is not enough: the next batch may be in the same buffer, or in memory that was freed. A weak reference to
-    the storage still prevents another storage from getting the same id.
+    Args:
+        graphs: of the stage.
+        arguments: of its graphs, in the model's dtypes.
+        state: of the CPU's random numbers.
+        wide: the arguments in float64, if they are not those in the model's dtypes.
     """
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return StorageWeakRef(value.untyped_storage()), value._version, value.shape
-    return value
+    with torch.no_grad():
+        return first_wrong_step(CallRuns(wide or arguments, state), graphs, arguments)
+
+
+def first_wrong_step(runs: CallRuns, graphs: StageGraphs, narrow: Sequence[object]) -> Blame | None:
+    """The first pass of a stage that changed what the graph computes; ``narrow``: arguments in the model's dtypes."""
+    if graphs.is_unchanged:
+        return None
+    before, old = graphs.steps[0], runs.run(interpreted(graphs.first))
+    if not runs.differing(interpreted(graphs.first), old, runs.run(interpreted(graphs.last))):
+        return None
+    for step in graphs.steps[1:]:
+        new = runs.run(interpreted(step.graph))
+        keys = runs.differing(interpreted(before.graph), old, new)
+        found = _changed_place(runs, before, step, narrow, keys, old, new) if keys else None
+        if found is not None:
+            return _blame(found.place, step.cause, found.difference)
+        before, old = step, new
+    return None
+
+
+def _changed_place(
+    runs: CallRuns,
+    before: Step,
+    step: Step,
+    arguments: Sequence[object],
+    keys: Sequence[Key],
+    old: Outcome,
+    new: Outcome,
+) -> ChangedNode | None:
+    """The node that a pass changed, or else the result; ``None`` if it rounded a constant to the model's dtype."""
+    with contextlib.suppress(*KERNEL_ERRORS, IndexError):
+        node = first_changed_node(before.graph, step.graph, arguments, runs.state, casts=False)
+        if node is not None:
+            return node
+    keys = runs.differing(interpreted(before.graph), old, new, rounding=before.dtype)
+    if not keys:
+        return None
+    found = difference(*runs.pair_of(keys[0], old, new))
+    matched = next((node for node in before.graph.graph.nodes if node.name in step.matches), None)
+    if matched is None:
+        return ChangedNode(place_of_result(before.graph, keys[0]), found)
+    return ChangedNode(place_of(matched), dataclasses.replace(found, elements=None))  # they are those of the result
+
+
+def changing_step(
+    graphs: StageGraphs, arguments: Sequence[object], state: torch.Tensor, *, casts: bool
+) -> Blame | None:
+    """The first pass of a stage that changed a node, see ``first_changed_node``.
+
+    With ``casts``, the first of those that added casts to a lower precision, if these made a value less precise.
+    ``arguments`` are those of the stage's graphs, in the model's dtypes.
+    """
+    if graphs.is_unchanged:
+        return None
+    for before, step in graphs.lowering_steps if casts else itertools.pairwise(graphs.steps):
+        node = first_changed_node(before.graph, step.graph, arguments, state, casts=casts)
+        if node is not None:
+            return _blame(node.place, step.cause, node.difference)
+    return None
+
+
+def _blame(place: Place, cause: Cause, found: Verdict) -> Blame:
+    if not found.is_wrong:  # less than the rounding of single operators
+        found = dataclasses.replace(found, complaint="differs in float64")
+    return Blame(place.name, cause, source=place.source, module=place.module, difference=found)
 
 
 class ComparedCall:
-    """One compared call of a captured graph, with what is needed to repeat it.
+    """One compared call of a captured graph: what it returns and changes, beside the values of its graphs.
+
+    Args:
+        captured: the graph.
+        compiled: AOTAutograd's compiled function.
+        arguments: of the call, which was not made yet.
+        checks: whether the stages are compared, and the layout of the results: once for each set of sizes.
 
     Attributes:
-        arguments: copies of the arguments of AOTAutograd's graph.
-        saved: identities of the values that the forward saved for the backward, by node name.
-        reference: the results of the captured graph, or its gradients, once they were computed.
-        traced: the results of the first joint graph, if it was run.
         finish: makes the verdict on the compiled graph, with the finding on its results.
-        fault: the verdict on the forward, if it is not ``ok``.
-        selected: the run as it was selected.
+        selected: the call as it was selected.
     """
 
-    def __init__(self, captured: CapturedGraph, arguments: Sequence[object]) -> None:
-        self._captured = captured
-        self.arguments = copies(arguments)
-        self._nodes_before = set(_nodes_of(arguments))
-        self.state = torch.get_rng_state()
-        self._leaves = [not isinstance(item, torch.Tensor) or item.is_leaf for item in arguments]
-        self._has_gradients = torch.is_grad_enabled()
-        devices = {item.device.type for item in arguments if isinstance(item, torch.Tensor)} | {"cpu"}
-        self._autocast = {
-            device: torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-            for device in devices
-            if torch.amp.is_autocast_available(device)
-        }
-        self.saved: dict[str, object] | None = None
-        self.reference: Results | None = None
-        self._unchecked: list[str] = []  # of the reference
-        self.traced: Results | None = None
+    def __init__(
+        self, captured: CapturedGraph, compiled: Callable[..., object], arguments: Sequence[object], *, checks: bool
+    ) -> None:
+        self._captured, self._arguments = captured, captured.all_arguments(arguments)
         self.finish: Callable[[Finding], None] | None = None
-        self.fault = ""
         self.selected: SelectedRun | None = None
+        self._eager: Outcome | None = None
+        self._changed: set[int] = set()
+        self._unchecked: list[str] = []
+        if checks:
+            self._try("the stages", lambda: captured.check(compiled, arguments))
+            self._try("the captured graph", self._run_in_eager)
+        self._hashes = list(map(_hash_of, self._arguments))
 
-    def save(self, values: Mapping[str, object]) -> None:
-        """Keeps the identities of the values that a forward saves for its backward, by node name."""
-        self.saved = {name: _identity(value) for name, value in values.items()}
-
-    def new_nodes(self, values: Sequence[object]) -> list[torch.autograd.graph.Node]:
-        """The autograd nodes of results and arguments that the call created; can be called once."""
-        before, self._nodes_before = self._nodes_before, set()
-        return [node for node in _nodes_of(values) if node not in before]
-
-    def share_arguments(self, other: ComparedCall) -> None:
-        """Replaces copies by another call's equal copies, such as of unchanged weights."""
-        tensors = filter(is_strided, [*self.arguments, *other.arguments])
-        users = collections.Counter(map(_storage, tensors))
-        alone = {storage for storage, count in users.items() if count == 1}
-        for i, (ours, theirs) in enumerate(zip(self.arguments, other.arguments, strict=True)):
-            if not is_strided(ours) or not is_strided(theirs) or not {_storage(ours), _storage(theirs)} <= alone:
-                continue
-            if _is_same_copy(ours, theirs):
-                self.arguments[i] = theirs
-
-    def run_forward(self) -> Finding:
-        """Computes the ``reference``, the results of the captured graph; finds nothing."""
-        self._run_reference(ReferenceRuns.outputs_alone)
-        return Finding()
-
-    def run_backward(self, tangents: Mapping[object, torch.Tensor], positions: Sequence[int]) -> Finding:
-        """Computes the ``reference``, the gradients of the captured graph's arguments at these positions.
-
-        ``tangents`` are the backward's input gradients, see ``ReferenceRuns.gradients``.
-
-        Raises:
-            NotRepeatableError: see ``ReferenceRuns.gradients``.
-        """
-        self._run_reference(lambda runs: _gradients(runs, tangents, positions))
-        return Finding()
-
-    def _run_reference(self, results_of: Callable[[ReferenceRuns], Results]) -> None:
-        copied = SharedCopies(self.arguments, kept=False)  # runs with random rounding, which need some, are rare
-        self.reference, inexact = self._run(self._captured.pre_grad.first, copied, results_of)
-        self._unchecked = [f"the reference of {name} is not float64: {reason}" for name, reason in inexact.items()]
-
-    def judge_joint(self, values: Mapping[str, object], *, gradients: bool, final: Results | None) -> Finding:
-        """Compares the passes of ``joint``, see ``JointGraphs.judge``, and keeps the results of its first graph."""
-        joint, reference = self._captured.joint, self.reference
-        finding, self.traced = joint.judge(
-            values, self.arguments, self.state, gradients=gradients, final=final, reference=reference
-        )
-        return finding
-
-    def judge_forward(self, results: Sequence[object], arguments: Sequence[object]) -> Finding:
-        """Compares the results of the compiled graph, and the arguments that it changed."""
-        if self.reference is None:
-            self.run_forward()
-        reference, self.reference = self.reference, None
-        assert reference is not None
-        first, copied = self._captured.pre_grad.first, SharedCopies(self.arguments)
-        culprit = self._culprit(
-            reference, lambda step: self._run(step.graph, copied, ReferenceRuns.outputs_alone)[0], {}
-        )
-        returned: dict[object, object] = dict(enumerate(results))
-        given = self._captured.all_arguments(arguments)
-        written = {key: given[key[1]] for key in reference.eager if isinstance(key, tuple) and key[0] == "input"}
-        wrong = _wrong(reference, returned | written, first) or _wrongly_laid_out(reference, returned, first)
-        return Finding(culprit, wrong, unchecked=self._unchecked + self._captured.pre_grad.unchecked)
-
-    def judge_backward(self, tangents: Mapping[object, torch.Tensor], gradients: Mapping[int, object]) -> Finding:
-        """Compares the gradients that the compiled backward returned, by the position of the captured graph's argument.
-
-        ``tangents`` as in ``run_backward``, which is called if it was not.
-        """
-        if self.reference is None:
-            self.run_backward(tangents, list(gradients))
-        first, copied = self._captured.pre_grad.first, SharedCopies(self.arguments)
-        reference, self.reference = self.reference, None
-        assert reference is not None
-
-        def run(step: Step) -> Results:
-            return self._run(step.graph, copied, lambda runs: _gradients(runs, tangents, list(gradients)))[0]
-
-        culprit = self._culprit(reference, run, tangents)
-        wrong = _wrong(reference, {("gradient", j): value for j, value in gradients.items()}, first)
-        because = self.fault and f"its forward {self.fault}"
-        return Finding(culprit, wrong, because, self._unchecked + self._captured.pre_grad.unchecked)
-
-    def _run(
-        self, graph: fx.GraphModule, copied: SharedCopies, results_of: Callable[[ReferenceRuns], Results]
-    ) -> tuple[Results, Mapping[str, str]]:
-        """Some results of a graph, and the operators without float64; see ``ReferenceRuns``."""
-
-        def run(*args: object) -> list[object]:
-            with self._as_called():
-                return run_graph(graph, args)
-
+    def _try(self, what: str, compare: Callable[[], None]) -> None:
         try:
-            runs = ReferenceRuns(run, copied, self.state, self._leaves)
-            return results_of(runs), runs.inexact
-        except NotImplementedError as error:
-            classes = {type(item) for item in self.arguments if isinstance(item, torch.Tensor)}
-            subclasses = {item.__name__ for item in classes - {torch.Tensor, torch.nn.Parameter}}
-            if not subclasses:
-                raise
-            raise NotRepeatableError(f"{', '.join(sorted(subclasses))} does not run in float64") from error
+            compare()
+        except NotRepeatableError as error:
+            self._unchecked.append(f"{what}: {error}")
+        except (*KERNEL_ERRORS, IndexError) as error:  # also in the user's call, or in float64 only
+            self._unchecked.append(f"{what}: {_why(error, self._arguments)}")
 
-    @contextlib.contextmanager
-    def _as_called(self) -> Iterator[None]:
-        """The grad mode and autocast of the call."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self._has_gradients))
-            for device, dtype in self._autocast.items():
-                stack.enter_context(torch.autocast(device, dtype, enabled=dtype is not None))
-            yield
+    def _run_in_eager(self) -> None:
+        runs = CallRuns(self._arguments, wide=False)
+        eager = runs.run(interpreted(self._captured.pre_grad.first), gradients=False)
+        written = [key for key in eager.values if isinstance(key, tuple)]
+        self._captured.written |= {j for _, j in written}
+        self._captured.has_run = True
+        self._changed = {key[1] for key in written if not is_close(*runs.pair_of(key, _NOTHING, eager))}
+        self._eager = dataclasses.replace(eager, values={key: _layout(value) for key, value in eager.values.items()})
 
-    def _culprit(
-        self, reference: Results, run: Callable[[Step], Results], tangents: Mapping[object, torch.Tensor]
-    ) -> Blame | None:
-        """The wrong pass of ``pre_grad``, or what is wrong in AOTAutograd's trace."""
-        graphs, (traced, self.traced) = self._captured.pre_grad, (self.traced, None)
-        graphs.unchecked = []
-        last = reference
-        if any(step.is_pass for step in graphs.steps):
-            last = run(graphs.steps[-1])
-            if graphs.lowers_precision or changed(reference, last):
-                culprit = graphs.first_wrong(reference, run, self.arguments)
-                if culprit is not None:
-                    return culprit
-        return self._trace(last, traced, tangents) if traced is not None else None
-
-    def _trace(self, before: Results, traced: Results, tangents: Mapping[object, torch.Tensor]) -> Blame | None:
-        """The wrong decomposition, or else AOTAutograd's trace as a whole."""
-        common = [key for key in before.exact if key in traced.exact]
-        before, traced = (item.under({key: key for key in common}) for item in (before, traced))
-        if not changed(before, traced):
-            return None
-        last = self._captured.pre_grad.steps[-1].graph
-        culprit = self._wrong_decomposition(last, tangents)
-        differences = ((key, difference(before, traced, key)) for key in common)
-        wrong = (_wrong_result(last, key, found, CauseKind.TRACE) for key, found in differences if found.is_wrong)
-        return culprit or next(wrong, None)
-
-    def _wrong_decomposition(self, graph: fx.GraphModule, tangents: Mapping[object, torch.Tensor]) -> Blame | None:
-        tracker = NodeTracker(graph)
-        check = DecompositionCheck(self._captured.decompositions(), tracker)
-        with self._as_called():
-            given = list(map(as_given, copies(self.arguments), self._leaves))
-            with PrivateRandomness(self.state), check:
-                results = flat(tracker.run(*given, enable_io_processing=False))
-                ends = [(results[key], grad) for key, grad in tangents.items() if isinstance(key, int)]
-                ends = [(end, grad) for end, grad in ends if isinstance(end, torch.Tensor) and end.requires_grad]
-                if ends:
-                    torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
-        return check.culprit
+    def finding(self, results: Sequence[object]) -> Finding:
+        """Compares the results and the arguments after the call with eager's."""
+        graph = self._captured.pre_grad.first
+        complaints: dict[Key, str] = {}
+        if self._eager is not None:
+            for key, value in enumerate(results):
+                complaints[key] = _complaint(self._eager.values.get(key), value)
+        is_changed = [before != _hash_of(value) for before, value in zip(self._hashes, self._arguments, strict=True)]
+        first = {storage_of(value): j for j, value in reversed(list(enumerate(self._arguments))) if is_strided(value)}
+        for j in first.values() if self._captured.has_run else ():
+            if is_changed[j] and j not in self._captured.written:
+                complaints["argument", j] = "changed, and eager does not change it"
+            elif j in self._changed and not is_changed[j]:
+                complaints["argument", j] = "not changed, and eager changes it"
+        wrong = [
+            _blame(place_of_result(graph, key), Cause(CauseKind.RESULT), Verdict(text))
+            for key, text in complaints.items()
+            if text
+        ]
+        return Finding(wrong=wrong, unchecked=self._unchecked)
 
 
-def _gradients(runs: ReferenceRuns, tangents: Mapping[object, torch.Tensor], positions: Sequence[int]) -> Results:
-    return runs.gradients(tangents, positions).under({j: ("gradient", j) for j in positions})
+_NOTHING = Outcome({}, {})
 
 
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
+def _why(error: Exception, arguments: Sequence[object]) -> str:
+    """Why a call could not be run again."""
+    classes = {type(item) for item in arguments if isinstance(item, torch.Tensor)}
+    subclasses = sorted(item.__name__ for item in classes - {torch.Tensor, torch.nn.Parameter})
+    if subclasses and isinstance(error, KERNEL_ERRORS):
+        return f"{', '.join(subclasses)} does not run in float64"
+    return exception_text(error)
 
 
-def _is_same_copy(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have equal metadata and storages."""
-    kinds = [
-        (item.dtype, item.device, item.shape, item.stride(), item.storage_offset(), item.requires_grad, item.is_leaf)
-        for item in (one, other)
-    ]
-    if kinds[0] != kinds[1]:
-        return False
-    first, second = (
-        torch.empty(0, dtype=torch.uint8, device=item.device).set_(item.untyped_storage()) for item in (one, other)
-    )
-    return torch.equal(first, second)
+def _hash_of(value: object) -> int | None:
+    """A hash of the memory of a tensor; ``None`` if it has none that can be read."""
+    if not is_strided(value) or value.device.type != "cpu":
+        return None
+    storage = value.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+    memory: Any = as_array(whole)  # ``Tensor.numpy`` would keep the user from resizing it
+    return xxh3_64_intdigest(memory)
 
 
-def _wrong_result(graph: fx.GraphModule, key: object, found: Verdict, kind: CauseKind = CauseKind.RESULT) -> Blame:
-    name, source = name_of_result(graph, key)
-    return Blame(name, Cause(kind), source=source, difference=found)
+def _layout(value: object) -> object:
+    """A tensor without its numbers."""
+    if not is_strided(value):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
 
 
-def _wrongly_laid_out(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[Blame]:
-    """The results whose significant strides differ from eager's."""
-    pairs = ((key, reference.eager.get(key), value) for key, value in actual.items())
-    return [
-        _wrong_result(graph, key, Verdict(f"strides {tuple(value.stride())} instead of {tuple(eager.stride())}"))
-        for key, eager, value in pairs
-        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and value.shape == eager.shape
-        if significant_strides(value) != significant_strides(eager)
-    ]
+def _complaint(expected: object, actual: object) -> str:
+    """How a result differs from eager's, but for the numbers in tensors."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        return "" if is_close(expected, actual) else f"{_in_words(actual)} instead of {_in_words(expected)}"
+    if expected.dtype != actual.dtype:
+        return f"dtype {actual.dtype} instead of {expected.dtype}"
+    if expected.shape != actual.shape:
+        return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    if significant_strides(expected) != significant_strides(actual):
+        return f"strides {tuple(actual.stride())} instead of {tuple(expected.stride())}"
+    return ""
 
 
-def _wrong(reference: Results, actual: Mapping[object, object], graph: fx.GraphModule) -> list[Blame]:
-    """The results with errors that neither eager's error nor random rounding explains."""
-    found = {}
-    for key, value in actual.items():
-        eager = reference.eager.get(key)
-        if isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and eager.dtype != value.dtype:
-            found[key] = Verdict(f"dtype {value.dtype} instead of {eager.dtype}")
-        else:
-            found[key] = verdict(value, eager, reference.exact.get(key))
-    inaccurate = [key for key, item in found.items() if item.is_wrong and item.is_of_size]
-    reference = reference.under({key: key for key in inaccurate})  # random rounding computes no others
-    found |= {key: reference.verdict(actual[key], key) for key in inaccurate}
-    return [_wrong_result(graph, key, item) for key, item in found.items() if item.is_wrong]
+def _in_words(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)

@@ -19,9 +19,6 @@ from ..graphs.locations import user_name
 MOST_SIZES = 8
 """Sets of sizes of a graph that are compared by default."""
 
-MOST_RETRIES = 3
-"""Further forwards that are compared by default if the earlier ones had no backward."""
-
 _SHOWN = 3
 """Arguments whose sizes a verdict names; the manifest has all."""
 
@@ -39,10 +36,14 @@ class VaryingSizes:
         sized = [i for i, value in enumerate(values) if isinstance(value, (torch.Tensor, torch.SymInt))]
         self._symbolic = symbolic = [i for i in sized if free_symbols(values[i])]
         self.are_symbolic = bool(symbolic)
-        self._names = {
-            i: user_name(placeholders[i]) or placeholders[i].name
+        names = {
+            i: placeholders[i]
             for i in symbolic
             if isinstance(values[i], torch.Tensor) or not free_symbols(values[i]) <= of_tensors
+        }
+        have_names = any(map(user_name, names.values()))  # of a backward, some are saved values
+        self._names = {
+            i: user_name(node) or node.name for i, node in names.items() if user_name(node) or not have_names
         }
 
     def key(self, args: Sequence[object]) -> Hashable:
@@ -77,17 +78,17 @@ def sizes_text(sizes: SizesByName) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SelectedRun:
-    """A run that is compared: its key, and its sizes by argument."""
+    """A run that is compared: its key, its sizes by argument, and whether it is the first of these sizes."""
 
     key: Hashable
     sizes: SizesByName
+    is_first: bool
 
 
 class RunSelector:
     """Selects the runs of one graph that are compared. Thread-safe.
 
-    With ``compare="first"``: the first run at each set of sizes, at most ``MOST_SIZES``. A forward whose compared run
-    had no backward is compared again, at most ``MOST_RETRIES`` times, so that the backward is compared too.
+    With ``compare="first"``: the first run at each set of sizes, at most ``MOST_SIZES``.
 
     Args:
         sizes: of the graph.
@@ -100,35 +101,24 @@ class RunSelector:
         self._most = MOST_SIZES if sizes.are_symbolic else 1
         self._lock = Lock()
         self._compared: set[Hashable] = set()
-        self._without_backward: set[Hashable] = set()
-        self._retries = self._running = 0
+        self._running = 0
 
     def begin(self, args: Sequence[object]) -> SelectedRun | None:
         """Selects a run with these arguments, or not; ``end`` or ``fail`` must follow if it is selected."""
         key = self._sizes.key(args)
         with self._lock:
-            if not self._selects(key):
+            is_first = key not in self._compared and len(self._compared) < self._most
+            if self._compare == "never" or (self._compare == "first" and not is_first):
                 return None
+            if is_first:
+                self._compared.add(key)
             self._running += 1
-        return SelectedRun(key, self._sizes.by_name(args))
+        return SelectedRun(key, self._sizes.by_name(args), is_first)
 
-    def _selects(self, key: Hashable) -> bool:
-        if self._compare != "first":
-            return self._compare == "every"
-        if key not in self._compared and len(self._compared) < self._most:
-            self._compared.add(key)
-            return True
-        if key in self._without_backward and self._retries < MOST_RETRIES:
-            self._retries += 1
-            return True
-        return False
-
-    def end(self, run: SelectedRun, *, awaits_backward: bool) -> None:
-        """A run was compared; ``awaits_backward``: whether its backward is compared too if it runs."""
+    def end(self) -> None:
+        """A selected run was compared."""
         with self._lock:
             self._running -= 1
-            if awaits_backward and self._compare == "first":
-                self._without_backward.add(run.key)
 
     def fail(self, run: SelectedRun) -> None:
         """A selected run was not compared because of an error."""
@@ -136,16 +126,11 @@ class RunSelector:
             self._running -= 1
             self._compared.discard(run.key)
 
-    def backward_compared(self, run: SelectedRun) -> None:
-        with self._lock:
-            self._without_backward.discard(run.key)
-
     @property
     def is_done(self) -> bool:
-        """Whether no run will be selected any more, and no compared run awaits its backward."""
+        """Whether no run will be selected any more, and none is being compared."""
         with self._lock:
-            is_full = len(self._compared) >= self._most
-            return self._compare == "first" and is_full and not self._without_backward and not self._running
+            return self._compare == "first" and len(self._compared) >= self._most and not self._running
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

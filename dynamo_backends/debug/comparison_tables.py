@@ -10,23 +10,26 @@ from ..common.text_table import text_table
 from ..dumps.schema import ComparisonEntry
 from ..graphs.artifacts import CompiledGraph, operator_name
 from ..graphs.locations import user_name, where
-from ..numerics.measure import Measure
+from ..numerics.rule import Measure
 from .rows import MOST_WRONG_NODES, GraphComparison, Row
 
 _LEGEND = """\
-mark     '=' bitwise equal to eager   '~' within rounding   '!' node is wrong   '?' not deterministic   ' ' not compared
+mark     '=' bitwise equal to eager on the same inputs   '~' within rounding   '!' wrong   '?' not deterministic
+         ' ' not judged: the session that ran does not have it, or it is given (random numbers, side effects)
 value    the FX node, 'name__1' for its second result; '>': a result of the graph; (your name of it)
-onnx, eager
-         largest absolute error against float64, with upstream errors (propagated)
-session  the same for the session that ran, if its model still has the value
-local    the error of the node alone, on its inputs in the model: onnx | eager, against float64; or onnx | 0, against
-         eager, if that is only rounding
-ulp      the local error of onnx in units in the last place
-share    the local error relative to the tolerance at that element: above 1 the node is wrong
+error    largest absolute error against PyTorch on the inputs that the value was computed from
+limit    the tolerance of the element whose error is the largest multiple of it
+share    that multiple: above 1 the value is wrong
+step     what decided: 'eager', 'sums' (and what sums may round), 'float64', 'undefined' elements left out, 'perturbed'
+with     nodes before it that are judged together with it: the session does not have their values
 region   the ONNX model that computes it; 'PyTorch' if it does not run on ONNX Runtime
 source   the line; for a library's line also the line in your files that called it; then a wrong dtype or shape
 '3 NaN/Inf' instead of a number: 3 elements are NaN or infinite on one side only
 """
+
+
+_SHOWN = 3
+"""Nodes of a segment that the table names, the last ones."""
 
 
 def side_by_side_text(comparison: GraphComparison) -> str:
@@ -39,12 +42,11 @@ def side_by_side_text(comparison: GraphComparison) -> str:
             row.name + (" >" if row.is_output else "") + (f" ({row.user_name})" if row.user_name else ""),
             row.operator.removeprefix("aten.").removesuffix(".default"),
             row.type,
-            _number(row.onnx),
-            _number(row.eager),
-            _number(row.session),
-            f"{_number(row.local_onnx)} | {_number(row.local_eager)}" if row.local_onnx else "",
-            f"{row.local_onnx.max_ulp:.3g}" if row.local_onnx else "",
-            f"{row.local_onnx.share:.2g}" if row.local_onnx else "",
+            _number(row.error),
+            _shown(row.error.limit) if row.error is not None and row.error.limit else "",
+            f"{row.error.share:.2g}" if row.error is not None and row.error.share else "",
+            row.step,
+            _segment(row),
             "PyTorch" if row.region is None else row.region,
             row.module,
             row.where + (f"  {row.complaint}" if row.complaint else ""),
@@ -102,12 +104,12 @@ def _wrong_nodes_text(comparison: GraphComparison) -> str:
         return ""
     shown = [row.wrong_node for row in wrong[:MOST_WRONG_NODES]]
     table = [
-        [row.value, row.operator, _number(item.local_onnx), row.module, row.source, row.code, row.elements]
+        [row.value, row.operator, _number(item.error), row.module, row.source, row.code, row.elements]
         for row, item in zip(shown, wrong, strict=False)
     ]
     head = f"{len(wrong)} nodes are wrong by themselves, the largest relative errors first:"
     more = f"\nand {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
-    headers = ["value", "operator", "local", "module", "source", "converter", "elements"]
+    headers = ["value", "operator", "error", "module", "source", "converter", "elements"]
     return f"\n{head}\n{text_table(table, headers)}{more}\n"
 
 
@@ -116,14 +118,14 @@ def _value(value: float | str) -> str:
 
 
 def _range(row: Row) -> str:
-    found = row.onnx_extent
+    found = row.extent
     if found is None or found.smallest is None or found.largest is None:
         return ""
     nonfinite = f", {found.nan + found.infinite} NaN or infinite" if not found.is_finite else ""
     return f", {found.smallest:.3g} to {found.largest:.3g}{nonfinite}"
 
 
-_MEASURES = ["onnx", "eager", "session", "local", "ulp", "share"]
+_MEASURES = ["error", "limit", "share", "step", "with"]
 _HEADERS = ["#", "mark", "value", "operator", "type", *_MEASURES, "region", "module", "source"]
 
 
@@ -155,6 +157,11 @@ def regions_text(graph: CompiledGraph) -> str:
     if table:
         lines.append(text_table(table, ["node", "operator", "why", "source"]))
     return "\n".join(lines) + "\n"
+
+
+def _segment(row: Row) -> str:
+    hidden = len(row.segment) - _SHOWN
+    return ", ".join(row.segment[-_SHOWN:]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def _number(item: Measure | None) -> str:

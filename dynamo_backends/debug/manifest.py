@@ -226,14 +226,13 @@ class Manifest:
             is_first_fault = not comparison.ok and not self._faulty
             if name not in self._faulty:
                 entry.verdict, entry.note = comparison.verdict, comparison.note
-                entry.has_tie = comparison.has_tie
                 entry.blame = comparison.blame.entry if comparison.blame is not None else None
                 entry.wrong_nodes = [row.wrong_node for row in comparison.wrong_nodes[:MOST_WRONG_NODES]]
                 entry.worst = msgspec.convert(comparison.worst, schema.ErrorEntry | None, from_attributes=True)
                 entry.unchecked, entry.rescued = comparison.unchecked, comparison.rescued
                 entry.sizes, entry.cost = comparison.sizes, cost
                 entry.repeated = {
-                    i: schema.RepeatedEntry(len(item.unstable), item.failure) for i, item in repeated.items()
+                    i: schema.RepeatedEntry(len(item.others), item.failure) for i, item in repeated.items()
                 }
             if not comparison.ok:
                 self._faulty.add(name)

@@ -24,7 +24,6 @@ from passes.engine.results import PassResult
 
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
-from ..dumps.blame import CauseKind
 from ..dumps.cut_folder import repro_text
 from ..dumps.schema import StageEntry
 from ..errors import CompiledNodesError, SessionError
@@ -38,22 +37,20 @@ from ..pipeline.stage_logging import trace
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernel_faults import serialized
 from ..runtime.memory_arena import ARENA
-from .captured_graph import CapturedGraph, ComparedCall, JointGraphs
+from .captured_graph import CapturedGraph, ComparedCall
 from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, SizesByName, VaryingSizes
 from .comparison_tables import regions_text, side_by_side_json, side_by_side_text
 from .dump_folder import DumpFolder, dump_folder, graph_folder
-from .expected_values import expected_values_of
 from .manifest import Manifest
 from .node_sessions import NodeSessions
 from .pass_diffs import PassDiffs
 from .record import Record, RecordObserver
 from .recorded_run import RecordedRun, can_be_compared, record_run
-from .rows import Blame, Finding, GraphComparison, exception_text
+from .rows import ExpectedValues, Finding, GraphComparison, exception_text
 from .run_comparison import ComparedEntry, Judge, NodesAndStages
-from .stage_comparison import StageGraphs
 from .stage_files import StageFiles
+from .stage_graphs import StageGraphs
 from .tensor_files import write_tensor
-from .undefined_results import without_undefined
 from .verdict import conclude, with_precision
 from .wrong_rewrite import ModelSteps
 
@@ -97,7 +94,7 @@ class DebugObserver(Observer):
         self._captured: dict[int, CapturedGraph] = {}
         self._judges: dict[GraphName, Judge] = {}
         self._selectors: dict[GraphName, RunSelector] = {}
-        self._joints: collections.defaultdict[int, JointGraphs] = collections.defaultdict(JointGraphs)
+        self._joints: collections.defaultdict[int, StageGraphs] = collections.defaultdict(StageGraphs)
         self._rejected: collections.Counter[GraphName] = collections.Counter()
         self._compiles: dict[GraphName, CompileContext | None] = {}
 
@@ -156,7 +153,7 @@ class DebugObserver(Observer):
         if name == "aten":
             joints = self._joints
             joint = joints.pop(graph.index, None) if graph.direction == "inference" else joints.get(graph.index)
-            self._judges[graph] = Judge(graph, self._captured.get(graph.index), module, joint)
+            self._judges[graph] = Judge(graph, self._captured.get(graph.index), joint)
         graphs = self._stage_graphs(name, graph)
         if graphs is not None:
             (graphs.start if name in ("dynamo", "aten") else graphs.end)(name, module)
@@ -226,7 +223,7 @@ class DebugObserver(Observer):
         reference = "AOTAutograd's graph" if judge.captured is None else "Dynamo's graph"
         self._manifest.add_graph(graph, self._options, reference=reference)
         sizes = VaryingSizes(graph.module)
-        if judge.captured is None:
+        if judge.selects_runs:
             self._selectors[graph.name] = RunSelector(sizes, self._options.compare)
         selector = self._selectors[self._selected_by(judge)]
         record = self._recorder.add(graph) if self._recorder is not None else None
@@ -237,8 +234,8 @@ class DebugObserver(Observer):
 
     @staticmethod
     def _selected_by(judge: Judge) -> GraphName:
-        """The graph whose calls are selected: the captured graph, if there is one."""
-        return judge.name if judge.captured is None else GraphName(judge.name.index)
+        """The graph whose calls are selected: for a forward, the captured graph, if there is one."""
+        return judge.name if judge.selects_runs else GraphName(judge.name.index)
 
     def compare(self, graph: CompiledGraph, run: RecordedRun, call: ComparedCall | None) -> NodesAndStages:
         """Compares one run of a graph; must be called before anything writes into its arguments.
@@ -251,26 +248,16 @@ class DebugObserver(Observer):
             if not self._manifest.has_fault(graph.name):
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
-                self._write_culprit(graph, run, compared[0].blame)
+                if compared[0].expected is not None:
+                    self._write_culprit(graph.name, compared[0].expected)
         return compared
 
-    def _write_culprit(self, graph: CompiledGraph, run: RecordedRun, blame: Blame | None) -> None:
+    def _write_culprit(self, graph: GraphName, expected: ExpectedValues) -> None:
         """Writes the expected results of a node that is wrong alone; ``bisect`` needs them, without PyTorch."""
-        if blame is None or blame.region is None or blame.cause.kind != CauseKind.NODE:
-            return
-        compiled = graph.regions[blame.region]
-        try:
-            reference = expected_values_of(compiled, blame.value, run.values, self._sessions)
-        except SessionError as error:
-            logger.info("the expected values of %s are not dumped: %s", blame.value, error)
-            return
-        except Exception as error:
-            caught(f"the dump of the expected values of {blame.value}", error, "The graph runs")
-            return
-        for kind, values in reference.items():
-            for i, (name, value) in enumerate(values.items()):
-                path = f"{_region_folder(compiled)}/culprit/{kind}_{i}"
-                write_tensor(self._folder, path, value, name, self._options.tensor_limit)
+        folder = f"{graph_folder(graph)}/region_{expected.region}/culprit"
+        for kind in ("input", "eager", "exact"):
+            for i, (name, value) in enumerate(getattr(expected, kind).items()):
+                write_tensor(self._folder, f"{folder}/{kind}_{i}", value, name, self._options.tensor_limit)
 
     def conclude(
         self, graph: CompiledGraph, run: RecordedRun, compared: NodesAndStages, finding: Finding, sizes: SizesByName
@@ -281,8 +268,6 @@ class DebugObserver(Observer):
         """
         comparison, findings = compared
         comparison = conclude(comparison, [finding, *findings], sizes)
-        with net("the search for undefined values", "The graph runs"):
-            comparison = without_undefined(comparison, graph.module, run.values)
         comparison = with_precision(comparison, self._options.providers)
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
@@ -301,17 +286,9 @@ class DebugObserver(Observer):
         return comparison
 
     def _finished(self, name: GraphName) -> list[Judge]:
-        """After a compared run of a graph, the judges that have no further run to compare.
-
-        The judge of a forward may be needed until its backward was compared.
-        """
+        """After a compared run of a graph, the judges that have no further run to compare."""
         judge = self._judges[name]
-        if name.direction == "forward" and judge.is_shared_with_backward:
-            return []
-        judges = [judge]
-        if name.direction == "backward" and (forward := GraphName(name.index, "forward")) in self._judges:
-            judges.append(self._judges[forward])
-        return judges if all(self._selectors[self._selected_by(item)].is_done for item in judges) else []
+        return [judge] if self._selectors[self._selected_by(judge)].is_done else []
 
     def comparison_failed(self, graph: GraphName, error: Exception) -> None:
         """Logs an internal exception of a comparison, and makes it the verdict."""
@@ -354,6 +331,9 @@ class _ComparedGraph:
     record: Record | None
 
     def run(self, args: list[object]) -> object:
+        interpretation = self.judge.interpretation
+        if interpretation is not None:
+            return interpretation.run(self.graph.name, self.graph.module, args)
         call: ComparedCall | None = None
         selected: SelectedRun | None = None
         with self._guarded(None):
@@ -365,7 +345,7 @@ class _ComparedGraph:
     def _select(self, args: Sequence[object]) -> tuple[ComparedCall | None, SelectedRun | None]:
         """The compared call that a run belongs to; without a captured graph, the run if it is selected."""
         call = self.judge.call_of(args)
-        selected = self.selector.begin(args) if self.judge.captured is None else None
+        selected = self.selector.begin(args) if self.judge.selects_runs else None
         try:
             is_compared = call is not None or selected is not None
             at_other_sizes = self.compared_sizes.is_at_other_sizes(args, compared=is_compared)
@@ -406,14 +386,11 @@ class _ComparedGraph:
         if compared is None:
             return run.results
         finish = functools.partial(self._finish, run, compared, call, selected)
-        if call is not None and self.graph.name.direction != "backward":
+        if call is not None:
             call.finish = finish  # results and arguments are compared when the call has returned
             return run.results
         with self._guarded(None):
-            if call is not None and call.selected is not None:
-                self.selector.backward_compared(call.selected)
-            if selected is not None:
-                self.selector.end(selected, awaits_backward=False)
+            self.selector.end()
             finish(Finding())
         return run.results
 
@@ -429,8 +406,6 @@ class _ComparedGraph:
         selected = selected or (call.selected if call is not None else None)
         sizes = selected.sizes if selected is not None else {}
         comparison = self.observer.conclude(self.graph, run, compared, finding, sizes)
-        if call is not None and not comparison.ok:
-            call.fault = comparison.verdict
         if self.record is not None and (self.record.comparison is None or self.record.comparison.ok):
             self.record.comparison = comparison
 

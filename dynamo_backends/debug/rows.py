@@ -13,9 +13,10 @@ from ..dumps.blame import Cause, CauseKind
 from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, MeasureEntry, RowEntry, ValueFacts, WrongNodeEntry
 from ..errors import first_line
 from ..graphs.locations import Frame, location_text
-from ..numerics.measure import Measure
+from ..numerics.rule import Measure
+from ..numerics.segments import Judged
 from ..numerics.value_range import Extent
-from ..numerics.verdicts import RIGHT, Verdict, index_of
+from ..numerics.verdicts import RIGHT, Verdict
 from .chosen_runs import SizesByName, sizes_text
 from .repeated_runs import Instability
 
@@ -38,17 +39,14 @@ class Row(ValueFacts):
     """One value of the graph, with the measures that ``RowEntry`` describes."""
 
     stack: Sequence[Frame] = ()
-    onnx: Measure | None = None
+    error: Measure | None = None
     eager: Measure | None = None
-    local_onnx: Measure | None = None
-    local_eager: Measure | None = None
-    session: Measure | None = None
-    session_instability: Instability | None = None
-    local_instability: Instability | None = None
+    instability: Instability | None = None
     eager_extent: Extent | None = None
-    onnx_extent: Extent | None = None
-    session_extent: Extent | None = None
+    extent: Extent | None = None
     nonfinite_elements: Sequence[ElementEntry] = ()
+    judged: Judged | None = None  # of the first wrong value
+    is_returned: bool = False  # whether the run has it without looking into a session
 
     @property
     def where(self) -> str:
@@ -65,76 +63,39 @@ class Row(ValueFacts):
         return getattr(torch, self.dtype)
 
     @property
-    def ours(self) -> Measure | None:
-        """The error of the value in the session that ran if it is known, else of the propagated value."""
-        return self.session or self.onnx
-
-    def replace_ours(self, measure: Measure) -> None:
-        """Replaces ``ours`` by a measure with a larger tolerance."""
-        if self.session is not None:
-            self.session = measure
-        else:
-            self.onnx = measure
+    def is_right(self) -> bool:
+        """Whether rounding explains the error; also of a value that is not known."""
+        return not self.complaint and (self.error is None or self.error.is_rounding)
 
     @property
-    def explained(self) -> bool:
-        """Whether rounding explains the error of ``ours``."""
-        return not self.complaint and (self.ours is None or self.ours.is_rounding)
+    def is_unstable(self) -> bool:
+        """Whether repeats of the session differ by more than rounding."""
+        return self.instability is not None
 
     @property
-    def locally_explained(self) -> bool:
-        """Whether rounding explains the error of the node alone, on its inputs in the model."""
-        return not self.complaint and (self.local_onnx is None or self.local_onnx.is_rounding)
+    def eager_overflows(self) -> bool:
+        """Whether eager is NaN or infinite at elements where the run is not, on the same inputs."""
+        if self.eager_extent is None or self.extent is None:
+            return False
+        return self.eager_extent.nan + self.eager_extent.infinite > self.extent.nan + self.extent.infinite
 
     @property
-    def propagated_explained(self) -> bool:
-        """Whether rounding explains the error of the value in the region's model."""
-        return self.onnx is None or self.onnx.is_rounding
-
-    @property
-    def unstable_alone(self) -> bool:
-        """Whether repeats of the node alone, on eager's inputs, differ by more than rounding."""
-        found = self.local_instability
-        return found is not None and not found.is_rounding(self.local_eager)
-
-    @property
-    def unstable_in_session(self) -> bool:
-        """Whether repeats of the session differ by more than propagated rounding."""
-        found = self.session_instability
-        return found is not None and not found.is_rounding(self.eager)
-
-    @property
-    def error(self) -> Error | None:
-        return None if self.ours is None else Error(self.name, self.ours, self.eager)
-
-    @property
-    def unexplained_errors(self) -> list[Error]:
-        """The errors that rounding does not explain, with eager's."""
-        pairs = [(self.ours, self.eager), (self.local_onnx, self.local_eager)]
-        pairs = [pair for pair in pairs if pair[0] is not None and not pair[0].is_rounding]
-        if self.unstable_in_session and self.session_instability is not None:
-            pairs.append((self.session_instability.difference, self.eager))
-        if self.unstable_alone and self.local_instability is not None:
-            pairs.append((self.local_instability.difference, self.local_eager))
-        return [Error(self.name, measure, eager) for measure, eager in pairs if measure is not None]
-
-    @property
-    def local_fault(self) -> str:
-        """The error of the node alone, its element and tolerance; ``""`` if it is rounding or of a discrete dtype."""
-        found, dtype = self.local_onnx, self.torch_dtype
+    def fault(self) -> str:
+        """The error, its element and tolerance; ``""`` if it is rounding or of a discrete dtype."""
+        found, dtype = self.error, self.torch_dtype
         if found is None or found.is_rounding or not (dtype.is_floating_point or dtype.is_complex):
             return ""
-        return str(Verdict(ours=found, index=index_of(found, torch.empty(self.shape, dtype=dtype, device="meta"))))
+        return found.text(f" at element {list(self.index)}" if self.index else "")
 
     @property
     def mark(self) -> str:
-        """``=`` bitwise equal to eager, ``~`` within rounding, ``!`` the node is wrong, ``?`` not deterministic, blank:
-        not compared."""
-        if self.unstable_alone:
+        """``=`` bitwise equal to eager, ``~`` within rounding, ``!`` wrong, ``?`` not deterministic, blank: not
+        known."""
+        if self.is_unstable:
             return "?"
-        if not self.locally_explained:
+        if not self.is_right:
             return "!"
-        if self.onnx is None:
+        if self.error is None:
             return " "
         return "=" if self.equals_eager else "~"
 
@@ -144,14 +105,14 @@ class Row(ValueFacts):
 
     @property
     def wrong_node(self) -> WrongNodeEntry:
-        error = msgspec.convert(self.local_onnx, MeasureEntry | None, from_attributes=True)
+        error = msgspec.convert(self.error, MeasureEntry | None, from_attributes=True)
         elements = self.wrong_elements.text if self.wrong_elements is not None else self.complaint
         return WrongNodeEntry(self.name, self.operator, self.where, self.module, self.converter, error, elements)
 
     @property
     def size_of_fault(self) -> float:
-        """The error of the node alone, relative to its scale; infinite for another dtype or shape."""
-        return self.local_onnx.relative if self.local_onnx is not None and not self.complaint else math.inf
+        """The error relative to the scale of the value; infinite for another dtype or shape."""
+        return self.error.relative if self.error is not None and not self.complaint else math.inf
 
 
 _DIFFERENCE_IN_NOTE = (CauseKind.PASS, CauseKind.DECOMPOSITION, CauseKind.TRACE, CauseKind.STAGE)
@@ -207,6 +168,16 @@ class Finding:
     unchecked: list[str] = dataclasses.field(default_factory=list)  # what could not be compared, with the reason
 
 
+@dataclasses.dataclass(frozen=True)
+class ExpectedValues:
+    """The inputs of a node that is wrong alone, and its results in eager and in float64, by ONNX value name."""
+
+    region: int
+    input: Mapping[str, torch.Tensor]
+    eager: Mapping[str, torch.Tensor]
+    exact: Mapping[str, torch.Tensor]
+
+
 @dataclasses.dataclass
 class GraphComparison:
     """The comparison of one run of a graph; see ``GraphEntry`` for fields of the same name."""
@@ -214,13 +185,13 @@ class GraphComparison:
     blame: Blame | None = None  # the first wrong value; ``None`` if all are right
     not_comparable: str = ""  # why the run cannot be compared
     note: str = ""  # such as what explains a difference that is not a fault
-    has_tie: bool = False  # whether a tie of a quantization explains an error
     rows: list[Row] = dataclasses.field(default_factory=list)  # every value, in execution order
     unchecked: list[str] = dataclasses.field(default_factory=list)
     sizes: SizesByName = dataclasses.field(default_factory=dict)  # those of the run that may differ between runs
     wrong_nodes: Sequence[Row] = ()  # those that are wrong by themselves, the largest errors first
     faults: Sequence[Error] = ()  # of wrong stages, passes and results, in addition to those of the rows
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    expected: ExpectedValues | None = None
 
     @property
     def ok(self) -> bool:
@@ -241,13 +212,12 @@ class GraphComparison:
     def worst(self) -> Error | None:
         """The largest error relative to its scale.
 
-        If the run is right: among the outputs. If not: among ``faults`` and the unexplained errors of the outputs and
-        of the blamed value; ``None`` if none of them has a size, as for a wrong dtype.
+        If the run is right: among the outputs. If not: among ``faults`` and the blamed value; ``None`` if none of them
+        has a size, as for a wrong dtype.
         """
-        outputs = [row for row in self.rows if row.is_output]
         if self.blame is None:
-            errors = [error for row in outputs if (error := row.error) is not None]
+            errors = [Error(row.name, row.error, row.eager) for row in self.rows if row.is_output and row.error]
         else:
-            blamed = [row for row in self.rows if row.name == self.blame.value]
-            errors = [*self.faults, *(error for row in outputs + blamed for error in row.unexplained_errors)]
+            wrong = [row for row in self.rows if row.name == self.blame.value and row.error and not row.is_right]
+            errors = [*self.faults, *(Error(row.name, row.error, row.eager) for row in wrong if row.error)]
         return max(errors, key=lambda error: error.onnx.relative, default=None)

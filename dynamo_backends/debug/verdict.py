@@ -10,7 +10,7 @@ from passes.engine.manager import all_passes
 from passes.engine.origins import written_at
 
 from ..dumps.blame import CauseKind
-from ..numerics.measure import FORMATS
+from ..numerics.rule import FORMATS
 from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
 from .chosen_runs import SizesByName
 from .rows import Blame, Error, Finding, GraphComparison, Row
@@ -79,8 +79,7 @@ def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -
     row = comparison.row_of(comparison.blame.value) if comparison.blame is not None else None
     if row is None or row.region is None or row.dtype != "float32" or only_cpu(providers):
         return comparison
-    wrong = [error for error in (row.local_onnx, row.ours) if error is not None and not error.is_rounding]
-    if not wrong or any(error.relative > _BFLOAT16_ERROR for error in wrong):
+    if row.error is None or row.error.is_rounding or row.error.relative > _BFLOAT16_ERROR:
         return comparison
     name, options = provider_name(providers[0]), options_for_float32(providers[0])
     note = f"the error is no larger than rounding to bfloat16 makes: {name} may compute float32 with fewer digits"

@@ -1,8 +1,7 @@
 """Finds the decomposition that computes something else than its operator, on the values of a run.
 
-The captured graph runs in eager, forward and backward. Each operator that AOTAutograd decomposes is computed on the
-same inputs by the operator, by the operator in float64, and by its decomposition. The culprit is the first whose
-decomposition has a larger error than the operator's error and rounding explain.
+The captured graph runs in float64, forward and backward. Each operator that AOTAutograd decomposes is computed on the
+same inputs by the operator and by its decomposition. The culprit is the first that differs by more than rounding.
 """
 
 from __future__ import annotations
@@ -13,21 +12,18 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from passes.engine.origins import written_at
 
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.locations import Place, place_of
-from ..numerics.call_execution import as_float64
-from ..numerics.exact import KERNEL_ERRORS, floats
-from ..numerics.randomness import PERTURBATIONS, is_random, perturbed
-from ..numerics.verdicts import Verdict, epsilon, verdict
-from .first_changed_node import difference_in_float64
-from .interpreter import Interpreter
+from ..numerics.randomness import is_random
+from .first_changed_node import difference
 from .rows import Blame
+from .wide_runs import WideInterpreter, WideMode, unexplained
 
-_Table = Mapping[object, Callable[..., Any]]
+Table = Mapping[object, Callable[..., Any]]
 
 
 class DecompositionCheck(TorchDispatchMode):
@@ -35,10 +31,9 @@ class DecompositionCheck(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, table: _Table, tracker: NodeTracker) -> None:
+    def __init__(self, table: Table, tracker: NodeTracker, state: torch.Tensor) -> None:
         super().__init__()
-        self._table = table
-        self._tracker = tracker
+        self._table, self._tracker, self._state = table, tracker, state
         self.culprit: Blame | None = None
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
@@ -54,44 +49,32 @@ class DecompositionCheck(TorchDispatchMode):
             result = self._table[operator](*args, **kwargs)
         if result is NotImplemented or self.culprit is not None:
             return
-        try:
-            exact = as_float64(operator, args, kwargs)
-        except KERNEL_ERRORS:  # there is no float64 reference
-            return
-        native = operator(*args, **kwargs)
-        leaves = list(zip(*(pytree.tree_leaves(item) for item in (result, native, exact)), strict=False))
+        native = pytree.tree_leaves(operator(*args, **kwargs))
+
+        def again(seed: int) -> dict[int, object]:
+            mode = WideMode(self._state, seed)
+            given, named = pytree.tree_map(mode.perturbed, (args, kwargs))
+            with mode.alone():
+                return dict(enumerate(pytree.tree_leaves(operator(*given, **named))))
+
         # an operator may return ``None`` for a result that is not needed, which its decomposition computes
-        suspects = [i for i, item in enumerate(leaves) if item[1] is not None and verdict(*item).is_wrong]
-        generator = torch.Generator().manual_seed(0)
-        perturbed_calls = (
-            pytree.tree_map(lambda value: perturbed(value, generator), (args, kwargs))
-            for _ in range(PERTURBATIONS if suspects else 0)
-        )
-        others = [pytree.tree_leaves(as_float64(operator, *call)) for call in perturbed_calls]
-        for i in suspects:
-            actual, eager, exactly = leaves[i]
-            found = verdict(actual, eager, exactly, [item[i] for item in others])
-            if found.is_wrong:
-                self._blame(operator, found)
-                return
-        self._check_in_float64(operator, exact, args, kwargs)
+        pairs = enumerate(zip(native, pytree.tree_leaves(result), strict=False))
+        leaves = {i: pair for i, pair in pairs if pair[0] is not None}
+        with _disable_current_modes():
+            wrong = [leaves[i] for i in unexplained(leaves, again)]
+            if wrong:
+                self._blame(operator, *wrong[0])
 
-    def _check_in_float64(self, operator: Any, exact: object, args: Any, kwargs: Any) -> None:
-        """In half precision, an error of a percent may be rounding; it is not in float64."""
-        unit = max(map(epsilon, {item.dtype for item in floats((args, kwargs))}), default=0.0)
-        if unit <= epsilon(torch.float32):
-            return
-        try:
-            found = difference_in_float64(exact, as_float64(self._table[operator], args, kwargs), unit)
-        except KERNEL_ERRORS:  # of the decomposition there is no float64
-            return
-        if found.is_wrong:
-            self._blame(operator, found)
-
-    def _blame(self, operator: Any, found: Verdict) -> None:
+    def _blame(self, operator: Any, expected: object, actual: object) -> None:
         name, source, module = self._tracker.current()
-        cause, code = Cause(CauseKind.DECOMPOSITION, str(operator)), written_at(self._table[operator])
-        self.culprit = Blame(name or str(operator), cause, source=source, module=module, code=code, difference=found)
+        self.culprit = Blame(
+            name or str(operator),
+            Cause(CauseKind.DECOMPOSITION, str(operator)),
+            source=source,
+            module=module,
+            code=written_at(self._table[operator]),
+            difference=difference(expected, actual),
+        )
 
 
 def _functional(func: Any) -> Any:
@@ -108,11 +91,11 @@ def _copy(value: object) -> object:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-class NodeTracker(Interpreter):
+class NodeTracker(WideInterpreter):
     """Runs a captured graph, and knows which node its forward or backward is computing."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=True)
+    def __init__(self, module: fx.GraphModule, mode: WideMode) -> None:
+        super().__init__(module, mode)
         self._node: fx.Node | None = None
         self._by_grad_fn: dict[object, fx.Node] = {}
 

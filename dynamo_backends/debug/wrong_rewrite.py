@@ -21,9 +21,8 @@ from passes.engine.results import PassResult
 from ..dumps.blame import Cause, CauseKind
 from ..errors import SessionError
 from ..graphs.artifacts import CompiledRegion
-from ..numerics.measure import Measure
-from ..numerics.tensor_measure import measure_tensor
-from ..numerics.verdicts import is_changed
+from ..numerics.rule import SUM_UNITS, Measure
+from ..numerics.whole_graph import is_rounding, measure
 from ..partition.needed_passes import with_needed_passes
 from ..runtime.binding import BoundSession, OutputSpec
 from ..runtime.exposed_values import common_values, tensors, values_of_model, values_of_session
@@ -68,6 +67,8 @@ def find_rewrite(
     """
     search = _RewriteSearch(compiled, bound, actual, value)
     optimized = compiled.optimized_model
+    if not search.differs:
+        return Cause(CauseKind.NODE), value
     if search.is_right(optimized):
         return Cause(CauseKind.SESSION), value
     before = with_needed_passes(compiled.model)
@@ -99,9 +100,9 @@ def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Map
     for name in (result.name for result in compiled.passes if result.fired and result.name in needed):
         with contextlib.suppress(SessionError):  # the runtime may reject the model without the pass
             without, with_all = value(name), value()
-            if without is None or with_all is None or row.local_onnx is None:
+            if without is None or with_all is None or row.error is None:
                 return ""
-            if measure_tensor(without, with_all.double()).share > row.local_onnx.share / 2:
+            if measure(without, with_all).share > row.error.share / 2:
                 return name
     return ""
 
@@ -119,16 +120,21 @@ class _RewriteSearch:
         self._position = names.index(value) if value in names else None
         expected = self._run(with_needed_passes(compiled.model), optimize=False)
         assert expected is not None
-        self._expected = expected.double()
+        self._expected = expected
         wrong = self._run(compiled.optimized_model)
-        self._error = measure_tensor(wrong, self._expected) if wrong is not None else Measure()
+        self._error = measure(wrong, self._expected) if wrong is not None else Measure()
+
+    @property
+    def differs(self) -> bool:
+        """Whether the wrong value is another than the exported model's: a rewrite made it."""
+        return not self._error.is_rounding
 
     def is_right(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> bool | None:
         """Whether the error is rounding, or at most half of the wrong session's; ``None`` without the value."""
         found = self._run(model, optimize=optimize, disabled=disabled)
         if found is None:
             return None
-        error = measure_tensor(found, self._expected)
+        error = measure(found, self._expected)
         is_smaller = error.nonfinite <= self._error.nonfinite / 2 and error.max_abs <= self._error.max_abs / 2
         return error.is_rounding or is_smaller
 
@@ -137,7 +143,7 @@ class _RewriteSearch:
         found = common_values(self._bound, before, after, self._arguments)
         try:
             same_shape = ((value.name, old, new) for value, old, new in found if old.shape == new.shape)
-            return next((name for name, old, new in same_shape if is_changed(new, old)), None)
+            return next((name for name, old, new in same_shape if not is_rounding(new, old, SUM_UNITS)), None)
         except SessionError:  # the runtime rejects the model with all values as outputs
             return None
 

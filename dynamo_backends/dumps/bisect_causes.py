@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ..numerics.rule import RUNS
 from ..runtime import optimizers
 from .bisection import (
     RIGHT,
@@ -36,8 +37,6 @@ from .submodels import Parts, known_of
 from .value_differences import difference_from_reference, tolerance
 
 _FEW_NODES = 64  # up to this size all kernels of a model are checked if the verdict names no node
-
-_PERTURBATIONS = 4  # runs with perturbed inputs that measure the rounding error of a node
 
 _UNKNOWN = np.zeros(0, np.float32)  # stands for an expected output that could not be computed
 
@@ -151,7 +150,7 @@ def wrong_kernel(search: BisectionSearch, ran: RanModel, node: NodeResults | Non
 def _perturbed_results(runner: CandidateRunner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
     """A result in float64, computed a few times from inputs that are perturbed by one unit of rounding."""
     perturbed_results = []
-    for seed in range(_PERTURBATIONS):
+    for seed in range(RUNS):
         generator = np.random.default_rng(seed)
         given = known_of(model.graph.inputs, known)
         inputs = {key: np.asarray(perturbed(value, 0.0, generator)) for key, value in given.items()}

@@ -18,8 +18,7 @@ class CauseKind(enum.StrEnum):
     OPTIMIZER = "optimizer"  # ONNX Runtime's optimizer ``name``; ``""`` for an unknown one
     SESSION = "session"  # the session that ran; another session of the same model is right
     STALE_WEIGHT = "stale weight"  # the session that ran has an old value of the weight ``name``
-    UNSTABLE = "unstable"  # results differ between runs or numbers of threads; ``name`` is ``runs`` or ``threads``
-    UNEXPLAINED = "unexplained"  # every node by itself is right, and the error exceeds the tolerance
+    UNSTABLE = "unstable"  # results differ between runs; ``name`` is ``runs``
     RESULT = "result"  # a result is wrong, and no node explains it
 
 
@@ -32,7 +31,6 @@ _STAGES = {
     CauseKind.SESSION: "run",
     CauseKind.STALE_WEIGHT: "run",
     CauseKind.UNSTABLE: "run",
-    CauseKind.UNEXPLAINED: "run",
 }
 
 
@@ -58,11 +56,11 @@ class Cause:
     @property
     def blames_no_node(self) -> bool:
         """Whether every node of ``model.onnx`` is right by itself."""
-        return self.kind in (CauseKind.PASS, CauseKind.OPTIMIZER, CauseKind.SESSION, CauseKind.UNEXPLAINED)
+        return self.kind in (CauseKind.PASS, CauseKind.OPTIMIZER, CauseKind.SESSION)
 
     def __str__(self) -> str:
         if self.kind == CauseKind.UNSTABLE:
-            return "depends on the number of threads" if self.name == "threads" else "not deterministic"
+            return "not deterministic"
         with_name, without = _TEXTS.get(self.kind, ("", ""))
         return with_name.format(self.name) if self.name else without
 
@@ -75,6 +73,5 @@ _TEXTS = {
     CauseKind.OPTIMIZER: ("ONNX Runtime optimizer {}", "ONNX Runtime's optimizers"),
     CauseKind.SESSION: ("", "the session that ran; another session of the same model is right"),
     CauseKind.STALE_WEIGHT: ("the session that ran has an old value of {}", "the session that ran has an old weight"),
-    CauseKind.UNEXPLAINED: ("", "no node by itself explains it"),
 }
 """The text of a cause with a name, and without. Nodes and results have none."""

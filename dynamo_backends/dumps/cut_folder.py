@@ -15,15 +15,15 @@ import msgspec
 import onnx_ir as ir
 
 from ..common.python_process import exit_code_text, worker_environment
-from ..numerics import measure
+from ..numerics import rule
 from ..runtime.custom_operators import libraries_of_environment
 from .candidate_runs import LONGEST, CandidateOutcome, Feeds, write_model
 from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
 from .schema import GraphEntry, RegionEntry, RunEntry, Settings, StageEntry
 
-# The lines of ``repro.py`` that are replaced: by the settings, and by the source of ``measure``.
+# The lines of ``repro.py`` that are replaced: by the settings, and by the source of ``rule``.
 _SETTINGS = "SETTINGS: dict = {}\n"
-_IMPORT = "from dynamo_backends.numerics.measure import measure\n"
+_IMPORT = "from dynamo_backends.numerics.rule import judge\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +58,13 @@ def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> Non
 
 
 def repro_text(settings: Mapping[str, Any]) -> str:
-    """A ``repro.py`` that needs only onnxruntime and numpy: ``dumps/repro.py`` with ``numerics/measure.py`` inlined."""
+    """A ``repro.py`` that needs only onnxruntime and numpy: ``dumps/repro.py`` with ``numerics/rule.py`` inlined."""
     source = Path(__file__).with_name("repro.py").read_text(encoding="utf-8")
-    rule = Path(measure.__file__).read_text(encoding="utf-8")
-    rule = rule[rule.index("import dataclasses\n") :]
+    text = Path(rule.__file__).read_text(encoding="utf-8")
+    text = text[text.index("import dataclasses\n") :]
     assert source.count(_SETTINGS) == 1 and source.count(_IMPORT) == 1
     source = source.replace(_IMPORT, "").replace("import numpy as np\n", "", 1)
-    return source.replace(_SETTINGS, f"{rule}\n\nSETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
+    return source.replace(_SETTINGS, f"{text}\n\nSETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
 
 
 def run_repro(folder: Path) -> CandidateOutcome:

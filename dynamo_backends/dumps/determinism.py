@@ -8,7 +8,7 @@
 
 Each region runs repeatedly on its recorded inputs: with the session of the run, and with the model as ONNX Runtime
 optimized it, all its values exposed and no further optimization, so that its fusions stay. Results are compared bit
-for bit; differences within the tolerance of ``numerics/measure.py`` are marked as rounding. A value that differs in a
+for bit; differences within the tolerance of ``numerics/rule.py`` are marked as rounding. A value that differs in a
 run in which its inputs do not is the origin of a difference. Its node then runs repeatedly alone, on the values of the
 first run.
 """

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ..numerics.measure import FORMATS
+from ..numerics.rule import FORMATS
 from .reading import DumpedGraph
 from .schema import ElementEntry, ExtentEntry, RowEntry
 
@@ -50,7 +50,6 @@ class Origin:
     eager: int | None  # eager, onnx: the number of such elements in eager and on ONNX Runtime; ``None`` if unknown
     onnx: int | None
     side: str  # ``both``, ``eager`` or ``onnx``
-    only_in_session: bool  # on ONNX Runtime in the session that ran, but not if all values are exposed (no fusions)
     why: str  # the usual reason, or ``""``
     inputs: Sequence[NodeInput]
     examples: Sequence[ElementEntry]  # some of the elements, with those of the inputs that they come from
@@ -92,8 +91,8 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
 
 
 def _extent(row: RowEntry, side: str) -> ExtentEntry | None:
-    """A value's range in eager or on ONNX Runtime: there in the session that ran, else with all values exposed."""
-    return row.eager_extent if side == "eager" else row.session_extent or row.onnx_extent
+    """A value's range in eager, on the inputs that ONNX Runtime had, or in the run."""
+    return row.eager_extent if side == "eager" else row.extent
 
 
 def _count(row: RowEntry, side: str, key: str) -> int | None:
@@ -113,7 +112,7 @@ def _begins_in(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str)
 
 def _origin(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Origin:
     inputs = [NodeInput(name, _extent(rows[name], "eager")) for name in row.inputs if name in rows]
-    eager, onnx, exposed = _count(row, "eager", key), _count(row, "onnx", key), row.onnx_extent
+    eager, onnx = _count(row, "eager", key), _count(row, "onnx", key)
     reaches, ends_at = _follow(rows, row.name)
     wanted = ("nan",) if key == "nan" else ("inf", "-inf")
     examples = [element for element in row.nonfinite_elements if element.value in wanted]
@@ -125,7 +124,6 @@ def _origin(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Origin:
         eager=eager,
         onnx=onnx,
         side="both" if eager and onnx else "onnx" if onnx else "eager",
-        only_in_session=bool(onnx) and exposed is not None and not getattr(exposed, key),
         why=_why(row, key, inputs, examples),
         inputs=inputs,
         examples=examples,

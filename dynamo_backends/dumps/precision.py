@@ -7,7 +7,7 @@
             print(node.fx_node, node.module, node.source)
 
 Variants of the model that ran have some nodes in float32 (``mixed_precision.py``). A variant is right if its results on
-the recorded inputs have the errors that ``numerics/measure.py`` allows, against the same model in float64. Delta
+the recorded inputs have the errors that ``numerics/rule.py`` allows, against the same model in float64. Delta
 debugging finds a smallest set of nodes: none of them can be left out.
 """
 
@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..numerics.measure import FORMATS, ordinary
+from ..numerics.rule import FORMATS, SUM_UNITS
 from .bisection import delta_debug
 from .mixed_precision import is_low, widened
 from .model_sessions import region_settings, session_of_region
 from .models import OnnxModel, load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError
-from .schema import RowEntry
 from .value_differences import difference_from_reference
 
 _COMPARED = ("float16", "bfloat16", "float32")  # dtypes of the results that are compared
@@ -90,14 +89,14 @@ def find_precision(
 ) -> list[RegionPrecision]:
     """Finds the nodes of each region that must compute in float32.
 
-    With ``strict`` only rounding counts; by default the tolerance includes eager's error, as in the verdict.
+    With ``strict`` also of a graph whose verdict is ``ok``: each of its values is right on the numbers it was computed
+    from, but what low precision adds up to may still be far from float64.
     ``progress`` is called with a line of text for each variant.
 
     Raises:
         DumpError: no run was compared, nothing was recorded, or the model cannot be run.
     """
-    rows = {row.name: row for row in graph.rows()}
-    return [RegionSearch(graph, region, rows, strict, progress).find() for region in graph.regions]
+    return [RegionSearch(graph, region, strict, progress).find() for region in graph.regions]
 
 
 @dataclasses.dataclass
@@ -106,7 +105,6 @@ class RegionSearch:
 
     graph: DumpedGraph
     region: DumpedRegion
-    rows: Mapping[str, RowEntry]
     strict: bool
     progress: Callable[[str], None]
 
@@ -175,13 +173,9 @@ class RegionSearch:
 
     def _error(self, name: str, value: np.ndarray) -> ResultError:
         exact = np.asarray(self._exact[name], np.float64)
-        coarser = FORMATS[value.dtype.name].epsilon / FORMATS["float32"].epsilon
-        found = difference_from_reference(value, exact, inner=ordinary(exact) * coarser).measured
-        row = self.rows.get(name)
-        eager = row.eager if row is not None and not self.strict else None
-        known = FORMATS[value.dtype.name].factor * (eager.share or 0.0) if eager else 0.0
-        is_overflow = found.nonfinite > (eager.nonfinite if eager else 0)
-        return ResultError(name, value.dtype.name, math.inf if is_overflow else found.error, found.limit * (1 + known))
+        terms = SUM_UNITS * FORMATS[value.dtype.name].epsilon * _ordinary(exact)
+        found = difference_from_reference(value, exact, more=terms).measured
+        return ResultError(name, value.dtype.name, math.inf if found.nonfinite else found.error, found.limit)
 
     def _suffices(self, names: Sequence[str]) -> bool:
         right = _are_right(self.errors(names))
@@ -191,6 +185,19 @@ class RegionSearch:
     def _described(self, fx_node: str) -> WideNode:
         metadata = [node for node in self._model.graph if _fx_node(node) == fx_node][-1].metadata_props
         return WideNode(fx_node, *(metadata.get(key, "") for key in ("aten_op", "module", "source")))
+
+
+_FAR = 1e3
+"""How many times larger than the lower quartile an outlier is."""
+
+
+def _ordinary(value: np.ndarray) -> float:
+    """The root mean square of the elements that are neither 0 nor far larger than the lower quartile."""
+    size = np.abs(value[np.isfinite(value) & (value != 0)]).reshape(-1)
+    if not size.size:
+        return 0.0
+    quartile = np.partition(size, size.size // 4)[size.size // 4]
+    return float(np.sqrt(np.square(size[size <= _FAR * quartile]).mean()))
 
 
 def _are_right(errors: Sequence[ResultError]) -> bool:

@@ -8,7 +8,7 @@ outputs are within the tolerance, or the session is created and no outputs were 
 cannot be created or run; 2 if the inputs were not stored.
 
 The folder of each region in a dump, and each folder that ``bisect`` writes, has a ``repro.py``: the text of this
-module, with ``numerics/measure.py`` and the session's settings inserted (``cut_folder.repro_text``). The commands that
+module, with ``numerics/rule.py`` and the session's settings inserted (``cut_folder.repro_text``). The commands that
 run models of dumps create their sessions with the functions here, too.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from dynamo_backends.numerics.measure import measure
+from dynamo_backends.numerics.rule import judge
 
 SETTINGS: dict = {}
 
@@ -257,7 +257,7 @@ def _comparison(expected: Tensor, outputs: Any) -> tuple[bool, float, str, str]:
     if number != its_number or array.shape != right.shape:
         said = f"type {its_number} {array.shape} instead of {number} {right.shape}"
         return True, float("inf"), name, f"{name}: {said}"
-    found = measure(plain(array, number), plain(right, number), _NAMES.get(number, ""))
+    found, _ = judge(plain(array, number), plain(right, number), _NAMES.get(number, ""))
     is_wrong = found.share > SETTINGS.get("allowed", {}).get(name, 1.0)
     line = f"{name}: error {found.max_abs:.3g}, {found.share:.3g} times the tolerance, largest value "
     line += f"{found.scale:.3g}, NaN or infinite in one only: {found.nonfinite}"

@@ -117,11 +117,9 @@ class FallbackEntry:
 
 @dataclasses.dataclass(frozen=True)
 class MeasureEntry:
-    """A ``numerics.measure.Measure``; numbers that are NaN or infinite are ``None``."""
+    """A ``numerics.rule.Measure``; numbers that are NaN or infinite are ``None``."""
 
     max_abs: float | None
-    max_rel: float | None
-    rmse: float | None
     max_ulp: float | None
     nonfinite: int
     scale: float | None
@@ -224,7 +222,6 @@ class GraphEntry:
     sizes: dict[str, object] = dataclasses.field(default_factory=dict)  # those of the verdict
     verdict: str | None = None  # ``ok``, ``diverges at …``, ``not comparable: …``; ``None`` if no run was compared
     note: str = ""  # additional information
-    has_tie: bool = False  # whether a tie of a quantization explains an error, as the note says
     blame: BlameEntry | None = None  # the value that the verdict names
     wrong_nodes: Sequence[WrongNodeEntry] = ()  # the largest errors first; ``blame.more`` counts all but one
     worst: ErrorEntry | None = None  # see ``debug.rows.GraphComparison.worst``
@@ -341,10 +338,9 @@ class ElementEntry:
 
 @dataclasses.dataclass(frozen=True)
 class InstabilityEntry:
-    """The difference of two computations of a value, and their numbers of threads."""
+    """A value that is right in one run and wrong in another: the error of the wrong one, and the number of threads."""
 
     threads: int
-    other_threads: int
     difference: MeasureEntry
 
 
@@ -361,8 +357,11 @@ class ValueFacts:
     shape: tuple[int, ...] = ()  # eager's
     region: int | None = None  # ``None`` in PyTorch
     is_output: bool = False  # whether the graph returns it
-    equals_eager: bool = False  # whether the propagated value is eager's, bit for bit
-    index: tuple[int, ...] = ()  # of the element with the worst local error, if that exceeds the tolerance
+    origin: str = ""  # ``session``, ``PyTorch``, ``argument``; ``""``: the run does not have it, eager's is shown
+    segment: Sequence[str] = ()  # the nodes before it that are judged together with it
+    step: str = ""  # the last step that was taken to judge it, see ``numerics.segments``
+    equals_eager: bool = False  # whether it is eager's on the same inputs, bit for bit
+    index: tuple[int, ...] = ()  # of the element with the worst error, if that exceeds the tolerance
     inputs: Sequence[str] = ()  # the names of the rows that the node reads
     has_infinite_argument: bool = False  # whether a number among its arguments is infinite or NaN, as in a mask
     is_uninitialized: bool = False  # whether it is uninitialized memory
@@ -379,25 +378,17 @@ class ValueFacts:
 
 @dataclasses.dataclass
 class RowEntry(ValueFacts):
-    """A row of ``side_by_side.json``: a value and its errors.
-
-    *Propagated* values are computed from propagated inputs, *local* ones from the node's inputs in the model.
-    """
+    """A row of ``side_by_side.json``: a value and its error."""
 
     stack: Sequence[FrameEntry] = ()  # outermost first
-    onnx: MeasureEntry | None = None  # the propagated error, against float64
-    eager: MeasureEntry | None = None  # eager's error, against float64
-    local_onnx: MeasureEntry | None = None  # the local error, against eager if that is within rounding, else float64
-    local_eager: MeasureEntry | None = None  # eager's local error, against the same reference
-    session: MeasureEntry | None = None  # the error in the session that ran, if it returned or kept the value
-    session_instability: InstabilityEntry | None = None  # if the session's value differed in another run
-    local_instability: InstabilityEntry | None = None  # of the node alone; measured if an error is no rounding
-    eager_extent: ExtentEntry | None = None  # of eager's value; ``None`` for integers
-    onnx_extent: ExtentEntry | None = None  # of the propagated value, or PyTorch's value in the run
-    session_extent: ExtentEntry | None = None  # of the value in the session that ran
+    error: MeasureEntry | None = None  # against PyTorch on the same inputs; ``None`` if the value is not known
+    eager: MeasureEntry | None = None  # eager's error against float64 on the same inputs, if that was needed
+    instability: InstabilityEntry | None = None  # if the value differed in another run
+    eager_extent: ExtentEntry | None = None  # of eager's result on the same inputs; ``None`` for integers
+    extent: ExtentEntry | None = None  # of the value
     nonfinite_elements: Sequence[ElementEntry] = ()  # some elements of eager's value or of ONNX Runtime's
     mark: str = " "
-    locally_explained: bool = True
+    is_right: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

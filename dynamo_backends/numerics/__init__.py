@@ -1,8 +1,7 @@
-"""Decides whether a value is right: float64 runs as the reference, one measure of errors, one tolerance, one verdict.
+"""Decides whether a value is right: one rule, PyTorch in eager and in float64 as the reference, one perturber.
 
-It computes a value in PyTorch and in float64: ``exact`` a single call, ``graph_execution`` a graph node by node,
-``reference_runs`` a whole function, ``call_execution`` a recorded call. It returns the error of the value to check, its
-tolerance and a ``Verdict``. ``debug``, ``op_tools``, ``partition``, ``placement`` and ``bench`` call it.
-``measure`` needs only numpy:
-``dumps`` uses it too, and ``repro.py`` contains it.
+``rule`` is the tolerance; it needs only numpy, and ``repro.py`` contains it. ``segments`` judges the values of a run,
+each on the values that it was computed from; ``whole_graph`` judges results where there are no others. ``exact`` runs a
+single call in float64, ``function_runs`` a whole function, ``call_execution`` a recorded call; ``operator_facts`` has
+what is known of operators. ``debug``, ``op_tools``, ``partition``, ``placement``, ``onnx_files`` and ``bench`` call it.
 """

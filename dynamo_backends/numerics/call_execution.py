@@ -21,9 +21,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from .exact import WIDER
-from .reference_runs import Context, Float64, FunctionRun, Recording, copies, requires_grad, version_of
-from .verdicts import epsilon
+from .exact import WIDER, is_floating
+from .function_runs import Context, FunctionRun, Recording, Rerun, copies, requires_grad, version_of
 
 Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
 """Takes an argument's name and the argument; returns another of the same shape."""
@@ -33,9 +32,9 @@ Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
 class RunTarget:
     """In which precision, and where, a call is run."""
 
-    wide: bool = False  # in float64, with the random numbers and decisions of the recorded call, see ``Float64``
-    decides: bool = False  # float64 decides comparisons and indices itself
-    perturbing: torch.dtype | None = None  # with ``wide``: by its rounding the inputs of each operator are perturbed
+    wide: bool = False  # in float64, with the random numbers and decisions of the recorded call, see ``Rerun``
+    seed: int | None = None  # with ``wide``: of a perturbed run
+    rounding: torch.dtype = torch.float32  # what it perturbs by, where the recorded call did not run an operator
     device: torch.device | None = None  # of the copies; by default that of each argument
     function: Callable[..., Any] | None = None  # computes the same on another runtime
     timer: Context = contextlib.nullcontext  # creates a context for the function, and one for the backward
@@ -100,9 +99,9 @@ class CallExecution:
 
     @property
     def coarsest(self) -> torch.dtype:
-        """The floating-point or complex dtype of least precision among the arguments; float64 if there is none."""
-        dtypes = [leaf.dtype for leaf in self.tensors]
-        return max((dtype for dtype in dtypes if epsilon(dtype)), key=epsilon, default=torch.float64)
+        """The floating-point dtype of least precision among the arguments; float32 if there is none."""
+        dtypes = [leaf.dtype for leaf in self.tensors if is_floating(leaf)]
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -160,9 +159,7 @@ class CallRun:
         first = {id(leaf): name for name, leaf in reversed(list(zip(execution.names, leaves, strict=True)))}
         self._leaves = {first[id(leaf)]: leaf for leaf in leaves if requires_grad(leaf)}
         self._target = target
-        self._float64 = Float64(
-            execution.recording, decides_itself=target.decides, perturbing=target.perturbing or False
-        )
+        self._float64 = Rerun(execution.recording, target.seed, otherwise=target.rounding)
 
         def call(*given: object) -> Any:
             args, kwargs = pytree.tree_unflatten(given, execution.spec)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import torch
 
+from .arrays import dense
 from .exact import is_floating
-from .tensor_measure import dense
 
 _SHOWN = 3
 """Elements that are listed of a result with NaN or infinities."""

@@ -5,7 +5,7 @@
     found = wrong_elements(actual, expected, beyond, {"x": x})
     found.text       # "1033 of 2048 elements exceed the tolerance, all where x is negative (1040 elements)"
 
-``measure.judge`` decides which elements these are. Arrays are numpy's. Booleans and complex numbers have no pattern of
+``rule.judge`` decides which elements these are. Arrays are numpy's. Booleans and complex numbers have no pattern of
 values and no histogram.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from .element_records import Number, ValueRange, WrongElement, WrongElements
-from .measure import Beyond
+from .rule import Beyond
 
 _SHOWN = 5
 """Elements that are listed."""
@@ -59,7 +59,7 @@ def wrong_elements(
     Args:
         actual: the value, of any shape and dtype.
         expected: the reference, of the same shape.
-        beyond: what ``measure.judge`` returned for them.
+        beyond: what ``rule.judge`` returned for them.
         inputs: by name, the inputs of an elementwise operator; one that is not broadcast to the value's shape is left
             out.
     """

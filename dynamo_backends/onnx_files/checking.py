@@ -11,7 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import ExportError
-from ..numerics.reference_runs import ReferenceRuns, Results, SharedCopies
+from ..numerics.whole_graph import FunctionCheck
 from ..runtime.messages import ORT_ERRORS, without_code
 from ..runtime.ort_internals import CALLS
 from ..runtime.providers import CPU, SILENT
@@ -85,25 +85,16 @@ def difference(
         return [results[i] for i in captured.returned]
 
     with torch.no_grad():
-        runs = ReferenceRuns(run, SharedCopies([*weights, *pytree.tree_leaves(call)]), torch.get_rng_state())
-    results, inexact = runs.outputs, runs.inexact
+        check = FunctionCheck(run, [*weights, *pytree.tree_leaves(call)], torch.get_rng_state())
     for _ in range(2):  # a number that the module counts differs in one of them
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call)
         with torch.no_grad():
             eager = pytree.tree_leaves(module(*args, **kwargs))
         for i, name in enumerate(actual):
-            if message := _message(results, eager[captured.returned[i]], i):
+            if message := str(check.judge(i, eager[captured.returned[i]])):
                 captured_other = "torch.export captured something else than the model computes in this call"
-                return f"{captured_other}; result {name}: {message}", inexact
+                return f"{captured_other}; result {name}: {message}", check.inexact
     for i, (name, value) in enumerate(actual.items()):
-        if message := _message(results, value, i):
-            return f"result {name}: {message}", inexact
-    return "", inexact
-
-
-def _message(results: Results, value: object, i: int) -> str:
-    """How a value differs from the i-th result."""
-    expected = results.eager[i]
-    if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor) and value.dtype != expected.dtype:
-        return f"dtype {value.dtype} instead of {expected.dtype}"
-    return str(results.verdict(value, i))
+        if message := str(check.judge(i, value)):
+            return f"result {name}: {message}", check.inexact
+    return "", check.inexact

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from ..errors import first_line
 from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, RunTarget, named_tensors
 from ..numerics.exact import widen
-from ..numerics.tensor_measure import measure_tensor
+from ..numerics.whole_graph import measure
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
 from .dispatch_modes import without_modes
@@ -151,7 +151,7 @@ def _differences(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torc
     """The largest difference between values of the same name and shape."""
     pairs = ((name, value, actual.get(name)) for name, value in expected.items())
     return {
-        name: measure_tensor(ours.detach().cpu(), widen(value)).max_abs
+        name: measure(ours.detach().cpu(), widen(value)).max_abs
         for name, value, ours in pairs
         if ours is not None and ours.shape == value.shape
     }

@@ -14,7 +14,7 @@ from ..common.operator_watchers import watchers_disabled
 from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..graphs.operators import is_collective
-from ..numerics.reference_runs import version_of
+from ..numerics.function_runs import version_of
 from ..report.table_page import TablePage
 from .call import Call, are_readable, signature
 from .names import changes_shape, is_of_pytorch, may_write, returns_view

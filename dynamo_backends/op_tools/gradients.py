@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd import Variable
 
-from ..numerics.reference_runs import version_of
+from ..numerics.function_runs import version_of
 from .call import Call
 from .clocks import Clock, device_of
 from .dispatch_modes import without_modes

@@ -1,8 +1,8 @@
 """Compares the results and gradients of one call with those of the same call on a reference.
 
-Values are compared by ``numerics.verdicts``. Where an error is larger than some units in the last place, the call is
-run in float64 with every argument and every step perturbed by up to a unit in the last place. Errors of the size that
-this makes are allowed: the operator is ill-conditioned.
+Values are judged by the rule of ``numerics.whole_graph``, with the reference in place of eager and float64. Where an
+error is larger than some units in the last place, the call is run in float64 with the arguments of each operator
+perturbed by a rounding. Errors in proportion to what this changes are allowed: the operator is ill-conditioned.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 
+from ..numerics import operator_facts as facts
 from ..numerics.call_execution import FLOAT64, CallExecution, Change, RunTarget
-from ..numerics.exact import WIDER
-from ..numerics.local_error import SUMS
-from ..numerics.measure import group_size_of
-from ..numerics.randomness import PERTURBATIONS, perturbed
-from ..numerics.tensor_measure import measure_tensor, ordinary
-from ..numerics.verdicts import RIGHT, Verdict, epsilon, is_discrete, largest, verdict
+from ..numerics.exact import WIDER, is_floating, widen
+from ..numerics.whole_graph import ResultCheck, measure, same_number
 from .gradients import Gradients
-from .names import is_of_pytorch, last_name
+from .names import is_of_pytorch
 from .tool import dtype_name
 
 _STEP = 1e-6
@@ -36,9 +34,6 @@ _DIFFERENCE_ERROR = 1e-8
 
 _DERIVATIVE_ERROR = 1e-3
 """The tolerance of a directional derivative, relative to its size: a function may have kinks."""
-
-_INSIDE = 1e3
-"""An element may contain the rounding of numbers that are this many times smaller than the largest result."""
 
 _Values: TypeAlias = Mapping[str, torch.Tensor]
 _Run: TypeAlias = Callable[[RunTarget, Change | None], _Values]
@@ -78,11 +73,12 @@ class CallJudge:
         """
         run = self._execution.run(self._reference)
         if not results and isinstance(returned, (bool, int, float)):
-            found = verdict(returned, run.returned, run.returned)
-            compared = ComparedValue("output", type(returned).__name__, (), not found.is_wrong, 0.0, None, str(found))
+            same = same_number(returned, run.returned)
+            complaint = "" if same else f"{returned} instead of {run.returned}"
+            compared = ComparedValue("output", type(returned).__name__, (), same, 0.0, None, complaint)
             return [compared], {}
         expected = {name: run.results[name] for name in results if name in run.results}
-        return self._compare(results, expected, self._run_forward, torch.float64, self._sums_of_magnitudes), expected
+        return self._compare(results, expected, self._run_forward), expected
 
     def gradients(self, gradients: Gradients) -> list[ComparedValue]:
         """Compares what a call added to the gradients of its arguments.
@@ -90,9 +86,8 @@ class CallJudge:
         Raises:
             ChangedSinceError: an argument was changed in place since the call.
         """
-        dtypes = [value.dtype for value in gradients.outputs.values()]  # under autocast, lower than the arguments'
         run = functools.partial(self._run_backward, gradients)
-        compared = self._compare(gradients.inputs, run(self._reference), run, max(dtypes, key=epsilon))
+        compared = self._compare(gradients.inputs, run(self._reference), run, gradients.outputs)
         return [dataclasses.replace(item, value=f"gradient of {item.value}") for item in compared]
 
     def numerical_gradient(self, gradients: Gradients) -> list[ComparedValue]:
@@ -146,10 +141,12 @@ class CallJudge:
     def _run_forward(self, target: RunTarget, change: Change | None = None) -> _Values:
         return self._execution.run(target, change).results
 
-    def _sums_of_magnitudes(self) -> _Values:
-        """The results on the magnitudes of the arguments, if the call adds products of its arguments."""
-        adds = last_name(self._execution.function) in SUMS
-        return self._run_forward(FLOAT64, lambda _, value: value.abs()) if adds else {}
+    def _magnitudes(self) -> _Values:
+        """For each element, the sum of the magnitudes of its terms, if the call only adds up products of its
+        arguments."""
+        if not all(map(facts.adds_up, self._execution.recording.calls)):
+            return {}
+        return self._run_forward(FLOAT64, lambda _, value: value.abs())
 
     def _run_backward(self, gradients: Gradients, target: RunTarget, change: Change | None = None) -> _Values:
         """The gradients of the call run again. ``change`` applies to the incoming gradients, too."""
@@ -165,79 +162,59 @@ class CallJudge:
         return by_name
 
     def _compare(
-        self,
-        actual: _Values,
-        expected: _Values,
-        run: _Run,
-        computed_in: torch.dtype,
-        sums_of_magnitudes: Callable[[], _Values] = dict,
+        self, actual: _Values, expected: _Values, run: _Run, incoming: _Values = MappingProxyType({})
     ) -> list[ComparedValue]:
-        """Compares values of the same names, which may have been rounded to ``computed_in``."""
-        sums_of_magnitudes = functools.cache(sums_of_magnitudes)
+        """Compares values of the same names."""
         unset = self._unset(actual, expected, run)
-        largest_result = largest(_without_unset(unset, expected).values())
-
-        @functools.cache
-        def perturbed_runs(dtype: torch.dtype) -> Sequence[_Values]:
-            """Float64's values, and those with arguments and all steps perturbed by the rounding of a dtype."""
-            target = dataclasses.replace(FLOAT64, perturbing=dtype)
-            found = [run(FLOAT64, None), *(run(target, self._perturb(dtype)) for _ in range(PERTURBATIONS))]
-            return [_without_unset(unset, values) for values in found]
-
-        def verdict_on(name: str, value: torch.Tensor, reference: torch.Tensor) -> Verdict:
-            if is_discrete(value):
-                return self._discrete_verdict(name, value, reference, run)
-            wide = value.to(reference.dtype) if value.shape == reference.shape else value
-            inner_size = self._magnitudes(reference) + largest_result / _INSIDE
-            found = verdict(wide, reference, reference, inner_size=inner_size, rounded_to=value.dtype)
-            size = sums_of_magnitudes().get(name) if found.is_wrong and found.ours is not None else None
-            if size is not None and name not in unset and size.shape == reference.shape:
-                inner_size = torch.maximum(inner_size, size.detach().abs().double().cpu())
-                found = verdict(wide, reference, reference, inner_size=inner_size, rounded_to=value.dtype)
-            if found.ours is None or not found.is_wrong or found.ours.nonfinite:
-                return found
-            coarser = max((value.dtype, computed_in, self._execution.coarsest), key=epsilon)
-            base, *others = perturbed_runs(coarser)
-            # around the reference's value, which need not be float64's
-            near = [reference + (item[name] - base[name]).cpu() for item in others if name in item]
-            group_size = group_size_of(reference.shape)
-            return verdict(
-                wide, reference, reference, near, group_size=group_size, inner_size=inner_size, rounded_to=coarser
-            )
+        is_wide = self._reference.wide
+        names = {name: _without_unset(unset, name, value) for name, value in expected.items()}
+        check = ResultCheck(
+            {name: _narrowed(value, actual[name]) if name in actual else value for name, value in names.items()},
+            lambda seed: self._values(run, seed, unset, names, incoming),
+            terms=lambda: self._execution.recording.terms,
+            magnitudes=self._magnitudes if run == self._run_forward else None,
+        )
 
         def compare(name: str, value: torch.Tensor, reference: torch.Tensor) -> ComparedValue:
             shape, is_comparable = tuple(value.shape), value.shape == reference.shape
             # some functions choose their own dtype, also in float64
-            known = (WIDER.get(value.dtype, value.dtype) if self._reference.wide else value.dtype, value.dtype)
+            known = (WIDER.get(value.dtype, value.dtype) if is_wide else value.dtype, value.dtype)
             complaint = "" if reference.dtype in known else f"Inconsistent dtypes: {value.dtype} {reference.dtype}"
-            if is_comparable:
-                value, reference = (_without_unset(unset, {name: item})[name] for item in (value, reference))
-            value, reference = value.detach().cpu(), reference.detach().cpu()
-            found = verdict_on(name, value, reference)
-            error = found.ours
-            complaint = complaint or found.complaint or (str(found) if error and error.nonfinite else "")
+            value = _without_unset(unset, name, value) if is_comparable else value.detach().cpu()
+            found = check.judge(name, value)
+            complaint = complaint or found.complaint or (str(found) if found.found.nonfinite else "")
             allclose = not found.is_wrong and not complaint
             if name in unset and not complaint:
                 complaint = f"{int(unset[name].sum())} elements that the operator leaves unset are not compared"
+            error = found.found
             compared = ComparedValue(name, dtype_name(value.dtype), shape, allclose, math.inf, None, complaint)
-            if error is None:  # equal, integers, or of another shape
-                max_diff = measure_tensor(value, reference).max_abs if is_comparable else math.inf
+            if not is_comparable or not is_floating(value):
+                max_diff = measure(value, reference.cpu().to(value.dtype)).max_abs if is_comparable else math.inf
                 return dataclasses.replace(compared, max_diff=max_diff)
             share = error.share if allclose or error.share > 1 else math.inf
             return dataclasses.replace(compared, max_diff=error.max_abs, allowed=error.limit or None, share=share)
 
         return [compare(name, value, expected[name]) for name, value in actual.items() if name in expected]
 
-    def _magnitudes(self, expected: torch.Tensor) -> torch.Tensor:
-        """For each element of a result, the magnitude of the numbers that may be added up for it: elements of arguments
-        that are broadcast to it, and ordinary elements of the result."""
-        size = torch.full(expected.shape, ordinary(expected), dtype=torch.float64)
-        for item in self._execution.tensors:
-            if item.is_floating_point():
-                wide = item.detach().abs().double().cpu().nan_to_num(0.0, 0.0, 0.0)
-                with contextlib.suppress(RuntimeError):  # it is not broadcast
-                    size = torch.maximum(size, wide.expand(expected.shape))
-        return size
+    def _values(self, run: _Run, seed: int | None, unset: _Values, expected: _Values, incoming: _Values) -> _Values:
+        """The reference's values; with a seed, those that a perturbed run in float64 moves them to."""
+        if seed is None:
+            return {name: widen(value) for name, value in expected.items()}
+        dtypes = [item.dtype for item in incoming.values()]  # under autocast, lower than the arguments'
+        coarsest = max([self._execution.coarsest, *dtypes], key=lambda dtype: torch.finfo(dtype).eps)
+        found = run(dataclasses.replace(FLOAT64, seed=seed, rounding=coarsest), None)
+        found = {name: _without_unset(unset, name, value) for name, value in found.items()}
+        if self._reference.wide:
+            return found
+        base = self._float64(run, unset)  # around the reference's value, which need not be float64's
+        return {
+            name: widen(expected[name]) + (value - base[name]) if is_floating(value) else value
+            for name, value in found.items()
+            if name in base and name in expected and value.shape == expected[name].shape
+        }
+
+    def _float64(self, run: _Run, unset: _Values) -> _Values:
+        return {name: _without_unset(unset, name, value) for name, value in run(FLOAT64, None).items()}
 
     def _unset(self, actual: _Values, expected: _Values, run: _Run) -> _Values:
         """Finds elements that an operator of PyTorch leaves unset, as ``aten._ctc_loss`` does past a shorter target.
@@ -250,10 +227,10 @@ class CallJudge:
         pairs = {
             name: (value.detach(), expected[name].detach())
             for name, value in actual.items()
-            if not is_discrete(value) and name in expected and expected[name].shape == value.shape
+            if is_floating(value) and name in expected and expected[name].shape == value.shape
         }
         if not is_of_pytorch(self._execution.function) or all(
-            measure_tensor(value.cpu(), reference.cpu()).is_rounding for value, reference in pairs.values()
+            measure(value.cpu(), reference.cpu()).is_rounding for value, reference in pairs.values()
         ):
             return {}
         with _nan_in_new_memory():
@@ -270,42 +247,16 @@ class CallJudge:
                 unset[name] = is_nan & was_set
         return unset
 
-    def _discrete_verdict(self, name: str, value: torch.Tensor, reference: torch.Tensor, run: _Run) -> Verdict:
-        """The verdict on a result of integers or booleans.
 
-        Float64 repeats the comparisons of the call, so its result must be equal. Where float64 decides by itself, or on
-        another reference, elements may differ that are near a tie: perturbed arguments change them, too.
-        """
-
-        def verdict_on(item: torch.Tensor, expected: torch.Tensor, others: Sequence[torch.Tensor] = ()) -> Verdict:
-            item, expected, *others = (each.cpu().to(value.dtype) for each in (item, expected, *others))
-            return verdict(item, expected, expected, others)
-
-        is_wide, coarsest = self._reference.wide, self._execution.coarsest
-        found = verdict_on(value, reference)
-        is_settled = found.is_wrong if is_wide else not (found.is_wrong and found.is_of_size)
-        if is_settled or coarsest is torch.float64 or self._execution.recording.draws:
-            return found
-        deciding = dataclasses.replace(FLOAT64, decides=True)
-        decided = run(deciding, None).get(name)
-        if decided is None:
-            return found
-        compared = [value] if is_wide else [value, reference]
-        if all(not verdict_on(item, decided).is_wrong for item in compared):
-            return RIGHT
-        runs = [run(deciding, self._perturb(coarsest)) for _ in range(PERTURBATIONS)]
-        others = [values[name] for values in runs if name in values]
-        verdicts = [verdict_on(item, decided, others) for item in compared]
-        return next((item for item in verdicts if item.is_wrong), RIGHT)
-
-    def _perturb(self, dtype: torch.dtype) -> Change:
-        """Perturbs an argument by up to a unit in the last place of a dtype."""
-
-        return lambda _, value: perturbed(value, self._generator, dtype=dtype).to(value.dtype)
+def _narrowed(reference: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A reference in the dtype of the value that it is compared with; a discrete one unchanged."""
+    return reference.to(value.dtype) if is_floating(reference) and is_floating(value) else reference
 
 
-def _without_unset(unset: _Values, values: _Values) -> _Values:
-    return {name: value[~unset[name].to(value.device)] if name in unset else value for name, value in values.items()}
+def _without_unset(unset: _Values, name: str, value: torch.Tensor) -> torch.Tensor:
+    """The elements that the operator sets."""
+    value = value.detach()
+    return (value[~unset[name].to(value.device)] if name in unset else value).cpu()
 
 
 @contextlib.contextmanager

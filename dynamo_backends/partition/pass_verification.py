@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
@@ -26,10 +28,11 @@ from ..graphs.example_values import synthetic
 from ..graphs.in_place import write_backs
 from ..graphs.locations import changed_nodes, place_of
 from ..graphs.operators import is_collective
-from ..numerics.exact import is_floating, widen
-from ..numerics.graph_execution import FxExecution
-from ..numerics.tensor_measure import ordinary
-from ..numerics.verdicts import is_changed, verdict
+from ..numerics.exact import Environment, attribute
+from ..numerics.randomness import PrivateRandomness
+from ..numerics.rule import SUM_UNITS
+from ..numerics.segments import Judged, RecordedValues, SegmentCheck
+from ..numerics.whole_graph import FunctionCheck, all_values, is_rounding, measure, same_number, values_check
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.exposed_values import common_values
 from ..runtime.session import Session
@@ -49,27 +52,18 @@ def _real_tensors() -> Iterator[None]:
         yield
 
 
-class Evaluation(FxExecution):
-    """All values of a graph on copies of real arguments, computed in PyTorch without gradients.
+def _state() -> torch.Tensor:
+    return torch.Generator().manual_seed(_SEED).get_state()
 
-    Args:
-        module: a graph of any stage.
-        arguments: one real value for each placeholder; numbers may be symbolic.
-        exact: whether float64 runs too.
-        state: of PyTorch's random generator on the CPU; by default that of a fixed seed.
-    """
 
-    def __init__(
-        self, module: fx.GraphModule, arguments: Sequence[object], *, exact: bool, state: torch.Tensor | None = None
-    ) -> None:
-        start = torch.Generator().manual_seed(_SEED).get_state() if state is None else state
-        with _real_tensors():
-            super().__init__(module, [pytree.tree_map(_copy, item) for item in arguments], start, exact=exact)
-            for node in module.graph.nodes:
-                if node.op != "output":
-                    self.run(node)
-                    if exact:
-                        self.exact_of(node)
+@_real_tensors()
+def evaluate(module: fx.GraphModule, arguments: Sequence[object]) -> dict[fx.Node, object]:
+    """All values of a graph on copies of real arguments, computed in PyTorch without gradients; numbers among the
+    arguments may be symbolic."""
+    interpreter = fx.Interpreter(module, garbage_collect_values=False)
+    with PrivateRandomness(_state()):
+        interpreter.run(*_copied(arguments), enable_io_processing=False)
+    return {node: value for node, value in interpreter.env.items() if node.op != "output"}
 
 
 def can_be_verified(module: fx.GraphModule) -> bool:
@@ -87,7 +81,7 @@ def not_verified(why: str) -> None:
 
 
 class GraphChecker:
-    """Checks the passes on one FX graph; for ``arguments`` see ``Evaluation``."""
+    """Checks the passes on one FX graph; for ``arguments`` see ``evaluate``."""
 
     def __init__(self, arguments: Sequence[object]) -> None:
         self._arguments = arguments
@@ -97,9 +91,10 @@ class GraphChecker:
         """See ``passes.engine.manager.Checker``; ``None`` if the graph must not run again."""
         if not can_be_verified(before):
             return None
-        old = Evaluation(before, self._arguments, exact=True)
+        old = values_check(before, _copied(self._arguments), _state())
         try:
-            new = Evaluation(after, self._arguments, exact=False)
+            with PrivateRandomness(_state()):
+                new = all_values(after, _copied(self._arguments))
         except Exception as error:  # a wrong graph may raise anything
             return f"the graph fails: {type(error).__name__}: {error}"
         results_before, results_after = (_results(module) for module in (before, after))
@@ -110,24 +105,20 @@ class GraphChecker:
                 if result_before is not result_after and result_before != result_after:
                     return f"result {result_before} became {result_after}"
                 continue
-            difference = _first_difference(old.eager[result_before], old.exact[result_before], new.eager[result_after])
-            if difference is not None:
-                names = {node.name for node in old.eager}
-                changed = changed_nodes(result_before, result_after, names)
-                return self._first_node(old, new) or _located(changed, difference)
+            if difference := _difference(old, result_before.name, new, result_after.name):
+                nodes = {node.name: node for node in before.graph.nodes}
+                first = self._first_node(old, nodes, new, after)
+                return first or _located(changed_nodes(result_before, result_after, nodes), difference)
         return None
 
     @staticmethod
-    def _first_node(old: Evaluation, new: Evaluation) -> str | None:
+    def _first_node(
+        old: FunctionCheck, nodes: Mapping[str, fx.Node], new: Mapping[tuple[str, int], object], after: fx.GraphModule
+    ) -> str | None:
         """The first node that is in both graphs and has different values, or the added one that it reads."""
-        nodes = {node.name: node for node in old.eager}
-        for node, value in new.eager.items():
-            same = nodes.get(node.name)
-            if same is None:
-                continue
-            difference = _first_difference(old.eager[same], old.exact[same], value)
-            if difference is not None:
-                return _located(changed_nodes(same, node, nodes), difference)
+        for node in after.graph.nodes:
+            if node.name in nodes and (difference := _difference(old, node.name, new, node.name)):
+                return _located(changed_nodes(nodes[node.name], node, nodes), difference)
         return None
 
 
@@ -135,22 +126,22 @@ class ModelChecker:
     """Checks the passes on one region's ONNX model, with ONNX Runtime's optimizations off.
 
     Args:
-        evaluation: of the whole graph.
+        evaluation: the values of the whole graph, see ``evaluate``.
         arguments, results: the nodes of the model's inputs and outputs.
         inputs, outputs, settings: of the region's session.
     """
 
     def __init__(
         self,
-        evaluation: Evaluation,
+        evaluation: Environment,
         arguments: Sequence[fx.Node],
         results: Sequence[fx.Node],
         inputs: Sequence[InputSpec],
         outputs: Sequence[OutputSpec],
         settings: SessionSettings,
     ) -> None:
-        self._evaluation = evaluation
-        self._arguments = [evaluation.eager[node] for node in arguments]
+        self._given = {node: evaluation[node] for node in arguments}
+        self._arguments = list(self._given.values())
         self._results = results
         self._inputs, self._outputs = inputs, outputs
         self._settings = dataclasses.replace(settings, optimize=False)
@@ -159,30 +150,46 @@ class ModelChecker:
     def problem(self, before: ir.Model, after: ir.Model, *, is_needed: bool = False) -> str | None:
         """See ``passes.engine.manager.Checker``."""
         after = with_needed_passes(after)
-        if is_needed:
-            old: Sequence[object] = [self._evaluation.eager[node] for node in self._results]
-        else:
-            before = with_needed_passes(before)
-            old = self._session(before)(self._arguments)
         try:
             new = self._session(after)(self._arguments)
         except SessionError as error:
             return f"ONNX Runtime rejects the model: {error}"
-        for node, ours, theirs in zip(self._results, new, old, strict=True):
-            difference = _first_difference(theirs, self._evaluation.exact[node], ours)
-            if difference is not None:
-                first = None if is_needed else self.first_value(before, after)
-                return first or _located((node, node), difference)
+        wrong = [item for item in self._judged(new) if item.is_wrong]
+        if not wrong:
+            return None
+        if is_needed:
+            return _located((wrong[0].node, wrong[0].node), _text(wrong[0]))
+        before = with_needed_passes(before)
+        known = {(item.node, item.index): item for item in self._judged(self._session(before)(self._arguments))}
+        for item in wrong:
+            old = known[item.node, item.index]
+            if not old.is_wrong or not _is_same(item.value, old.value):  # not the wrong value of a node
+                return self.first_value(before, after) or _located((item.node, item.node), _text(item))
         return None
+
+    def _judged(self, values: Sequence[object]) -> list[Judged]:
+        """The results of a session, judged on its arguments."""
+        known = {_key(node): value for node, value in zip(self._results, values, strict=True)}
+        given, nodes, waiting = dict(self._given), set[fx.Node](), [node for node, _ in known]
+        while waiting:
+            node = waiting.pop()
+            if node.op == "get_attr":
+                assert node.graph.owning_module is not None
+                given.setdefault(node, attribute(node.graph.owning_module, str(node.target)))
+            if node not in given and node not in nodes:
+                nodes.add(node)
+                waiting += node.all_input_nodes
+        in_order = [node for node in self._results[0].graph.nodes if node in nodes]
+        return list(SegmentCheck(in_order, given, RecordedValues(known)).judge())
 
     def first_value(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value that is in both models and differs, with the difference."""
         try:
             for value, theirs, ours in common_values(self._session(after), before, after, self._arguments):
-                if theirs.shape == ours.shape and is_changed(ours, theirs):
-                    difference = str(verdict(ours, theirs, widen(theirs))) or "another value"
+                if theirs.shape == ours.shape and not is_rounding(ours, theirs, SUM_UNITS):
                     node = value.producer()
                     source = node.metadata_props.get("source") if node is not None else None
+                    difference = measure(ours, theirs).text()
                     return f"{value.name}{f' ({source})' if source else ''}: {difference}"
         except SessionError:  # rejected with its values as outputs; the caller names a result instead
             pass
@@ -192,19 +199,34 @@ class ModelChecker:
         return BoundSession(Session(model, self._settings), self._inputs, self._outputs)
 
 
-def _first_difference(before: object, exact: object, after: object) -> str | None:
-    """Describes the first tensor of a result that is wrong after a pass; ``None`` if none is."""
-    leaves = (pytree.tree_leaves(item) for item in (before, exact, after))
-    for old, reference, new in zip(*leaves, strict=False):
-        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.dtype != new.dtype:
-            return f"dtype {new.dtype} instead of {old.dtype}"
-        inner = None  # assume that terms as large as ordinary elements cancel in each element
-        if is_floating(reference):
-            inner = torch.full(reference.shape, ordinary(reference), dtype=torch.float64)
-        found = verdict(new, old, reference, inner_size=inner)
+def _difference(old: FunctionCheck, name: str, new: Mapping[tuple[str, int], object], name_after: str) -> str:
+    """How a node's value differs after a pass; empty if it does not."""
+    for i in itertools.count():
+        if (name, i) not in old.eager or (name_after, i) not in new:
+            return ""
+        found = old.judge((name, i), new[name_after, i])
         if found.is_wrong:
             return str(found)
-    return None
+    return ""
+
+
+def _key(node: fx.Node) -> tuple[fx.Node, int | None]:
+    """What a result of a graph is a value of."""
+    if node.target is not operator.getitem:
+        return node, None
+    parent, index = node.args
+    assert isinstance(parent, fx.Node) and isinstance(index, int)
+    return parent, index
+
+
+def _is_same(value: object, other: object) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return value.shape == other.shape and value.dtype == other.dtype and is_rounding(value, other, SUM_UNITS)
+    return same_number(value, other)
+
+
+def _text(judged: Judged) -> str:
+    return judged.complaint or judged.found.text()
 
 
 def _located(changed: tuple[fx.Node, fx.Node], difference: str) -> str:
@@ -215,6 +237,10 @@ def _located(changed: tuple[fx.Node, fx.Node], difference: str) -> str:
 def _results(module: fx.GraphModule) -> list[object]:
     """The results of a graph, and the new values of its arguments."""
     return [*pytree.tree_leaves(module.graph.output_node().args[0]), *(new for _, new, _ in write_backs(module))]
+
+
+def _copied(arguments: Sequence[object]) -> list[object]:
+    return [pytree.tree_map(_copy, item) for item in arguments]
 
 
 def _copy(value: object) -> object:

@@ -24,9 +24,8 @@ from passes.engine.locks import Lock
 from ..common.backoff import Backoff, sizes_of
 from ..errors import SessionError, first_line, is_out_of_memory
 from ..events import count, warn
-from ..numerics.same_results import difference_of_results
+from ..numerics.whole_graph import difference_of_results, graph_check
 from ..runtime.providers import float32_precision, only_cpu, provider_name
-from .pass_verification import Evaluation
 
 if TYPE_CHECKING:
     from ..runtime.binding import BoundSession
@@ -205,11 +204,7 @@ class CheckedSession:
 
     def _difference(self, expected: Sequence[object], results: Sequence[object], args: Sequence[object]) -> str:
         """The first difference that is not rounding; empty if there is none."""
-
-        def exact() -> list[object]:
-            values = Evaluation(self._region, args, exact=True).exact
-            outputs = self._region.graph.output_node().args[0]
-            assert isinstance(outputs, (list, tuple))
-            return [values[item] if isinstance(item, fx.Node) else None for item in outputs]
-
-        return difference_of_results(expected, results, exact=exact, float32_as=self._float32_as)
+        state = torch.get_rng_state()
+        return difference_of_results(
+            expected, results, lambda: graph_check(self._region, args, state, coarser=self._float32_as)
+        )

@@ -20,7 +20,7 @@ from ..graphs.artifacts import CompiledGraph, GraphName
 from ..graphs.in_place import mark_partial_writes
 from ..numerics.exact import attribute
 from ..options import Options
-from ..partition.pass_verification import Evaluation, GraphChecker, can_be_verified, not_verified
+from ..partition.pass_verification import GraphChecker, can_be_verified, evaluate, not_verified
 from ..partition.regions import InPytorch, Support
 from ..weights.frozen_session import Weight
 from .lowering import Lowering, OnnxLowering, PostGradGraph
@@ -94,7 +94,7 @@ class Compiler:
         separate_returned_views(module)
         self._observer.stage("post_grad", name, module)
         is_verified = checker is not None and can_be_verified(module)
-        evaluation = Evaluation(module, arguments, exact=True) if is_verified else None  # type: ignore[arg-type]
+        evaluation = evaluate(module, arguments) if is_verified else None  # type: ignore[arg-type]
         is_undone = any(result.undone for result in (*joint, *passes))
         writes = mark_partial_writes(module)
         graph = PostGradGraph(name, module, passes, evaluation, weights, writes, is_undone=is_undone)

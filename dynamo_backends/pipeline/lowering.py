@@ -38,10 +38,11 @@ from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Region,
 from ..graphs.in_place import PartialWrite
 from ..graphs.layout import memory_extent
 from ..graphs.locations import where
+from ..numerics.exact import Environment
 from ..options import Options
 from ..partition.coverage import CoverageCounts
 from ..partition.in_place_results import in_place_results
-from ..partition.pass_verification import Evaluation, ModelChecker
+from ..partition.pass_verification import ModelChecker
 from ..partition.program import Program, ProviderCheck, RegionCode, RegionProgram
 from ..partition.regions import Support, assemble, attributes_of, depth_first, producer_of, region_graph, split_graph
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
@@ -84,7 +85,7 @@ class PostGradGraph:
     name: GraphName
     module: fx.GraphModule
     passes: list[PassResult]
-    evaluation: Evaluation | None
+    evaluation: Environment | None
     weights: Mapping[fx.Node, Weight]
     writes: Sequence[PartialWrite]
     is_undone: bool = False

@@ -31,6 +31,8 @@ from ..graphs.late_compile import compile_after_guards, compile_at_first_call
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
 from ..graphs.traced_sources import traced_modules
+from ..numerics.exact import WIDER
+from ..numerics.function_runs import NotRepeatableError
 from ..options import Options
 from ..partition.program import Program, load
 from ..weights.changes import can_be_watched
@@ -44,6 +46,15 @@ if TYPE_CHECKING:
     from .lowering import Lowering
 
 logger = logging.getLogger(__name__)
+
+
+def _are_wider(module: fx.GraphModule, arguments: Sequence[object]) -> bool:
+    """Whether arguments are a graph's in float64: a debugger checks the stages."""
+    fakes = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    return any(
+        isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor) and value.dtype is WIDER.get(fake.dtype)
+        for fake, value in zip(fakes, arguments, strict=False)
+    )
 
 
 class Runners:
@@ -109,7 +120,13 @@ class Runners:
         build = functools.partial(self._load_or_compile, name, module, is_joint=is_joint, weights=weights)
         if not self.options.verify_passes and all(weight.value is not None for weight in weights.values()):
             return build(None)
-        return compile_at_first_call(lambda arguments: self.or_in_pytorch(name, module, lambda _: build(arguments)))
+
+        def at_first_call(arguments: Sequence[object]) -> Runner:
+            if _are_wider(module, arguments):
+                raise NotRepeatableError("the graph is compiled at its first call, from the model's values")
+            return self.or_in_pytorch(name, module, lambda _: build(arguments))
+
+        return compile_at_first_call(at_first_call)
 
     @only_new()
     def _load_or_compile(

@@ -21,11 +21,12 @@ from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
 from ..errors import CandidateError, SessionError, TranslationError, first_line, is_out_of_memory
 from ..events import candidate_run, count, is_new
-from ..graphs.aot import dynamo_compile_lock, gradients_of_results
+from ..graphs.aot import dynamo_compile_lock
 from ..graphs.artifacts import GraphName, Runner
-from ..numerics.same_results import difference_of_results, sampled
+from ..numerics.exact import KERNEL_ERRORS
+from ..numerics.whole_graph import difference_of_results, graph_check, leaves_of, sampled
 from ..runtime.system_memory import give_back
-from .graph_facts import draws, least_precise, symbolic_arguments, written_arguments
+from .graph_facts import draws, symbolic_arguments, written_arguments
 from .outcomes import StoredOutcomes
 from .search import EngineSearch, SearchOutcome, TrainingSearch
 
@@ -176,10 +177,7 @@ class TunedGraph:
         self._written = written_arguments(module) or []
         self._draws = draws(module)
         self._symbolic = symbolic_arguments(module)
-        self._gradients = gradients_of_results(module)
-        # whether a run with perturbed gradients measures rounding, and has no side effects
-        self._may_perturb = bool(self._gradients) and not self._draws and not self._written
-        self._least_precise = least_precise(module)
+        self._module: fx.GraphModule | None = module  # until the engines are compared
         self._runners: dict[str, Runner] = {}
         self._warnings: dict[str, list[Callable[[], None]]] = {engine: [] for engine in builders}
         self._compared = {self._reference}
@@ -336,17 +334,18 @@ class TunedGraph:
             actual = self._first_results(engine, args)
         except Exception as error:  # whatever it raises
             actual = error.with_traceback(None)  # a traceback would keep the results alive
-        perturbable = list(args) if self._may_perturb else []
+        kept = [_copy(arg) if i in self._written else arg for i, arg in enumerate(args)]
         written = [args[i] for i in self._written]
+        state = torch.get_rng_state()
         result = self._runners[self._reference](args)
         try:
             if isinstance(actual, Exception):
                 self._reject(engine, f"failed in the {self._name.direction}", actual)
-            elif wrong := self._difference(actual, sampled([*_leaves(result), *written]), perturbable):
+            elif wrong := self._difference(actual, [*leaves_of(result), *written], kept, state):
                 self._reject(engine, f"computes something else in the {self._name.direction}: {wrong}")
             else:
                 self._compared.add(engine)
-            perturbable.clear()
+            kept.clear()
             give_back()
         except Exception as error:
             self._give_up(error)
@@ -359,32 +358,26 @@ class TunedGraph:
             copied = [_copy(arg) if i in self._written else arg for i, arg in enumerate(args)]
             written = [copied[i] for i in self._written]
             with watchers_disabled(), candidate_run(self._warnings[engine]):
-                return sampled([*_leaves(self._runners[engine](copied)), *written])
+                return sampled([*leaves_of(self._runners[engine](copied)), *written])
         finally:
             if state is not None:
                 torch.set_rng_state(state)
             give_back()
 
-    def _difference(self, actual: Sequence[object], expected: Sequence[object], args: Sequence[object]) -> str:
-        """How an engine's results differ from PyTorch's by more than rounding; empty if they do not. ``args`` are
-        given if PyTorch may run on perturbed ones."""
+    def _difference(
+        self, actual: Sequence[object], expected: Sequence[object], args: Sequence[object], state: torch.Tensor
+    ) -> str:
+        """How an engine's results differ from PyTorch's by more than rounding, or why that is not known; empty if they
+        do not. ``args`` and ``state`` are as they were before the call."""
+        module = self._module
+        assert module is not None
         with watchers_disabled():
-            wrong = difference_of_results(expected, actual, float32_as=self._least_precise)
-            if wrong and args:  # if terms cancel, results may be rounding errors alone
-                other = sampled(_leaves(self._runners[self._reference](self._perturbed(args))))
-                wrong = difference_of_results(expected, actual, other, float32_as=self._least_precise)
-        return wrong
-
-    def _perturbed(self, args: Sequence[object]) -> list[object]:
-        """Arguments in which elements of the results' gradients, at random, are smaller by a rounding error."""
-        changed, rounding = list(args), torch.finfo(self._least_precise).eps
-        for i in self._gradients:
-            value = changed[i]
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                generator = torch.Generator(value.device).manual_seed(0)
-                is_less = torch.randint(2, value.shape, generator=generator, device=value.device, dtype=torch.bool)
-                changed[i] = torch.where(is_less, value * (1 - rounding), value)
-        return changed
+            try:
+                return difference_of_results(
+                    expected, actual, lambda: graph_check(module, args, state, written=self._written)
+                )
+            except (*KERNEL_ERRORS, IndexError) as error:  # in float64, for want of memory, too
+                return f"it cannot be compared: {type(error).__name__}: {first_line(str(error))}"
 
     def _settle(self, engine: str) -> Runner:
         """Makes an engine run further calls, and frees the others; the graph is kept if engines may be timed again."""
@@ -397,7 +390,7 @@ class TunedGraph:
             return settled
         self._runners = {engine: settled}
         if outcome.challenger is None and not self._tuner.wanted_memory:
-            self._builders = {}
+            self._builders, self._module = {}, None
         with net("giving memory back", "The graph runs"):
             gc.collect(0)
             give_back()
@@ -408,6 +401,7 @@ class TunedGraph:
         settled = self._runners.get(self._reference) or self._builders[self._reference]()
         caught(f"autotuning of {self._name}", error, "PyTorch runs the graph")
         self._settled, self._runners, self._builders = settled, {self._reference: settled}, {}
+        self._module = None
         self._tuner.give_up()
         return settled
 
@@ -420,7 +414,3 @@ def _wait(device: torch.device | None) -> None:
 def _copy(value: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides, on which results' strides depend; those of a clone are without gaps."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
-
-
-def _leaves(results: object) -> list[object]:
-    return list(results) if isinstance(results, (list, tuple)) else [results]

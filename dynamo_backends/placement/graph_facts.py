@@ -94,10 +94,3 @@ def symbolic_arguments(module: fx.GraphModule) -> list[int]:
         for i, value in enumerate(values)
         if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
     ]
-
-
-def least_precise(module: fx.GraphModule) -> torch.dtype:
-    """The floating-point dtype of a graph with the largest rounding errors; float32 or less precise."""
-    values = [node.meta.get("val") for node in module.graph.nodes]
-    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()}
-    return max({torch.float32, *dtypes}, key=lambda dtype: torch.finfo(dtype).eps)

@@ -24,20 +24,22 @@ from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 
 Json = Any
 
-MEASURES = ("max_abs", "max_rel", "rmse", "max_ulp", "nonfinite", "scale", "share")
+MEASURES = ("max_abs", "error", "limit", "share", "max_ulp", "nonfinite", "scale")
 """The fields of an error, in the order of the page."""
 
-ERRORS = ("onnx", "eager", "session", "local_onnx", "local_eager")
-"""The errors of a row, see ``dumps.schema.RowEntry``."""
+ERRORS = ("error", "eager", "instability")
+"""The errors of a row, see ``dumps.schema.RowEntry``; ``instability`` is that of the wrong run."""
 
-_TEXTS = ("name", "user_name", "operator", "module", "source", "dtype")
+_TEXTS = ("name", "user_name", "operator", "module", "source", "dtype", "mark", "complaint", "origin", "step")
 
-_ADDED = ("repeats", "elements", "onnx_nodes")
+_ROWS = ("inputs", "segment")
 
-FIELDS = (*_TEXTS, "shape", "region", "is_output", "mark", "complaint", *ERRORS, "stack", "inputs", *_ADDED)
-"""The values of a row, in the order of the page. ``stack`` has indices of ``frames``, ``inputs`` indices of rows,
-``repeats`` whether it is a view with the errors of its input, ``elements`` the wrong ones, ``onnx_nodes`` those of a
-wrong value."""
+_ADDED = ("is_view", "elements", "onnx_nodes")
+
+FIELDS = (*_TEXTS, "shape", "region", "is_output", *ERRORS, "stack", *_ROWS, *_ADDED)
+"""The values of a row, in the order of the page. ``stack`` has indices of ``frames``, ``inputs`` and ``segment`` have
+those of rows, ``is_view`` is whether it is a right view judged alone, ``elements`` are the wrong ones, ``onnx_nodes``
+those of a wrong value."""
 
 _VIEWS = frozenset(
     {
@@ -196,7 +198,7 @@ def _comparison(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     frames: dict[tuple[Json, ...], int] = {}
     index = {row.name: i for i, row in enumerate(rows)}
     culprit = _culprit(graph.entry, list(index))
-    made = [[*_row(row, index, frames), _repeats(row, rows, index), _elements(row.wrong_elements)] for row in rows]
+    made = [[*_row(row, index, frames), _is_view(row), _elements(row.wrong_elements)] for row in rows]
     if culprit is not None and graph.entry.blame is not None and graph.entry.blame.elements is not None:
         made[culprit][-1] = _elements(graph.entry.blame.elements)
     wrong = {row.name for i, row in enumerate(rows) if i == culprit or row.mark in "!?"}
@@ -223,18 +225,10 @@ def _onnx_nodes(run: DumpedRun, graph: DumpedGraph, values: Collection[str]) -> 
     return found
 
 
-def _repeats(row: RowEntry, rows: Sequence[RowEntry], index: Mapping[str, int]) -> bool:
-    """Whether a row is a view with the errors of its only input."""
-    if row.operator.removeprefix("aten.").partition(".")[0] not in _VIEWS or row.mark in "!?" or row.is_output:
-        return False
-    sources = [rows[index[name]] for name in row.inputs if name in index]
-    return len(sources) == 1 and all(
-        _largest(getattr(row, key)) == _largest(getattr(sources[0], key)) for key in ("onnx", "eager")
-    )
-
-
-def _largest(error: MeasureEntry | None) -> float | None:
-    return error.max_abs if error is not None else 0.0  # arguments have none
+def _is_view(row: RowEntry) -> bool:
+    """Whether a value has the elements of its input, and was judged alone: its error says nothing."""
+    name = row.operator.removeprefix("aten.").partition(".")[0]
+    return name in _VIEWS and row.mark not in "!?" and not row.is_output and not row.segment
 
 
 def _elements(found: WrongElements | None) -> Json:
@@ -252,17 +246,23 @@ def _wrong_pass(entry: GraphEntry, passes: Sequence[Json]) -> str | None:
 
 
 def _row(row: RowEntry, index: Mapping[str, int], frames: dict[tuple[Json, ...], int]) -> list[Json]:
+    wrong_run = row.instability.difference if row.instability is not None else None
     return [
         *(getattr(row, key) for key in _TEXTS),
         "x".join(map(str, row.shape)),
         row.region,
         row.is_output,
-        row.mark,
-        row.complaint,
-        *(_error(getattr(row, key)) for key in ERRORS),
+        *map(_error, (row.error, row.eager, wrong_run)),
         [frames.setdefault(dataclasses.astuple(frame), len(frames)) for frame in row.stack],
         [index[name] for name in row.inputs if name in index],
+        _positions(row.segment, index),
     ]
+
+
+def _positions(nodes: Iterable[str], index: Mapping[str, int]) -> list[int]:
+    """The rows of nodes, of each its first result."""
+    found = (index.get(name, index.get(f"{name}__0")) for name in nodes)
+    return [i for i in found if i is not None]
 
 
 def _error(error: MeasureEntry | None) -> list[float | None] | None:

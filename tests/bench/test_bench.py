@@ -25,14 +25,14 @@ from dynamo_backends.bench.case import Case, UsageError
 from dynamo_backends.bench.loading import load
 from dynamo_backends.bench.measuring import Bench, BenchSettings, CaseResult, Measurement, geometric_means
 from dynamo_backends.bench.processes import Process, WorkerError
-from dynamo_backends.bench.random_rounding import RandomRounding
 from dynamo_backends.bench.reference import CaseJudge, beams_difference, text_difference
 from dynamo_backends.bench.steps import Steps, loss_of
 from dynamo_backends.bench.worker import RequestHandler, error_line
 from dynamo_backends.cli import main
 from dynamo_backends.cli.bench import exit_code
 from dynamo_backends.common import python_process
-from dynamo_backends.numerics.verdicts import verdict
+from dynamo_backends.numerics.function_runs import Recording, Rerun
+from dynamo_backends.numerics.whole_graph import ResultCheck
 
 FILE = '''
 import os
@@ -415,7 +415,8 @@ def test_eager_may_be_exact_by_luck(tmp_path: Path) -> None:
     (tmp_path / "lucky.py").write_text(LUCKY.replace("SEED", str(seed)))
     steps = Steps(wanted := Case(f"{tmp_path}/lucky.py:lucky"), loaded := load(wanted))
     [x], actual = loaded.inputs[0].args, one_by_one(made["terms"](seed))
-    assert verdict(actual, x.sum(), x.double().sum()).is_wrong, "by eager's error alone"
+    alone = ResultCheck({0: x.sum()}, lambda seed: {0: x.double().sum()})
+    assert alone.judge(0, actual).is_wrong, "without perturbed runs"
     reference = CaseJudge(steps)
     assert reference.difference([[actual]]) == ""
     assert "error" in reference.difference([[actual + 1e-4]])
@@ -489,18 +490,24 @@ def test_a_text_with_wrong_logits_is_wrong(file: str) -> None:
 def test_texts_may_part_where_two_tokens_are_equally_likely() -> None:
     logits = torch.tensor([[[1.0, 2.0, 2.0]], [[3.0, 0.0, 1.0]]])
     eager = [torch.tensor([[1, 0]]), logits]
-    exact = [eager[0], logits.double()]
+
+    def check(second: torch.Tensor, moved: torch.Tensor | None = None) -> ResultCheck:
+        exact = second.double()
+        return ResultCheck(
+            {0: eager[0], 1: second}, lambda seed: {1: exact if seed is None or moved is None else moved}
+        )
+
     other = torch.cat([logits[:1], torch.tensor([[[0.0, 9.0, 0.0]]])])  # after another first token
-    assert text_difference(eager, exact, [torch.tensor([[2, 1]]), other]) == ""
-    assert "up to token 2" in text_difference(eager, exact, [torch.tensor([[1, 1]]), other])
-    assert "not the likeliest" in text_difference(eager, exact, [torch.tensor([[0, 1]]), other])
-    assert "instead of" in text_difference(eager, exact, [torch.tensor([[1]]), logits[:1]])
+    assert text_difference(check(logits), [torch.tensor([[2, 1]]), other]) == ""
+    assert "up to token 2" in text_difference(check(logits), [torch.tensor([[1, 1]]), other])
+    assert "not the likeliest" in text_difference(check(logits), [torch.tensor([[0, 1]]), other])
+    assert "instead of" in text_difference(check(logits), [torch.tensor([[1]]), logits[:1]])
     moved = [eager[0], logits * 1.001]
-    assert text_difference(eager, exact, moved) != "" == text_difference(eager, exact, moved, [moved])
-    assert text_difference(eager, exact, moved, [[torch.tensor([[2, 0]]), moved[1]]]) != "", "after another first token"
+    assert text_difference(check(logits), moved) != ""
+    assert text_difference(check(logits, moved[1].double()), moved) == ""
     score = torch.tensor([-1.5])
-    assert beams_difference([eager[0], score], [eager[0], score.double()], [torch.tensor([[9, 9]]), score]) == ""
-    assert "score" in beams_difference([eager[0], score], [eager[0], score.double()], [eager[0], score - 0.01])
+    assert beams_difference(check(score), [torch.tensor([[9, 9]]), score]) == ""
+    assert "score" in beams_difference(check(score), [eager[0], score - 0.01])
 
 
 @pytest.mark.parametrize("name", ["deit", "mlp", "t5"])
@@ -542,7 +549,7 @@ def test_only_what_rounding_does_to_a_quantized_model_is_right(scheme: str, file
     worker = RequestHandler()
     worker.load({"model": f"{file}:wide", "quantize": scheme}, "eager")
     judge = CaseJudge(worker.steps)
-    with RandomRounding(seed=99):
+    with Rerun(Recording(), 99, is_wide=False):
         [[other]] = worker.steps.results(worker.loaded.model)
     [[eager]] = worker.steps.results(worker.loaded.model)
     assert not torch.equal(eager, other)  # type: ignore[arg-type]

@@ -195,9 +195,6 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "small square": (aten.pow, times(2.0), lambda x: x**2, some(4, 8, size=1e-4)),
     "small exponential": (aten.exp, times(1.1), lambda x: x.exp(), some(4, 8, offset=-15)),
     "small root": (aten.sqrt, times(1.5), lambda x: 1e-3 * x / ((x * x).sqrt() + 1e-8), some(16, 8, size=1e-7)),
-    # Of ONNX Runtime's sigmoid, which SiLU may have: small beside one, but not to what reads it here
-    "log of sigmoid": (aten.sigmoid, instead(op.Sigmoid), lambda x: x.sigmoid().log(), torch.linspace(-17, 4, 60)),
-    "1 / sigmoid": (aten.sigmoid, instead(op.Sigmoid), lambda x: 1 / (x.sigmoid() * 3), torch.linspace(-17, 4, 60)),
 }  # fmt: skip
 HALF_FAULTS: dict[str, tuple[Any, ...]] = {
     "sigmoid": (aten.sigmoid, times(1.03), lambda x, f: f(x).sigmoid(), ROWS, LINEAR),

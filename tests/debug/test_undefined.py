@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 import torch
+from conftest import compiled
+from onnxscript import opset18 as op
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.debug.rows import Blame, GraphComparison
-from dynamo_backends.debug.undefined_results import without_undefined
-from dynamo_backends.dumps.blame import Cause, CauseKind
+from dynamo_backends.dumps.reading import find_run
+from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.numerics.segments import RecordedValues, SegmentCheck
 
 aten = torch.ops.aten
 REPEATED, ONCE = torch.tensor([0, 2, -3, 1]), torch.tensor([0, 2, 3, 1])  # of five places, -3 is the third
@@ -34,39 +38,46 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], bo
 }
 
 
-def judged(name: str, blame: str) -> tuple[GraphComparison, GraphComparison]:
-    """A verdict that names a node between ``sin``, the operator and ``cos``, before and after ``without_undefined``."""
+def verdict_of(name: str, dump: Path, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., object] | None) -> str:
+    """The verdict on an operator that writes, and on what reads it."""
     write, arguments, _ = CASES[name]
-    graph = make_fx(lambda x, *more: write(x.sin(), *more).cos())(torch.randn(5, 3), *arguments)
-    values = dict(zip(graph.graph.find_nodes(op="placeholder"), (torch.randn(5, 3), *arguments), strict=True))
-    given = GraphComparison(Blame(blame, Cause(CauseKind.NODE)))
-    return given, without_undefined(given, graph, values)
+
+    def function(x: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return write(x.sin(), *more).cos(), x.exp()
+
+    if wrong is not None:
+        monkeypatch.setitem(CONVERTERS, aten.cos.default, wrong)
+    with torch.no_grad():
+        compiled(function, backend="onnx_debug", options={"dump_dir": str(dump)})(torch.randn(5, 3), *arguments)
+    (graph,) = find_run(dump).graphs
+    return str(graph.verdict)
+
+
+def off(x: ir.Value) -> object:
+    return op.Mul(op.Cos(x), 1.01)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_difference_behind_what_is_undefined(name: str) -> None:
-    """The values inside a region are not known: what is written where is computed of those that are."""
-    given, found = judged(name, "cos")
-    if not CASES[name][2]:
-        assert found is given
-        return
-    assert found.not_comparable and found.blame is None and "cos" in found.note
+def test_what_is_written_and_what_reads_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is undefined hides no fault of a node that reads it."""
+    assert verdict_of(name, tmp_path / "right", monkeypatch, None) == "ok"
+    torch._dynamo.reset()
+    assert verdict_of(name, tmp_path / "wrong", monkeypatch, off).startswith("diverges at cos ")
 
 
-def test_a_fault_before_it_is_still_one() -> None:
-    given, found = judged("index_put", "sin")
-    assert found is given
-
-
-def test_a_fault_in_a_branch_of_its_own_is_still_one() -> None:
-    write, arguments, _ = CASES["index_put"]
-    graph = make_fx(lambda x, *more: (write(x, *more), x.exp()))(torch.randn(5, 3), *arguments)
-    values = dict(zip(graph.graph.find_nodes(op="placeholder"), (torch.randn(5, 3), *arguments), strict=True))
-    given = GraphComparison(Blame("exp", Cause(CauseKind.NODE)))
-    assert without_undefined(given, graph, values) is given
-
-
-def test_what_agrees_is_ok() -> None:
-    write, arguments, _ = CASES["index_put"]
-    comparison = GraphComparison()
-    assert without_undefined(comparison, make_fx(write)(torch.randn(5, 3), *arguments), {}) is comparison
+@pytest.mark.parametrize("name", CASES)
+def test_which_elements_are_undefined(name: str) -> None:
+    """Those are right whatever was written there; a fault at another is one."""
+    write, arguments, is_undefined = CASES[name]
+    module = make_fx(write)(torch.randn(5, 3), *arguments)
+    inputs = module.graph.find_nodes(op="placeholder")
+    given = dict(zip(inputs, (torch.zeros(5, 3), *arguments), strict=True))
+    nodes = [item for item in module.graph.nodes if item.op == "call_function"]
+    right = write(torch.zeros(5, 3), *arguments)
+    wrong = []
+    for i in range(right.numel()):
+        value = right.clone()
+        value.view(-1)[i] += 100
+        known = RecordedValues({(nodes[-1], None): value})
+        wrong += [judged.is_wrong for judged in SegmentCheck(nodes, given, known).judge() if judged.node is nodes[-1]]
+    assert any(wrong) and all(wrong) != is_undefined

@@ -192,8 +192,9 @@ def test_products_of_quantized_layers_have_the_line_that_calls_the_layer() -> No
     quantize_(model, Int8DynamicActivationInt8WeightConfig())
     with torch.no_grad():
         found = dynamo_backends.explain(model)(torch.ones(1, 4, dtype=torch.int64), use_cache=False)
-    (product,) = found.graphs[0].graphs[0].products
-    assert product.kernel == "MatMulInteger" and product.number == 7
+    # with AVX-512 VNNI torchao adds up the weights of each layer, too
+    (product,) = [item for item in found.graphs[0].graphs[0].products if item.kernel == "MatMulInteger"]
+    assert product.number == 7
     for line in product.lines:
         assert re.fullmatch(rf"transformers/.*modeling_llama.py:\d+, called from {short_file(__file__)}:\d+", line)
 

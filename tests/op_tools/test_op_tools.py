@@ -31,9 +31,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from dynamo_backends import op_tools
 from dynamo_backends.cli import main
 from dynamo_backends.common import operator_watchers
+from dynamo_backends.numerics import rule, whole_graph
 from dynamo_backends.numerics.call_execution import FLOAT64, CallExecution
-from dynamo_backends.numerics.measure import Measure
-from dynamo_backends.numerics.verdicts import Verdict, verdict
 from dynamo_backends.op_tools import judge
 from dynamo_backends.op_tools.capture import operator_folder
 from dynamo_backends.op_tools.captures import find_calls
@@ -475,11 +474,14 @@ class TestCompare:
         assert set(tool.unchecked) == {"torch.ops.op_tools_test.wrong"}
 
     def test_with_onnx_runtime_conditions_are_tried_in_pytorch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def needs_a_try(*values: object, **how: Any) -> Verdict:
-            found = verdict(*values, **how)
-            return found if len(values) > 3 else dataclasses.replace(found, ours=Measure(share=2.0))
+        def needs_a_try(*values: Any) -> tuple[rule.Measure, rule.Beyond]:
+            found, beyond = rule.judge(*values)
+            return (found if values[-1] is not values[2] and values[-1] is not None else doubted(found)), beyond
 
-        monkeypatch.setattr(judge, "verdict", needs_a_try)
+        def doubted(found: rule.Measure) -> rule.Measure:
+            return dataclasses.replace(found, share=2.0)
+
+        monkeypatch.setattr(whole_graph, "judge", needs_a_try)
         x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
         with op_tools.OpAutoCompare(reference="onnx", capture=None, quiet=True) as tool:
             for _ in range(2):

@@ -30,7 +30,7 @@ from dynamo_backends.graphs.aot import dynamo_compile_lock, real_arguments
 from dynamo_backends.graphs.example_values import synthetic
 from dynamo_backends.graphs.late_compile import compile_at_first_call
 from dynamo_backends.partition import pass_verification
-from dynamo_backends.partition.pass_verification import Evaluation, GraphChecker, ModelChecker
+from dynamo_backends.partition.pass_verification import GraphChecker, ModelChecker, evaluate
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
@@ -419,7 +419,7 @@ def test_what_is_a_problem_of_a_model(what: str, monkeypatch: pytest.MonkeyPatch
     first, *_, last = (node for node in graph.graph.nodes if node.op != "output")
     specs = [InputSpec("x", torch.float32)], [OutputSpec("y", torch.float32)]
     settings = SessionSettings(("CPUExecutionProvider",), threads=1)
-    checker = ModelChecker(Evaluation(graph, [X], exact=True), [first], [last], *specs, settings)
+    checker = ModelChecker(evaluate(graph, [X]), [first], [last], *specs, settings)
     found = checker.problem(model_of("e = Exp(x) d, n = Dropout(e) m = Add(d, e) y = Sin(m)"), model_of(body))
     assert found is None if said is None else str(found).startswith(said), found
     assert optimized and not any(optimized)

@@ -86,7 +86,7 @@ def test_a_backward_that_is_compiled_after_the_block(tmp_path: Path) -> None:
     result.sum().backward()
     reference(x).sum().backward()
     torch.testing.assert_close(model.weight.grad, reference.weight.grad)
-    assert graphs(tmp_path) == [("forward", "ok")]
+    assert graphs(tmp_path) == [("forward", "ok"), ("backward", None)], "the check of the stages compiled it"
 
 
 def test_records_go_on_after_the_block(tmp_path: Path) -> None:

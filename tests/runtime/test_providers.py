@@ -23,7 +23,7 @@ from dynamo_backends.debug.verdict import with_precision
 from dynamo_backends.dumps.blame import Cause, CauseKind
 from dynamo_backends.errors import SessionError
 from dynamo_backends.graphs.artifacts import GraphName, RunnableRegion
-from dynamo_backends.numerics.tensor_measure import measure_tensor
+from dynamo_backends.numerics.whole_graph import measure
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.provider_check import MOST_CHECKED, CheckedSession
 from dynamo_backends.runtime import subprocess_session
@@ -223,13 +223,12 @@ def test_a_provider_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPa
 def test_the_verdict_says_that_an_error_may_be_one_of_precision() -> None:
     exact = torch.linspace(1, 2, 100, dtype=torch.float64)
     row = Row("mm", "aten.mm.default", dtype="float32", region=0)
-    row.local_eager = measure_tensor(exact.float(), exact)
-    row.local_onnx = measure_tensor(exact.bfloat16().float(), exact)
+    row.error = measure(exact.bfloat16().float(), exact)
     comparison = GraphComparison(Blame("mm", Cause(CauseKind.NODE), region=0), rows=[row])
     assert "rounding to bfloat16" in (note := with_precision(comparison, [OPENVINO, CPU]).note)
     assert "FP32" in note
     assert not with_precision(comparison, [CPU]).note
-    row.local_onnx = measure_tensor(exact.float() + 1, exact)
+    row.error = measure(exact.float() + 1, exact)
     assert not with_precision(comparison, [OPENVINO]).note, "that is no rounding"
 
 

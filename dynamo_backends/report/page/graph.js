@@ -3,10 +3,12 @@
 const TABS = [
   ["comparison", "Comparison"], ["picture", "Picture"], ["stages", "Stages"], ["passes", "Passes"], ["placement", "ONNX or PyTorch"], ["time", "Time"],
 ];
-const MARKS = {"=": "bitwise equal to eager", "~": "within rounding", "!": "node is wrong", "?": "not deterministic", " ": "not compared"};
-const KINDS = [
-  ["session", "session that ran"], ["onnx", "ONNX, propagated"], ["eager", "eager, propagated"], ["local_onnx", "ONNX, local"], ["local_eager", "eager, local"],
-];
+const MARKS = {"=": "bitwise equal to eager", "~": "within rounding", "!": "wrong", "?": "not deterministic", " ": "not judged"};
+const KINDS = [["error", "this value"], ["eager", "eager, against float64"], ["instability", "the wrong run"]];
+const STEPS = { // the last step that was taken to judge a value
+  equal: "equal to eager on the same inputs", eager: "compared with eager on the same inputs", sums: "eager, and what sums may round",
+  float64: "compared with float64 on the same inputs", undefined: "float64, without undefined elements", perturbed: "float64, and what perturbed inputs change",
+};
 const WHOLE = 60; // a larger graph is shown around one node
 const NEAR = 24;
 
@@ -92,7 +94,7 @@ class GraphPage {
       const row = {i, readers: []};
       this.fields.forEach((field, j) => { row[field] = kinds.has(field) ? measured(values[j]) : values[j]; });
       row.place = row.region !== null ? `region ${row.region}` : row.operator === "placeholder" || row.operator === "get_attr" ? "input" : "PyTorch";
-      row.text = [row.name, row.user_name, row.operator, row.module, row.source, row.dtype, row.complaint].join(" ").toLowerCase();
+      row.text = [row.name, row.user_name, row.operator, row.module, row.source, row.dtype, row.complaint, row.step].join(" ").toLowerCase();
       return row;
     });
     for (const row of this.made) {
@@ -111,7 +113,7 @@ class GraphPage {
       onselect: (row) => this.chosen(row), onopen: (row) => this.open(row),
     });
     this.grid = grid;
-    const compared = rows.filter((row) => !row.repeats && KINDS.some(([key]) => row[key]));
+    const compared = rows.filter((row) => !row.is_view && row.error);
     this.plot = new Plot({
       rows: compared, distance: (row, key) => row[key], name: (row) => row.user_name || row.name, culprit: compared.indexOf(this.culprit),
       onpick: (row) => { this.reach(row); this.open(row); grid.element.focus({preventScroll: true}); },
@@ -136,9 +138,9 @@ class GraphPage {
     filter();
     const legend = folded("What the columns mean", element("div", {class: "legend"},
       facts(Object.entries(MARKS).map(([mark, name]) => [mark === " " ? "blank" : mark, name])),
-      element("p", {}, "session: largest absolute error against float64 in the session that ran, if its model still has the value. ONNX, eager: the same for ONNX "
-        + "Runtime node by node and for PyTorch, with upstream errors (propagated). Local: the node alone, on its inputs in the model. A result is right if its error "
-        + "is not much larger than eager's own.")));
+      element("p", {}, "Each value of the run is compared with PyTorch on the numbers that the run computed it from, so that no error of an earlier node is in "
+        + "it. error: the largest absolute error. share: the largest multiple of an element's tolerance; above 1 the value is wrong. step: what decided. with: nodes "
+        + "before it whose values the session does not have, which are judged together with it.")));
     this.details = element("aside", {class: "details", "aria-label": "Details of a value", tabindex: -1, hidden: true});
     const tools = element("div", {class: "tools"}, find, marks, places, shown, element("span", {class: "grow"}), legend);
     const elements = [compared.length ? this.plot.element : notice("No value of this graph was compared."), tools, grid.element, this.details];
@@ -176,7 +178,7 @@ class GraphPage {
   describe(row) {
     const link = (i) => element("button", {type: "button", class: "link", onclick: () => { this.reach(this.made[i]); this.open(this.made[i]); }}, this.made[i].user_name || this.made[i].name);
     const links = (items) => (items.length ? element("span", {class: "links"}, items.slice(0, 40).map(link), items.length > 40 ? ` and ${items.length - 40} more` : null) : "");
-    const figures = KINDS.filter(([key]) => row[key]).map(([key, name]) => [name, ...this.measures.map((measure) => number(row[key][measure]))]);
+    const figures = KINDS.filter(([key]) => row[key] && row.step !== "equal").map(([key, name]) => [name, ...this.measures.map((measure) => number(row[key][measure]))]);
     const frames = this.part("comparison").frames;
     this.details.replaceChildren(
       element("div", {class: "about"},
@@ -188,10 +190,12 @@ class GraphPage {
         facts([
           ["FX node", row.user_name ? row.name : ""], ["operator", row.operator], ["module", row.module], ["line", row.source],
           ["type", `${row.dtype} ${row.shape || "scalar"}`], ["computed in", row.place], ["mark", MARKS[row.mark] || row.mark],
-          ["reads", links(row.inputs)], ["read by", links(row.readers)],
+          ["value of", row.origin || "eager: the session does not have it"], ["judged by", row.error ? STEPS[row.step] || row.step : ""],
+          ["together with", links(row.segment)], ["reads", links(row.inputs)], ["read by", links(row.readers)],
         ])),
-      figures.length ? element("div", {class: "measures"}, element("h3", {}, "Error against float64"),
-        plainTable(["", "absolute", "relative", "RMSE", "ulp", "NaN/Inf", "scale", "share"], figures),
+      figures.length || row.onnx_nodes.length ? element("div", {class: "measures"},
+        figures.length ? [element("h3", {}, "Error on the same inputs"),
+          plainTable(["", "largest", "of the worst element", "its tolerance", "share", "ulp", "NaN/Inf", "scale"], figures)] : null,
         row.onnx_nodes.length ? element("section", {}, element("h3", {}, "ONNX nodes"), row.onnx_nodes.map((text) => element("code", {class: "onnx-node"}, text))) : null,
         row.elements ? wrongElements(row.elements) : null) : element("div", {}),
       element("div", {class: "stack"}, element("h3", {}, "Call stack"), row.stack.length ? stackOf(row.stack.map((i) => frames[i])) : element("p", {}, row.source || "unknown source line")),
@@ -278,10 +282,7 @@ function wrongElements(found) {
 
 function comparisonColumns() {
   const text = (key, head, width, value, help) => ({key, title: head, width, help, value, cell: (row) => spanned(value(row))});
-  const error = (key, head, help) => ({
-    key, title: head, width: "72px", align: "right", help, value: (row) => (row[key] ? (row[key].nonfinite ? Infinity : row[key].max_abs) : null),
-    cell: (row) => (!row[key] ? "" : row[key].nonfinite ? `${row[key].nonfinite} NaN/Inf` : number(row[key].max_abs)),
-  });
+  const worst = (row, key) => (!row.error ? null : row.error.nonfinite || row.error[key] === null ? Infinity : row.error[key]);
   return [
     {key: "number", title: "#", width: "46px", align: "right", help: "Execution order", value: (row) => row.i, cell: (row) => String(row.i + 1)},
     {key: "mark", title: "", width: "30px", help: "mark", value: (row) => " =~?!".indexOf(row.mark),
@@ -290,9 +291,13 @@ function comparisonColumns() {
       cell: (row) => element("span", {title: row.user_name ? `${row.user_name} (${row.name})` : row.name}, row.user_name || row.name, row.is_output ? " \u25b8" : "")},
     text("operator", "operator", "minmax(92px, 1fr)", (row) => row.operator.replace(/^aten\./, "").replace(/\.default$/, "")),
     text("type", "type", "minmax(116px, 1fr)", (row) => `${row.dtype} ${row.shape || "scalar"}`),
-    error("session", "session", "Largest absolute error in the session that ran"), error("onnx", "ONNX", "Largest absolute error, propagated"),
-    error("eager", "eager", "Largest absolute error of eager, propagated"), error("local_onnx", "local", "Largest absolute error of the node alone"),
-    error("local_eager", "eager's", "Largest absolute error of the node alone in eager"),
+    {key: "error", title: "error", width: "84px", align: "right", help: "Largest absolute error against PyTorch on the same inputs", value: (row) => worst(row, "max_abs"),
+      cell: (row) => (!row.error ? "" : row.error.nonfinite ? `${row.error.nonfinite} NaN/Inf` : number(row.error.max_abs))},
+    {key: "share", title: "share", width: "72px", align: "right", help: "Largest multiple of an element's tolerance; above 1 the value is wrong", value: (row) => worst(row, "share"),
+      cell: (row) => (!row.error ? "" : worst(row, "share") === Infinity ? "\u221e" : number(row.error.share))},
+    text("step", "step", "88px", (row) => (row.error ? row.step : ""), "The last step that was taken to judge it"),
+    {key: "segment", title: "with", width: "60px", align: "right", help: "Nodes before it that are judged together with it", value: (row) => row.segment.length,
+      cell: (row) => (row.segment.length ? count(row.segment.length) : "")},
     text("module", "module", "minmax(100px, 2fr)", (row) => row.module), text("source", "line", "minmax(110px, 2fr)", (row) => short(row.source)),
   ];
 }

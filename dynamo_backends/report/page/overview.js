@@ -4,7 +4,7 @@ function overviewPage(data, go) {
   const graphs = data.graphs;
   const wrong = graphs.filter((graph) => graph.state === "wrong");
   const page = element("div", {class: "page overview"}, title(1, said(graphs, wrong)), data.notices.map(notice), wrong.length ? firstFault(wrong, go) : null);
-  page.append(graphs.length ? graphTable(graphs, go)
+  page.append(graphs.length ? graphTable(data, go)
     : notice("The dump has no graphs. They are written when a model compiled with backend=\"onnx_debug\" is called."));
   if (data.given_up.length) page.append(section("Given up by Dynamo", list(data.given_up)));
   const unchecked = graphs.flatMap((graph) => graph.unchecked.map((item) => `${graph.name}: ${item}`));
@@ -42,13 +42,14 @@ function firstFault(wrong, go) {
         graph.culprit === null ? "Show its comparison" : "Go to the culprit")));
 }
 
-function graphTable(graphs, go) {
-  const error = (graph, side) => (graph.worst && graph.worst[side] ? graph.worst[side] : null);
+function graphTable({graphs, measures}, go) {
+  const error = (graph, side, measure) => (graph.worst && graph.worst[side] ? graph.worst[side][measures.indexOf(measure)] : null);
   const figure = (side) => ({
     key: side, title: side === "onnx" ? "worst error" : "eager's", width: side === "onnx" ? "112px" : "84px", align: "right",
-    help: `Largest absolute error of ${side === "onnx" ? "ONNX Runtime" : "eager"} against float64, at the output with the largest error relative to its scale; of a wrong graph, at the worst value`,
-    value: (graph) => (error(graph, side) ? (error(graph, side)[4] ? Infinity : error(graph, side)[0]) : null),
-    cell: (graph) => (error(graph, side) ? (error(graph, side)[4] ? "NaN/Inf" : number(error(graph, side)[0])) : ""),
+    help: side === "onnx" ? "Largest absolute error of the output with the largest error relative to its scale; of a wrong graph, of the wrong value"
+      : "Eager's error against float64 of the same value, where it was needed",
+    value: (graph) => (error(graph, side, "nonfinite") ? Infinity : error(graph, side, "max_abs")),
+    cell: (graph) => (error(graph, side, "nonfinite") ? "NaN/Inf" : number(error(graph, side, "max_abs"))),
   });
   const text = (key, head, width, value) => ({key, title: head, width, value, cell: (graph) => spanned(value(graph))});
   const figures = (key, head, width, value, shown) => ({key, title: head, width, align: "right", value, cell: (graph) => shown(value(graph))});

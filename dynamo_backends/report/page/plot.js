@@ -1,12 +1,12 @@
 /* The errors along a graph: a point for each value and series, on a logarithmic scale. */
 
 const SERIES = [
-  {key: "session", title: "session", colour: "--series-1", help: "of the session that ran, against float64"},
-  {key: "onnx", title: "ONNX", colour: "--series-2", help: "of ONNX Runtime node by node, with upstream errors, against float64"},
-  {key: "eager", title: "eager", colour: "--series-3", help: "of PyTorch, against float64"},
-  {key: "local_onnx", title: "ONNX, local", colour: "--series-4", help: "of the node alone, on its inputs in the model"},
-  {key: "local_eager", title: "eager, local", colour: "--series-5", help: "of the node alone in eager, against float64"},
+  {key: "error", title: "error", colour: "--series-1", help: "of a value against PyTorch, on the numbers that the run computed it from"},
+  {key: "eager", title: "eager", colour: "--series-2", help: "eager's error against float64 on the same numbers, where float64 was needed"},
 ];
+const SCALES = {
+  share: "as a multiple of the tolerance", relative: "relative to the largest magnitude", absolute: "absolute",
+};
 const MARGIN = {left: 62, right: 14, top: 20, bottom: 34};
 const ALL = Infinity; // drawn at the top: NaN or infinity on one side only
 
@@ -16,17 +16,18 @@ class Plot {
     Object.assign(this, {rows, distance, name, culprit, onpick});
     this.at = -1;
     this.hidden = new Set();
-    this.relative = true;
+    this.scale = "share";
     this.canvas = element("canvas", {});
     this.tip = element("div", {class: "tip", hidden: true});
     this.area = element(
       "div", {class: "area", role: "slider", tabindex: 0, "aria-label": "Error along the graph, in execution order", "aria-valuemin": 1,
         "aria-valuemax": rows.length, "aria-valuenow": 1}, this.canvas, this.tip);
     const boxes = SERIES.filter((series) => rows.some((row) => distance(row, series.key))).map((series) => this.box(series));
-    const scale = element("select", {"aria-label": "Scale of the errors", onchange: (event) => { this.relative = event.target.value === "relative"; this.draw(); }},
-      element("option", {value: "relative"}, "relative to the largest magnitude"), element("option", {value: "absolute"}, "absolute"));
+    this.ofEager = boxes[1]; // sums and the like have no part in eager's share, which is therefore not drawn
+    const scale = element("select", {"aria-label": "Scale of the errors", onchange: (event) => { this.scale = event.target.value; this.draw(); }},
+      Object.entries(SCALES).map(([value, text]) => element("option", {value}, text)));
     this.element = element("figure", {class: "plot"},
-      element("figcaption", {}, element("span", {title: "without views that repeat the error of their input"}, "Largest error,"), scale, boxes), this.area);
+      element("figcaption", {}, element("span", {title: "without views, which compute nothing"}, "Largest error,"), scale, boxes), this.area);
     this.area.addEventListener("mousemove", (event) => this.hover(event));
     this.area.addEventListener("mouseleave", () => { this.tip.hidden = true; });
     this.area.addEventListener("click", (event) => { this.hover(event); this.pick(); });
@@ -46,9 +47,10 @@ class Plot {
 
   error(row, key) {
     const found = this.distance(row, key);
-    if (!found) return null;
+    if (!found || (key === "eager" && this.scale === "share")) return null;
     if (found.nonfinite || found.max_abs === null) return ALL;
-    return this.relative && found.scale ? found.max_abs / found.scale : found.max_abs;
+    if (this.scale === "share") return found.share === null ? ALL : found.share;
+    return this.scale === "relative" && found.scale ? found.max_abs / found.scale : found.max_abs;
   }
 
   /* The drawn decades: those of the errors, at least four. */
@@ -59,12 +61,14 @@ class Plot {
         if (value > 0 && value !== ALL) { low = Math.min(low, value); high = Math.max(high, value); }
       }
     }
+    if (this.scale === "share") { low = Math.min(low, 1); high = Math.max(high, 1); }
     if (low > high) return [-16, 0];
     const top = Math.ceil(Math.log10(high) + 0.1);
     return [Math.min(Math.max(Math.floor(Math.log10(low)), top - 20), top - 4), top];
   }
 
   draw() {
+    if (this.ofEager) this.ofEager.hidden = this.scale === "share";
     const width = this.area.clientWidth, height = this.area.clientHeight;
     if (!width || !height) return;
     const ratio = window.devicePixelRatio || 1;
@@ -82,9 +86,8 @@ class Plot {
       : Math.min(bottom, Math.max(MARGIN.top, bottom - inside * (Math.log10(value) - low) / (high - low)));
     this.x = (i) => MARGIN.left + (width - MARGIN.left - MARGIN.right) * (this.rows.length > 1 ? i / (this.rows.length - 1) : 0.5);
     this.axes(pen, colour, {width, height, bottom, low, high, y});
-    for (const {series, values} of points.reverse()) { // the session on top
-      this.line(pen, colour(series.colour), values, y, series.key.startsWith("local"));
-    }
+    if (this.scale === "share") this.limit(pen, Math.round(y(1)) + 0.5, colour("--bad"), width);
+    for (const {series, values} of points.reverse()) this.line(pen, colour(series.colour), values, y); // the error on top
     this.vertical(pen, this.culprit, colour("--bad"), bottom);
     this.vertical(pen, this.at, colour("--fg"), bottom);
   }
@@ -107,7 +110,14 @@ class Plot {
     for (let i = 0; i < this.rows.length; i += every) pen.fillText(count(i + 1), this.x(i), height - 3);
   }
 
-  line(pen, colour, values, y, isLocal) {
+  /* The tolerance: above it a value is wrong. */
+  limit(pen, at, colour, width) {
+    pen.strokeStyle = colour;
+    pen.lineWidth = 1;
+    pen.beginPath(); pen.moveTo(MARGIN.left - 6, at); pen.lineTo(width - MARGIN.right, at); pen.stroke();
+  }
+
+  line(pen, colour, values, y) {
     pen.strokeStyle = pen.fillStyle = colour;
     pen.lineWidth = 1;
     pen.globalAlpha = 0.45;
@@ -125,8 +135,7 @@ class Plot {
     values.forEach((value, i) => {
       if (value === null) return;
       const x = this.x(i), at = y(value);
-      if (isLocal) pen.strokeRect(x - size / 2, at - size / 2, size, size);
-      else pen.fillRect(x - size / 2, at - size / 2, size, size);
+      pen.fillRect(x - size / 2, at - size / 2, size, size);
     });
   }
 

@@ -1,0 +1,163 @@
+"""The values of one compared run: what the graph returned on the way, and what its sessions have inside."""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import fx
+
+from passes.engine.fx.editing import changes_memory
+
+from ..errors import CompiledNodesError, SessionError, first_line
+from ..exporter.translate import value_names
+from ..graphs.artifacts import CompiledGraph, CompiledRegion
+from ..partition.regions import is_ordered
+from .recorded_run import RecordedRun
+from .repeated_runs import differing
+from .session_values import SessionValues, ShownSessions
+
+
+def given_values(graph: CompiledGraph, run: RecordedRun) -> dict[fx.Node, object]:
+    """The values that are not judged: arguments, random numbers, results of operators with side effects."""
+    return {
+        node: run.values[node]
+        for node in graph.module.graph.nodes
+        if node in run.values and (node.op in ("placeholder", "get_attr") or is_ordered(node) or changes_memory(node))
+    }
+
+
+class RunValues:
+    """The values of a run, as ``KnownValues`` of ``numerics.segments``.
+
+    Args:
+        without: names of inner values that are left out: their names were guessed, and are wrong.
+
+    Attributes:
+        unchecked: by region, why its inner values are not known.
+    """
+
+    def __init__(
+        self, graph: CompiledGraph, run: RecordedRun, sessions: ShownSessions, without: frozenset[str] = frozenset()
+    ) -> None:
+        self.unchecked: list[str] = []
+        self._run = run
+        self._region_of = {node: item for item in graph.regions for node in item.region.nodes}
+        self._shown: dict[int, SessionValues] = {}
+        self._without = without
+        self._inner: dict[str, object] = {}
+        self._others: collections.defaultdict[tuple[fx.Node, int | None], list[torch.Tensor]]
+        self._others = collections.defaultdict(list)
+        self._of_shown: dict[tuple[fx.Node, int | None], torch.Tensor] = {}
+        self._parts: dict[int, Iterator[dict[str, object]]] = {}  # of regions whose session is being shown
+        self._outputs = {
+            (item.node, item.index): spec.name
+            for compiled in graph.regions
+            for item, spec in zip(compiled.region.outputs, compiled.bound.outputs, strict=True)
+        }
+        self._compared: set[tuple[fx.Node, int | None]] = set()  # outputs that the shown session computed
+        for compiled in graph.regions:
+            index = compiled.region.index
+            if index in run.sessions:
+                self._add_region(compiled, sessions)
+            repeated = run.repeated.get(index)
+            for position, values in (repeated.others if repeated is not None else {}).items():
+                output = compiled.region.outputs[position]
+                self._others[output.node, output.index] += values
+
+    def _add_region(self, compiled: CompiledRegion, sessions: ShownSessions) -> None:
+        try:
+            self._shown[compiled.region.index] = sessions.of(compiled, self._run.session_of(compiled))
+        except CompiledNodesError:  # one kernel of a provider: the region is one segment
+            return
+        except SessionError as error:
+            self.unchecked.append(f"the values inside region_{compiled.region.index}: {first_line(str(error))}")
+
+    def region_of(self, node: fx.Node) -> CompiledRegion | None:
+        return self._region_of.get(node)
+
+    def has(self, node: fx.Node, index: int | None) -> bool:
+        if self._recorded(node, index) is not None:
+            return True
+        compiled = self._region_of.get(node)
+        shown = self._shown.get(compiled.region.index) if compiled is not None else None
+        name = self._name(node, index)
+        return shown is not None and (name in shown.names - self._without or name in shown.constants)
+
+    def get(self, node: fx.Node, index: int | None) -> object:
+        compiled = self._region_of.get(node)
+        shown = self._shown.get(compiled.region.index) if compiled is not None else None
+        if compiled is not None and shown is not None:
+            if self._name(node, index) in shown.constants:
+                return shown.constants[self._name(node, index)]
+            self._show(compiled, node, index)
+        recorded = self._recorded(node, index)
+        return self._inner.pop(self._name(node, index), None) if recorded is None else recorded
+
+    def others(self, node: fx.Node, index: int | None) -> list[torch.Tensor]:
+        """The same value in other runs of the session, where bits differ."""
+        return self._others.get((node, index), [])
+
+    def of_shown(self, node: fx.Node, index: int | None) -> torch.Tensor | None:
+        """The same value of the model with more outputs, if bits differ: of another session of the same model."""
+        return self._of_shown.get((node, index))
+
+    def reads(self, node: fx.Node, source: fx.Node) -> bool:
+        compiled = self._region_of.get(node)
+        shown = self._shown.get(compiled.region.index) if compiled is not None else None
+        if shown is None or self._region_of.get(source) is not compiled:
+            return True
+        cuts = [shown.cuts[name] for name in value_names(node) if name in shown.cuts]
+        return not cuts or any(name in cut for cut in cuts for name in value_names(source))
+
+    def is_guessed(self, node: fx.Node) -> bool:
+        """Whether the name of an inner value may be another's, see ``SessionValues.guessed``."""
+        compiled = self._region_of.get(node)
+        shown = self._shown.get(compiled.region.index) if compiled is not None else None
+        return shown is not None and not shown.guessed.isdisjoint(value_names(node))
+
+    def run_again(self, compiled: CompiledRegion) -> Mapping[str, object]:
+        """The values of another run of a region, by name."""
+        shown = self._shown.get(compiled.region.index)
+        return shown.run(self._arguments(compiled)) if shown is not None else {}
+
+    def _show(self, compiled: CompiledRegion, node: fx.Node, index: int | None) -> None:
+        """Computes the values of a region's session up to a value."""
+        region = compiled.region
+        if region.index not in self._parts:
+            self._parts[region.index] = self._shown[region.index].parts(self._arguments(compiled))
+        name = self._name(node, index)
+        is_returned = (node, index) in self._outputs
+        while name not in self._inner and not (is_returned and (node, index) in self._compared):
+            try:
+                found = next(self._parts[region.index], None)
+            except SessionError as error:
+                self.unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
+                return
+            if found is None:
+                return
+            for key, spec in self._outputs.items():
+                value, recorded = found.pop(spec, None), self._recorded(*key)
+                if value is not None:
+                    self._compared.add(key)
+                if isinstance(value, torch.Tensor) and differing([recorded], [value]):
+                    self._of_shown[key] = value
+            self._inner.update(found)
+
+    def _arguments(self, compiled: CompiledRegion) -> list[object]:
+        return [self._run.values[item.node] for item in compiled.region.inputs]
+
+    def _recorded(self, node: fx.Node, index: int | None) -> object:
+        """What the graph returned for a result: a region's output, or a value that PyTorch computed."""
+        values = self._run.values
+        if node in values:
+            found = values[node]
+            return found if index is None else found[index]  # type: ignore[index]
+        items = (user for user in node.users if index is not None and user.target is operator.getitem)
+        return next((values[user] for user in items if user.args[1] == index and user in values), None)
+
+    @staticmethod
+    def _name(node: fx.Node, index: int | None) -> str:
+        return value_names(node)[index or 0]

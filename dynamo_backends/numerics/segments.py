@@ -1,0 +1,659 @@
+"""Whether the values of a run are right: each is compared with PyTorch on the values that it was computed from.
+
+::
+
+    for judged in SegmentCheck(module.graph.nodes, given, known).judge():  # all results of all nodes
+        judged.node, judged.value, judged.is_wrong, judged.found
+
+A run has some of the values of a graph (``known``). Each is judged with its *segment*: the node, and the nodes before
+it up to the nearest values that the run has. PyTorch runs the segment on these, the run's own numbers, so that no error
+of another segment has to be excused. Steps are taken only while an element is in doubt:
+
+1. eager, on the run's numbers, within ``rule.judge``: nearly all values;
+2. the magnitudes that a sum adds up, in float32;
+3. float64 instead of eager, with these magnitudes and the size of numbers inside a function;
+4. elements that nothing defines are left out: uninitialized memory, and the order of writes to one place;
+5. float64 with the segment's inputs perturbed by a rounding, up to ``rule.RUNS`` times: what that changes is allowed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from passes.engine.fx.editing import UNINITIALIZED
+
+from . import operator_facts as facts
+from .arrays import as_array, dense
+from .exact import BIT_CASTS, KERNEL_ERRORS, Environment, floats, is_floating, run_eager, run_only_exact, widen, widened
+from .rule import FORMATS, INSIDE, NOTHING, RUNS, Beyond, Format, Measure, judge, spread, sum_units
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class NotJudgedError(Exception):
+    """A node does not run in PyTorch on the run's numbers, or not in float64."""
+
+
+def _call(run: Callable[[fx.Node, Environment], Any], node: fx.Node, values: Environment) -> Any:
+    """Runs a node. What its kernel raises, for a wrong index or a dtype, is told as ``NotJudgedError``."""
+    unknown = [arg.name for arg in node.all_input_nodes if arg not in values]
+    if unknown:
+        raise NotJudgedError(f"the value of {unknown[0]} is not known")
+    try:
+        return run(node, values)
+    except (*KERNEL_ERRORS, IndexError) as error:
+        raise NotJudgedError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+class KnownValues(Protocol):
+    """The values that a run has."""
+
+    def has(self, node: fx.Node, index: int | None) -> bool:
+        """Whether it has a result of a node; ``index`` is its position if the node has several."""
+
+    def get(self, node: fx.Node, index: int | None) -> object:
+        """That result. Called once, in the order of the graph."""
+
+    def reads(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether the run computes a node's value from the value of ``source`` that it has, and not from what that was
+        rounded from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedValues:
+    """Known values in a dictionary, by node and index."""
+
+    values: Mapping[tuple[fx.Node, int | None], object]
+
+    def has(self, node: fx.Node, index: int | None) -> bool:
+        return (node, index) in self.values
+
+    def get(self, node: fx.Node, index: int | None) -> object:
+        return self.values[node, index]
+
+    def reads(self, node: fx.Node, source: fx.Node) -> bool:
+        return True
+
+
+@dataclasses.dataclass
+class Judged:
+    """A value of a run, and whether it is right."""
+
+    node: fx.Node
+    index: int | None  # the position among the node's results, if it has several
+    segment: Sequence[fx.Node]  # the nodes that are judged together, ``node`` last
+    value: object  # ``None`` if it is not judged
+    expected: object  # eager's, on the run's numbers; a given value
+    found: Measure = Measure()
+    beyond: Beyond = NOTHING
+    by: str = "equal"  # the last step that was taken
+    complaint: str = ""  # another dtype, shape or number
+    of_eager: Measure | None = None  # eager's error against float64, if that ran
+    exact: torch.Tensor | None = None  # float64, of a wrong value
+    inputs: Mapping[fx.Node, object] = dataclasses.field(
+        default_factory=dict
+    )  # what the segment read, of a wrong value
+    read: Mapping[fx.Node, object] = dataclasses.field(default_factory=dict)  # what the node read
+
+    @property
+    def is_wrong(self) -> bool:
+        return bool(self.complaint) or not self.found.is_rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segment:
+    nodes: list[fx.Node]  # in execution order
+    inputs: list[fx.Node]  # known or given
+    is_bypassed: bool  # whether a known value within it is not what the run reads
+
+
+class SegmentCheck:
+    """Judges the values of a run, in execution order.
+
+    Values are freed after the last segment that reads them.
+
+    Args:
+        nodes: of an ATen graph, in execution order.
+        given: values that are not judged: arguments, random numbers, results of operators with side effects.
+        known: the values of the run.
+
+    Attributes:
+        unchecked: by node name, why a known value could not be judged.
+    """
+
+    def __init__(self, nodes: Sequence[fx.Node], given: Mapping[fx.Node, object], known: KnownValues) -> None:
+        self.unchecked: dict[str, str] = {}
+        self._given, self._known = given, known
+        self._exact: Environment = {}  # float64 of nodes between known values
+        self._generator = torch.Generator().manual_seed(0)
+        self._nodes = [node for node in nodes if node.op != "output"]
+        self._running: tuple[_Segment, Environment] = _Segment([], [], False), {}
+        self._order = {node: i for i, node in enumerate(self._nodes)}
+        self._values: Environment = {node: value for node, value in given.items() if node not in self._order}
+        self._is_known = {node: self._has_all(node) for node in self._nodes}
+        self._segments = {node: self._segment_of(node) for node in self._nodes if self._is_judged(node)}
+        self._last_uses = self._find_last_uses()
+
+    def judge(self, advance: Callable[[], None] = lambda: None) -> Iterator[Judged]:
+        """The values in execution order, each as it is judged; ``advance`` is called after each node."""
+        for node in self._nodes:
+            try:
+                for judged in self._visit(node):
+                    judged.read = {arg: self._values[arg] for arg in node.all_input_nodes if arg in self._values}
+                    yield judged
+            except NotJudgedError as error:
+                self._fail(node, error)
+            for dead in self._last_uses.get(node, ()):
+                self._values.pop(dead, None)
+                self._exact.pop(dead, None)
+            advance()
+
+    # the plan
+
+    def _has_all(self, node: fx.Node) -> bool:
+        """Whether all results of a node that others read are known or given."""
+        if node in self._given:
+            return True
+        if node.target is operator.getitem:
+            parent, index = node.args
+            assert isinstance(parent, fx.Node) and isinstance(index, int)
+            return parent in self._given or self._known.has(parent, index)
+        if node.op != "call_function":
+            return False
+        fake = node.meta.get("val")
+        if not isinstance(fake, (tuple, list)):
+            return self._known.has(node, None)
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        return all(self._known.has(node, index) for index in read if isinstance(index, int))
+
+    def _is_judged(self, node: fx.Node) -> bool:
+        if node in self._given or node.op != "call_function" or node.target is operator.getitem:
+            return False
+        fake = node.meta.get("val")
+        indices = range(len(fake)) if isinstance(fake, (tuple, list)) else [None]
+        return any(self._known.has(node, index) for index in indices)
+
+    def _segment_of(self, node: fx.Node) -> _Segment:
+        inside, inputs, waiting, is_bypassed = {node}, dict[fx.Node, None](), [node], False
+        while waiting:
+            reader = waiting.pop()
+            for arg in reader.all_input_nodes:
+                if arg in inside:
+                    continue
+                # of several results that were rounded, one is read as it was before
+                is_item = reader is not node and reader.target is operator.getitem
+                is_known = self._is_known.get(arg, True) and not (is_item and self._is_known.get(reader, True))
+                bypassed = is_known and self._is_bypassed(arg, node)
+                is_bypassed |= bypassed
+                if is_known and not bypassed:
+                    inputs[arg] = None
+                else:
+                    inside.add(arg)
+                    waiting.append(arg)
+        return _Segment(sorted(inside, key=self._order.__getitem__), list(inputs), is_bypassed)
+
+    def _is_bypassed(self, source: fx.Node, node: fx.Node) -> bool:
+        """Whether the run computes a node from what a half-precision value was rounded from."""
+        fake = source.meta.get("val")
+        if source in self._given or not isinstance(fake, torch.Tensor) or fake.dtype not in _HALF:
+            return False
+        return source.op == "call_function" and not self._known.reads(node, source)
+
+    def _find_last_uses(self) -> dict[fx.Node, list[fx.Node]]:
+        """By node, the nodes whose values no later segment reads."""
+        last: dict[fx.Node, fx.Node] = {}
+        for node in self._nodes:
+            segment = self._segments.get(node)
+            read = [*segment.nodes, *segment.inputs] if segment else [node, *node.all_input_nodes]
+            last.update(dict.fromkeys(read, node))
+        dying: collections.defaultdict[fx.Node, list[fx.Node]] = collections.defaultdict(list)
+        for node, user in last.items():
+            dying[user].append(node)
+        return dying
+
+    # one node
+
+    def _visit(self, node: fx.Node) -> Iterator[Judged]:
+        if node in self._given:
+            self._values[node] = self._given[node]
+            yield from _unknown(node, self._given[node])
+            return
+        if node.op != "call_function":
+            raise NotJudgedError("its value is not known")
+        if node.target is operator.getitem:
+            self._values[node] = _call(_item, node, self._values)
+            return
+        segment = self._segments.get(node)
+        if node.target in UNINITIALIZED:
+            known = segment is not None
+            self._values[node] = (
+                self._known.get(node, None) if known else facts.filled(_call(run_eager, node, self._values), 0)
+            )
+            return
+        values = self._values
+        if segment is None:
+            values[node] = _call(run_eager, node, values)
+            yield from _unknown(node, values[node])
+            return
+        if segment.is_bypassed:
+            local = self._run(segment)
+        else:
+            read = (*segment.inputs, *segment.nodes[:-1])
+            local = {item: values[item] for item in read} | {node: _call(run_eager, node, values)}
+        expected = local[node]
+        if not isinstance(expected, (tuple, list)):
+            actual = self._known.get(node, None)
+            values[node] = expected if _is_of_other_kind(actual, expected) else actual
+            self._running = segment, local
+            yield self._judge(segment, local, None, actual, expected)
+            return
+        results = list(expected)
+        for index, item in enumerate(expected):
+            if item is None:
+                continue
+            if not self._known.has(node, index):
+                yield Judged(node, index, [node], None, item)
+                continue
+            actual = self._known.get(node, index)
+            results[index] = item if _is_of_other_kind(actual, item) else actual
+            self._running = segment, local
+            yield self._judge(segment, local, index, actual, item)
+        values[node] = results
+
+    def _fail(self, node: fx.Node, error: NotJudgedError) -> None:
+        """Tells that a node does not run on the run's numbers; those that read it go on with the known value."""
+        if node in self._segments:
+            self.unchecked[node.name] = str(error)
+        fake = node.meta.get("val")
+        if node not in self._values and self._is_known[node] and node.target is not operator.getitem:
+            several = isinstance(fake, (tuple, list))
+            indices: Sequence[Any] = range(len(fake)) if several else [None]
+            found = [self._known.get(node, i) if self._known.has(node, i) else None for i in indices]
+            self._values[node] = found if several else found[0]
+
+    def _run(self, segment: _Segment) -> Environment:
+        """Eager on a segment's inputs alone."""
+        values = {node: self._values[node] for node in segment.inputs}
+        for node in segment.nodes:
+            values[node] = _item(node, values) if node.target is operator.getitem else _call(run_eager, node, values)
+        return values
+
+    # one value
+
+    def judge_other(self, judged: Judged, value: object) -> Judged:
+        """Judges another computation of the value that was yielded last."""
+        segment, values = self._running
+        return self._judge(segment, values, judged.index, value, judged.expected)
+
+    def _judge(
+        self, segment: _Segment, values: Environment, index: int | None, actual: object, expected: object
+    ) -> Judged:
+        judged = Judged(segment.nodes[-1], index, segment.nodes, actual, expected)
+        if actual is None:
+            return judged
+        if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+            judged.complaint = "" if _same_number(actual, expected) else f"{actual} instead of {expected}"
+            return judged
+        if _is_of_other_kind(actual, expected):
+            judged.complaint = _difference_in_kind(actual, expected)
+            return judged
+        actual, expected = dense(actual), dense(expected)
+        if torch.equal(actual, expected):
+            return judged
+        value = _Value(self, segment, values, index, actual, expected)
+        if is_floating(actual):
+            value.judge(judged)
+        else:
+            value.judge_discrete(judged)
+        if judged.is_wrong:
+            judged.inputs = {node: values[node] for node in segment.inputs}
+        return judged
+
+
+def _unknown(node: fx.Node, expected: Any) -> Iterator[Judged]:
+    """What is not judged: a value that the run does not have, or that is given."""
+    several = isinstance(expected, (tuple, list)) and node.op == "call_function"
+    for index, item in enumerate(expected) if several else [(None, expected)]:
+        if item is not None:
+            yield Judged(node, index, [node], None, item)
+
+
+def _item(node: fx.Node, values: Environment) -> object:
+    parent, index = node.args
+    return values[parent][index]  # type: ignore[index]
+
+
+def _is_of_other_kind(actual: object, expected: object) -> bool:
+    """Whether the graph cannot go on with a value: it has another dtype or shape, or is not known."""
+    if actual is None:
+        return True
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return isinstance(actual, torch.Tensor) != isinstance(expected, torch.Tensor)
+    return actual.dtype != expected.dtype or actual.shape != expected.shape
+
+
+def _difference_in_kind(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    if actual.dtype != expected.dtype:
+        return f"dtype {actual.dtype} instead of {expected.dtype}"
+    return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+
+
+def _same_number(actual: object, expected: object) -> bool:
+    return bool(actual == expected) or bool(actual != actual and expected != expected)
+
+
+def _format(dtype: torch.dtype) -> Format:
+    parts = {torch.complex64: "float32", torch.complex128: "float64", torch.complex32: "float16"}
+    return FORMATS[parts.get(dtype, str(dtype).removeprefix("torch."))]
+
+
+class _Value:
+    """A value that differs from eager's, and the computations that may explain the difference."""
+
+    def __init__(
+        self,
+        check: SegmentCheck,
+        segment: _Segment,
+        values: Environment,
+        index: int | None,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+    ) -> None:
+        self._check, self._segment, self._values, self._index = check, segment, values, index
+        self._actual, self._expected = actual, expected
+        self._array, self._dtype = as_array(actual), str(actual.dtype).removeprefix("torch.")
+        self._format = _format(actual.dtype) if is_floating(actual) else None
+        self._wide_values: Environment = {}  # float64, after ``_exact``
+
+    def judge(self, judged: Judged) -> None:
+        """The steps for floating-point and complex elements; see the module's docstring."""
+        assert self._format is not None
+        judged.by = "eager"
+        if self._is_within(judged, as_array(self._expected), None):
+            return
+        summed = self._summed()
+        if summed is not None:
+            judged.by = "sums"
+            if self._is_within(judged, as_array(self._expected), summed):
+                return
+        judged.by = "float64"
+        exact = self._exact()
+        judged.exact = torch.from_numpy(exact)
+        judged.of_eager, _ = judge(as_array(self._expected), exact, self._dtype)
+        inside = self._inside()
+        more = None if summed is None and inside is None else _plus(summed, inside)
+        if self._is_within(judged, exact, more):
+            return
+        defined = self._defined()
+        if defined is not None:
+            judged.by = "undefined"
+            exact = np.where(defined, exact, self._array)
+            if self._is_within(judged, exact, more):
+                return
+        judged.by = "perturbed"
+        factor = spread(max(facts.terms(node, self._values) for node in self._segment.nodes))
+        largest = np.zeros(exact.shape)
+        for _ in range(RUNS):
+            try:
+                changed = self._perturbed(factor)
+            except NotJudgedError:  # a shape depends on a comparison with another result
+                break
+            with np.errstate(all="ignore"):
+                change = np.nan_to_num(np.abs(as_array(changed) - exact), nan=0.0, posinf=0.0)
+            largest = np.maximum(largest, change)
+            if self._is_within(judged, exact, _plus(more, factor * largest)):
+                return
+
+    def judge_discrete(self, judged: Judged) -> None:
+        """An integer, boolean or index is right if it equals eager's, or that of a perturbed run of the segment."""
+        judged.by, expected = "eager", as_array(self._expected)
+        defined = self._defined()
+        if defined is not None:
+            judged.by, expected = "undefined", np.where(defined, expected, self._array)
+        if self._is_within(judged, expected, None) or not floats(list(self._values_read())):
+            return
+        judged.by = "perturbed"
+        self._exact()
+        for _ in range(RUNS):
+            try:
+                changed = as_array(self._perturbed(1.0).to(self._actual.dtype))
+            except NotJudgedError:  # a shape depends on a comparison with another result
+                return
+            expected = np.where(changed == self._array, changed, expected)
+            if self._is_within(judged, expected, None):
+                return
+
+    def _is_within(self, judged: Judged, reference: np.ndarray, more: np.ndarray | None) -> bool:
+        judged.found, judged.beyond = judge(self._array, reference, self._dtype, more)
+        return judged.found.is_rounding
+
+    def _values_read(self) -> Iterator[object]:
+        return (self._values[node] for node in self._segment.inputs)
+
+    def _of(self, results: Any) -> Any:
+        return results if self._index is None else results[self._index]
+
+    def _summed(self) -> np.ndarray | None:
+        """What the sums of the segment may round; ``None`` if it has none, or something else beside them."""
+        bound = self._bounds.get(self._segment.nodes[-1])
+        bound = None if bound is None else self._of(bound)
+        return as_array(bound) if isinstance(bound, torch.Tensor) and bound.shape == self._actual.shape else None
+
+    @functools.cached_property
+    def _bounds(self) -> Environment:
+        """By node, what the sums up to it may round, in absolute numbers; of nodes with sums, and nothing else, before
+        them in the segment."""
+        sizes: Environment = pytree.tree_map(
+            facts.magnitude, {node: self._values[node] for node in self._segment.inputs}
+        )
+        counts: dict[fx.Node, int] = {}
+        bounds: Environment = {}
+        for node in self._segment.nodes:
+            if not facts.keeps_magnitudes(node) or any(arg not in sizes for arg in node.all_input_nodes):
+                continue
+            try:
+                sizes[node] = facts.magnitudes(node, sizes, self._values)
+            except KERNEL_ERRORS:  # no float32 kernel
+                continue
+            counts[node] = max(
+                facts.terms(node, self._values) if facts.base_name(node) in facts.SUMS else 0,
+                *(counts.get(arg, 0) for arg in node.all_input_nodes),
+                0,
+            )
+            if counts[node]:
+                unit = sum_units(counts[node]) * self._unit
+                bounds[node] = pytree.tree_map(
+                    lambda item, unit=unit: item.abs() * unit if is_floating(item) else item, sizes[node]
+                )
+        return bounds
+
+    @property
+    def _unit(self) -> float:
+        """The epsilon of the dtype that the segment computes in."""
+        read = floats(list(self._values_read()))
+        return min((_format(item.dtype).computed for item in read), default=2.0**-23)
+
+    def _inside(self) -> np.ndarray | None:
+        """What the last function of the segment may round, if it is accurate relative to numbers inside of it."""
+        node = next((item for item in reversed(self._segment.nodes) if not facts.moves(item)), self._segment.nodes[-1])
+        most = self._most_inside(node, self._values)
+        return as_array(most) if most is not None and most.shape == self._actual.shape else None
+
+    def _most_inside(self, node: fx.Node, values: Environment) -> torch.Tensor | None:
+        read = next((item for arg in node.all_input_nodes if is_floating(item := values[arg])), None)
+        size = None if read is None else facts.size_inside(node.target, dense(read))
+        return None if size is None else size * (INSIDE * self._unit)
+
+    def _exact(self) -> np.ndarray:
+        """The value in float64, on the run's numbers."""
+        known, nodes = self._check._exact, self._segment.nodes
+        wide: Environment = {} if self._segment.is_bypassed else known
+        for node in nodes:
+            if node not in wide:
+                result = self._run_wide(node, {arg: self._wide(arg, wide) for arg in node.all_input_nodes})
+                wide[node] = result
+        self._wide_values = {node: wide[node] for node in nodes}
+        found = as_array(dense(self._of(wide[nodes[-1]])))
+        known.pop(nodes[-1], None)  # later segments begin at the run's value
+        if self._format is None:
+            return found
+        largest = self._format.largest
+        with np.errstate(all="ignore"):  # where the exact number does not fit the dtype, eager's result is right too
+            beyond = np.abs(found) > largest
+        if not beyond.any():
+            return found
+        expected = as_array(self._expected)
+        same = (self._array == expected) | ((self._array != self._array) & (expected != expected))
+        return np.where(beyond & same, expected, found)
+
+    def _wide(self, node: fx.Node, wide: Environment) -> object:
+        return wide[node] if node in self._segment.nodes and node in wide else widened(self._values[node])
+
+    def _run_wide(self, node: fx.Node, values: Environment) -> object:
+        """A node in float64. Decisions are eager's; so are reinterpreted bits, and memory that is not initialized."""
+        if node.target is operator.getitem:
+            return _item(node, values)
+        known = self._values.get(node)
+        if node.target in UNINITIALIZED or node.target in BIT_CASTS or (known is not None and not floats(known)):
+            return widened(known)
+        return _call(run_only_exact, node, values)
+
+    def _perturbed(self, factor: float) -> Any:
+        """The value in float64 with the segment's inputs, and values within it, off by a rounding.
+
+        Sums within it are off by what they may round, and are not computed again; ``factor`` is what the change of the
+        value is multiplied by.
+        """
+        generator, last = self._check._generator, self._segment.nodes[-1]
+        wide: Environment = {}
+        only_adds = True  # so far
+
+        def off(item: Any, most: Any) -> Any:
+            return _off_by(item, most, factor, generator) if is_floating(item) else item
+
+        def rounded(item: Any, known: Any) -> Any:
+            return perturbed(item, _epsilon(known), generator)
+
+        for node in self._segment.nodes:
+            only_adds &= facts.only_adds(node)
+            if only_adds and node in self._bounds:
+                exact = self._wide_values[node]
+                wide[node] = exact if node is last else pytree.tree_map(off, exact, self._bounds[node])
+                if node is not last and not facts.moves(node) and _is_half(self._values[node]):
+                    wide[node] = pytree.tree_map(rounded, wide[node], self._values[node])
+                    only_adds = False  # later sums add what was rounded
+                continue
+            only_adds &= node is last or facts.moves(node) or not _is_half(self._values[node])
+            read = {arg: wide[arg] if arg in wide else self._perturbed_input(arg, node) for arg in node.all_input_nodes}
+            if node.target is operator.getitem:
+                wide[node] = _item(node, read)
+                continue
+            if node.target in UNINITIALIZED or node.target in BIT_CASTS:
+                wide[node] = widened(self._values[node])
+                continue
+            result = _call(run_only_exact, node, read)
+            if node is not last and not facts.moves(node):
+                known = self._values[node]
+                known = (
+                    type(result)(known)
+                    if isinstance(result, (tuple, list)) and isinstance(known, (tuple, list))
+                    else known
+                )
+                result = pytree.tree_map(rounded, result, known)
+                most = self._most_inside(node, read)
+                if most is not None and isinstance(result, torch.Tensor) and most.shape == result.shape:
+                    result = off(result, most)
+            wide[node] = result
+        return self._of(wide[last])
+
+    def _perturbed_input(self, node: fx.Node, reader: fx.Node) -> object:
+        """An input, off by a unit of the dtype that is computed in; half of a unit of its own, where a cast reads it:
+        the run may read it as it was before it was rounded.
+
+        Whole numbers that are compared stay: masks and indices are exact.
+        """
+        compares = not floats(self._values[reader])
+
+        def one(value: Any) -> Any:
+            if not is_floating(value):
+                return value
+            is_cast = facts.base_name(reader) in ("_to_copy", "convert_element_type") and value.dtype in _HALF
+            rule = _format(value.dtype)
+            unit = rule.epsilon / 2 if is_cast else rule.computed
+            wide = widen(dense(value))
+            found = perturbed(wide, unit, self._check._generator)
+            if compares and not wide.is_complex():
+                found = torch.where(wide == wide.round(), wide, found)
+            if is_cast:
+                noise = torch.empty(found.shape, dtype=torch.float64).uniform_(
+                    -0.5, 0.5, generator=self._check._generator
+                )
+                found = found + noise * (rule.smallest * rule.epsilon)
+            return found
+
+        return pytree.tree_map(one, self._values[node])
+
+    def _defined(self) -> np.ndarray | None:
+        """The elements that do not depend on uninitialized memory, nor on the order of writes to one place; ``None`` if
+        all are defined."""
+        nodes = self._segment.nodes
+        if not any(facts.may_overwrite(node) or node.target in UNINITIALIZED for node in nodes):
+            return None
+        values = {node: self._values[node] for node in self._segment.inputs}
+        for node in nodes:
+            if node.target in UNINITIALIZED:
+                values[node] = facts.filled(pytree.tree_map(torch.clone, self._values[node]), 77)
+            elif node.target is operator.getitem:
+                values[node] = _item(node, values)
+            elif facts.may_overwrite(node):
+                values[node] = facts.with_reversed_writes(node, values)
+            else:
+                values[node] = _call(run_eager, node, values)
+        other, first = as_array(dense(self._of(values[nodes[-1]]))), as_array(self._expected)
+        with np.errstate(all="ignore"):
+            return (other == first) | ((other != other) & (first != first))
+
+
+def _off_by(value: torch.Tensor, most: torch.Tensor, factor: float, generator: torch.Generator) -> torch.Tensor:
+    """A value that is off by what its sums may round, to either side; by the part of it of which ``factor`` makes the
+    whole."""
+    sides = torch.empty(value.shape, dtype=torch.float32).uniform_(-1.0, 1.0, generator=generator).sign_()
+    return value + sides.mul_(most) / factor
+
+
+def _is_half(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _HALF
+
+
+def _epsilon(value: object) -> float:
+    return _format(value.dtype).epsilon if is_floating(value) else 0.0
+
+
+def _plus(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+def perturbed(value: Any, unit: float, generator: torch.Generator) -> Any:
+    """A float64 tensor with each finite element changed at random by up to ``unit`` of itself; others unchanged."""
+    if not is_floating(value) or not unit or not value.numel():
+        return value
+    if value.is_complex():
+        parts = (
+            perturbed(part, unit, generator) for part in torch.unbind(torch.view_as_real(value.resolve_conj()), -1)
+        )
+        return torch.complex(*parts)
+    noise = torch.empty(value.shape, dtype=torch.float32).uniform_(-unit, unit, generator=generator).to(value.device)
+    changed = value + value * noise
+    return changed if bool(value.isfinite().all()) else torch.where(value.isfinite(), changed, value)

@@ -1,0 +1,417 @@
+"""Whether the results of a computation are right of which nothing else is known: the whole of it is one segment.
+
+::
+
+    check = check_function(function, arguments, torch.get_rng_state())
+    check.judge(0, actual).is_wrong
+
+The rule is that of ``segments``: a result is compared with eager's, then with float64's, and then with up to
+``rule.RUNS`` runs in which the arguments of each operator are off by a rounding. What they change is allowed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..graphs.layout import significant_strides
+from .arrays import as_array, dense, dtype_name, format_of, index_of
+from .exact import KERNEL_ERRORS, is_floating, widened
+from .function_runs import FunctionRun, Recording, Rerun, copies
+from .rule import NOTHING, RUNS, UNITS, Beyond, Measure, judge, spread, sum_units
+
+Values: TypeAlias = "Mapping[Any, object]"
+"""The results of a run by key, such as their positions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How a result differs from what it should be."""
+
+    complaint: str = ""  # another dtype, shape or number
+    found: Measure = Measure()
+    beyond: Beyond = NOTHING
+    where: str = ""  # the element with the largest share
+
+    @property
+    def is_wrong(self) -> bool:
+        return bool(self.complaint) or not self.found.is_rounding
+
+    def __str__(self) -> str:
+        if self.complaint or not self.is_wrong:
+            return self.complaint
+        return self.found.text(self.where)
+
+
+class ResultCheck:
+    """Judges results.
+
+    Args:
+        eager: the results in eager.
+        run: returns those in float64, and with a seed those of a perturbed run.
+        terms: the most terms that an operator of it adds up, known after a run.
+        magnitudes: the sums of the magnitudes of the terms of each result.
+        coarser: the dtype to which float32 may be rounded.
+
+    Attributes:
+        largest_change: by key, the largest change of a whole result that a perturbed run made, relative to it.
+    """
+
+    def __init__(
+        self,
+        eager: Values,
+        run: Callable[[int | None], Values],
+        *,
+        terms: Callable[[], int] = lambda: 1,
+        magnitudes: Callable[[], Values] | None = None,
+        coarser: torch.dtype = torch.float32,
+    ) -> None:
+        self.eager = eager
+        self._run, self._terms, self._coarser = run, terms, coarser
+        self._magnitudes = functools.cache(magnitudes or dict)
+        self._exact: Values | None = None
+        self._seeds = 0
+        self._furthest: dict[object, np.ndarray] = {}  # by key, the largest change
+        self.largest_change: collections.defaultdict[object, float] = collections.defaultdict(float)
+        self._discrete: collections.defaultdict[object, list[torch.Tensor]] = collections.defaultdict(list)
+
+    @property
+    def exact(self) -> Values:
+        """The results in float64; those that do not fit their dtype are eager's."""
+        if self._exact is None:
+            self._exact = {key: _fitting(value, self.eager.get(key)) for key, value in self._run(None).items()}
+        return self._exact
+
+    def judge(self, key: object, actual: object) -> Difference:
+        """Whether a result is right."""
+        expected = self.eager.get(key)
+        if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+            same = same_number(actual, expected)
+            return Difference("" if same else f"{_words(actual)} instead of {_words(expected)}")
+        ours, theirs = dense(actual), dense(expected)
+        if ours.dtype != theirs.dtype:
+            return Difference(f"dtype {ours.dtype} instead of {theirs.dtype}")
+        if ours.shape != theirs.shape:
+            return Difference(f"shape {tuple(ours.shape)} instead of {tuple(theirs.shape)}")
+        if torch.equal(ours, theirs):
+            return Difference()
+        judge_elements = self._judge_numbers if is_floating(ours) else self._judge_discrete
+        return judge_elements(key, ours, theirs)
+
+    def _judge_numbers(self, key: object, actual: torch.Tensor, expected: torch.Tensor) -> Difference:
+        rounded_to = self._coarser if actual.dtype is torch.float32 else actual.dtype
+        value, name = as_array(actual), dtype_name(rounded_to)
+        found, beyond = judge(value, as_array(expected), name)
+        exact = self.exact.get(key) if not found.is_rounding else None
+        if isinstance(exact, torch.Tensor):
+            reference, more = as_array(exact), self._summed(key, actual)
+            is_double = actual.dtype in (torch.float64, torch.complex128)  # whose reference is rounded as it is
+            if is_double:
+                rounding = np.abs(reference) * (UNITS * format_of(actual.dtype).epsilon)
+                more = rounding if more is None else 2 * more + rounding
+            found, beyond = judge(value, reference, name, more)
+            for _ in self._perturbed_runs(key) if not found.is_rounding else ():
+                factor = spread(self._terms()) * (2 if is_double else 1)
+                found, beyond = judge(
+                    value, reference, name, factor * self._furthest[key] + (0 if more is None else more)
+                )
+                if found.is_rounding:
+                    break
+        return _difference(found, beyond, actual)
+
+    def _summed(self, key: object, actual: torch.Tensor) -> np.ndarray | None:
+        """What the sums of a result may round, if that is known."""
+        size = self._magnitudes().get(key)
+        if not isinstance(size, torch.Tensor) or size.shape != actual.shape:
+            return None
+        return as_array(size.detach().abs()) * (sum_units(self._terms()) * format_of(actual.dtype).computed)
+
+    def _judge_discrete(self, key: object, actual: torch.Tensor, expected: torch.Tensor) -> Difference:
+        value, expected_array = as_array(actual), as_array(expected)
+        found, beyond = judge(value, expected_array, "")
+        for _ in self._perturbed_runs(key) if not found.is_rounding else ():
+            for other in self._discrete[key]:
+                array = as_array(other)
+                expected_array = np.where(array == value, array, expected_array)
+            found, beyond = judge(value, expected_array, "")
+            if found.is_rounding:
+                break
+        return _difference(found, beyond, actual)
+
+    def _perturbed_runs(self, key: object) -> Iterator[None]:
+        """Makes perturbed runs, one at a time; yields after each that there is, if it has a value of ``key``."""
+        if self._seeds and (key in self._furthest or key in self._discrete):
+            yield
+        while self._seeds < RUNS:
+            self._seeds += 1
+            try:
+                values = self._run(self._seeds)
+            except (*KERNEL_ERRORS, IndexError):  # a shape depends on a comparison
+                continue
+            for each, value in values.items():
+                self._add(each, value)
+            if key in self._furthest or key in self._discrete:
+                yield
+
+    def _add(self, key: object, value: object) -> None:
+        """Keeps what a perturbed run changes."""
+        expected = self.eager.get(key)
+        if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
+            return
+        exact, changed = self.exact.get(key), dense(value.detach())
+        if changed.shape != dense(expected).shape:
+            return
+        if not is_floating(expected):
+            self._discrete[key].append(changed.to(expected.dtype))
+            return
+        if not isinstance(exact, torch.Tensor):
+            return
+        with np.errstate(all="ignore"):
+            change = np.abs(as_array(changed) - as_array(exact))
+        change = np.nan_to_num(change, nan=0.0, posinf=0.0)
+        self.largest_change[key] = max(self.largest_change[key], _norm(change) / max(_norm(exact), 1e-300))
+        self._furthest[key] = np.maximum(self._furthest.get(key, change), change).astype(np.float32)
+
+
+def _difference(found: Measure, beyond: Beyond, actual: torch.Tensor) -> Difference:
+    where = f" at element {list(index_of(found.position, actual))}" if actual.dim() else ""
+    if found.is_rounding or is_floating(actual):
+        return Difference("", found, beyond, where)
+    return Difference(f"{found.max_ulp:.0f} of {actual.numel()} elements differ", found, beyond, where)
+
+
+def _norm(value: Any) -> float:
+    array = as_array(value) if isinstance(value, torch.Tensor) else value
+    return float(np.linalg.norm(np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0).reshape(-1)))
+
+
+def _fitting(exact: object, eager: object) -> object:
+    """The value in float64, or eager's where it is larger than its dtype's largest number."""
+    if not is_floating(eager) or not is_floating(exact):
+        return exact
+    wide, narrow = dense(exact.detach()), dense(eager)
+    if wide.shape != narrow.shape:
+        return wide
+    beyond = wide.abs() > format_of(narrow.dtype).largest
+    return torch.where(beyond, narrow.to(wide.dtype), wide) if bool(beyond.any()) else wide
+
+
+def same_number(first: object, other: object) -> bool:
+    """Whether results that are not both tensors are equal; a tensor of one element equals its number."""
+    if any(isinstance(item, torch.Tensor) and item.numel() != 1 for item in (first, other)):
+        return False
+    return bool(first == other) or bool(first != first and other != other)
+
+
+def _words(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
+
+
+ValuesOf: TypeAlias = Callable[[FunctionRun], Values]
+"""Returns the results of a run, and gradients."""
+
+
+def outputs_of(run: FunctionRun) -> dict[object, object]:
+    """What a function returned, by position, and under ``("input", j)`` the j-th argument if the run wrote it."""
+    written: dict[object, object] = {
+        ("input", j): run.arguments[j] for j, is_written in enumerate(run.are_written) if is_written
+    }
+    values: dict[object, object] = dict(enumerate(run.returned))
+    return {key: _detached(value) for key, value in (values | written).items()}
+
+
+def _detached(value: object) -> object:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+class FunctionCheck(ResultCheck):
+    """Judges the results of a function.
+
+    Args:
+        function: takes the arguments and returns a sequence of results.
+        arguments: whose copies the function gets.
+        state: of the CPU's random numbers at the start of each run.
+        values_of: the results of a run, and gradients, by key.
+        written: positions of the arguments that the function may write; all others are not copied. ``None`` if any, or
+            if there are gradients.
+        is_wide: whether there is a float64; if not, the reference is eager.
+        coarser: see ``ResultCheck``.
+
+    Attributes:
+        inexact: operators whose result in float64, if that has run, is eager's or of a lower precision.
+        draws: how many operators drew random numbers.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Sequence[object]],
+        arguments: Sequence[object],
+        state: torch.Tensor,
+        *,
+        values_of: ValuesOf = outputs_of,
+        written: Collection[int] | None = None,
+        is_wide: bool = True,
+        coarser: torch.dtype = torch.float32,
+    ) -> None:
+        has_gradients = torch.is_grad_enabled()
+        recording = Recording()
+
+        def run(mode: Recording | Rerun, *, wide: bool) -> dict[Any, object]:
+            given = _given(arguments, written, wide=wide)
+            with torch.set_grad_enabled(has_gradients):
+                return dict(values_of(FunctionRun(function, given, [True] * len(given), state, mode)))
+
+        def again(seed: int | None) -> Values:
+            if seed is None and not is_wide:
+                return widened(dict(self.eager))
+            rerun = Rerun(recording, seed, is_wide=is_wide, coarser=coarser)
+            found = run(rerun, wide=is_wide)
+            self.inexact.update(rerun.inexact)
+            return {key: found[key] for key in self.eager if key in found}
+
+        eager = run(recording, wide=False)
+        self.draws = recording.draws
+        self.inexact: dict[str, str] = {}
+        super().__init__(eager, again, terms=lambda: recording.terms, coarser=coarser)
+
+
+def _given(arguments: Sequence[object], written: Collection[int] | None, *, wide: bool) -> list[object]:
+    if written is None:
+        return copies(arguments, wide=wide)
+    copied = dict(zip(written, copies([arguments[i] for i in written], wide=wide), strict=True))
+    return [copied.get(i, value) for i, value in enumerate(arguments)]
+
+
+def graph_check(
+    module: fx.GraphModule,
+    arguments: Sequence[object],
+    state: torch.Tensor,
+    *,
+    written: Sequence[int] = (),
+    coarser: torch.dtype = torch.float32,
+) -> FunctionCheck:
+    """The check of a graph's results, sampled, by position; the arguments that it writes follow them."""
+
+    def values_of(run: FunctionRun) -> Values:
+        values = [*leaves_of(run.returned), *(run.arguments[i] for i in written)]
+        return {i: _elements(value) if isinstance(value, torch.Tensor) else value for i, value in enumerate(values)}
+
+    def run(*args: object) -> Any:
+        return fx.Interpreter(module).run(*args, enable_io_processing=False)
+
+    with torch.no_grad():
+        return FunctionCheck(run, arguments, state, written=written, coarser=coarser, values_of=values_of)
+
+
+def leaves_of(results: object) -> list[object]:
+    """The results of a graph as a list."""
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def values_check(module: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor) -> FunctionCheck:
+    """The check of all values of a graph, see ``all_values``."""
+    with torch.no_grad():
+        run = functools.partial(_all_values, module)
+        return FunctionCheck(run, arguments, state, values_of=lambda run: run.returned)
+
+
+def _all_values(module: fx.GraphModule, *arguments: object) -> Any:
+    return all_values(module, arguments)
+
+
+def all_values(module: fx.GraphModule, arguments: Sequence[object]) -> Any:
+    """The values of a graph, by the names of nodes and the position among their tensors and numbers."""
+    interpreter = fx.Interpreter(module, garbage_collect_values=False)
+    interpreter.run(*arguments, enable_io_processing=False)
+    values = {(node.name, i): leaf for node, value in interpreter.env.items() for i, leaf in enumerate(_flat(value))}
+    return {key: _detached(value) for key, value in values.items()}
+
+
+def _flat(value: object) -> list[object]:
+    return pytree.tree_leaves(value, is_leaf=lambda leaf: leaf is None)
+
+
+_SAMPLE = 2**18
+"""Elements of the largest tensor that is compared as a whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Some elements of a large tensor, spread evenly; all of a small one."""
+
+    like: torch.Tensor  # of the same dtype, shape and strides; on ``meta`` if the tensor is large
+    elements: torch.Tensor  # one-dimensional if the tensor is large
+
+
+def sampled(results: Sequence[object]) -> list[object]:
+    """The results, with a ``Sample`` for each tensor."""
+    return [_sample(value) if isinstance(value, torch.Tensor) else value for value in results]
+
+
+def _sample(value: torch.Tensor) -> Sample:
+    elements = _elements(value)
+    return Sample(value if elements is value else value.to("meta"), elements)
+
+
+def _elements(value: torch.Tensor) -> torch.Tensor:
+    """A tensor, or a sample of its elements."""
+    if value.layout is not torch.strided or value.is_nested or value.numel() <= _SAMPLE:
+        return value
+    step = value.numel() // _SAMPLE | 1  # odd: not the same column of each row
+    positions = torch.arange(0, value.numel(), step, device=value.device)
+    return value.detach()[torch.unravel_index(positions, value.shape)]
+
+
+def difference_of_results(
+    expected: Sequence[object], actual: Sequence[object], check: Callable[[], ResultCheck]
+) -> str:
+    """The first difference of two runs of a graph that is not rounding; empty if there is none.
+
+    Args:
+        expected: PyTorch's results: tensors, samples of tensors, or other objects.
+        actual: the others, of the same kinds.
+        check: of the graph, made if results differ by more than the rounding of one operator.
+    """
+    if len(actual) != len(expected):
+        return f"{len(actual)} results, expected {len(expected)}"
+    judge_others = functools.cache(check)
+    for i, (ours, theirs) in enumerate(zip(sampled(actual), sampled(expected), strict=True)):
+        if not isinstance(ours, Sample) or not isinstance(theirs, Sample):
+            if type(ours) is not type(theirs) or ours != theirs:
+                return f"result {i} is {_words(ours)}, expected {_words(theirs)}"
+            continue
+        for kind in ("dtype", "shape", "layout"):
+            is_, expected_kind = getattr(ours.like, kind), getattr(theirs.like, kind)
+            if is_ != expected_kind:
+                return f"result {i} has {kind} {is_}, expected {expected_kind}"
+        if significant_strides(ours.like) != significant_strides(theirs.like):
+            return f"result {i} has another memory layout"
+        if is_rounding(ours.elements, theirs.elements):
+            continue
+        if judge_others().judge(i, ours.elements).is_wrong:
+            return f"result {i} has other values"
+    return ""
+
+
+def is_rounding(value: torch.Tensor, other: torch.Tensor, units_of_scale: float = 0.0) -> bool:
+    """Whether a tensor is another one of its dtype and shape, but for rounding: that of an operator, and so many units
+    of the largest element."""
+    return measure(value, other, units_of_scale).is_rounding
+
+
+def measure(value: torch.Tensor, reference: torch.Tensor, units_of_scale: float = 0.0) -> Measure:
+    """How a tensor differs from a reference of its shape, in its dtype or in float64; see ``is_rounding``."""
+    ours, right = as_array(value), as_array(reference)
+    found, _ = judge(ours, right, dtype_name(value.dtype))
+    if found.is_rounding or not units_of_scale or not is_floating(value):
+        return found
+    unit = format_of(value.dtype).computed
+    return judge(ours, right, dtype_name(value.dtype), np.full(right.shape, units_of_scale * unit * found.scale))[0]

@@ -1,0 +1,125 @@
+"""Results of which nothing else is known: the whole computation is one segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same_values
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo_backends.numerics.exact import widen
+from dynamo_backends.numerics.function_runs import FunctionRun
+from dynamo_backends.numerics.whole_graph import FunctionCheck, difference_of_results, graph_check
+
+aten = torch.ops.aten
+
+
+def check_of(function: Callable[..., list[Any]], *arguments: object, **settings: Any) -> FunctionCheck:
+    return FunctionCheck(function, arguments, torch.get_rng_state(), **settings)
+
+
+def test_the_float64_run_is_of_the_same_values() -> None:
+    x = torch.rand(5)
+    check = check_of(lambda x: [x / 3, x > 0.5, 7], x)
+    assert_same_values(check.eager, {0: x / 3, 1: x > 0.5, 2: 7})
+    assert_same_values(check.exact, {0: x.double() / 3, 1: x > 0.5, 2: 7})
+    assert not check.inexact
+
+
+DISCRETE = {
+    "a comparison that float64 turns": lambda x: [torch.where((x + 1) - 1 == x, x, -x)],
+    "an index": lambda x: [x[(((x + 1) - 1) - x).abs().argmax()]],
+    "a number of the tensor": lambda x: [x * bool(((x[0] + 1) - 1 == x[0]).item())],
+    "a rounded integer": lambda x: [(x * 16777217).long() * 1.0],
+    "bits": lambda x: [x.view(torch.int32) & 7],
+    "random numbers": lambda x: [torch.rand_like(x) + torch.randn(5)],
+    "random numbers in place": lambda x: [torch.empty_like(x).uniform_() * x],
+    "dropout": lambda x: [torch.nn.functional.dropout(x, 0.5)],
+    "dropout of all": lambda x: [*aten.native_dropout.default(x, 1.0, True)],
+}
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_float64_does_not_decide_what_is_not_continuous(name: str) -> None:
+    x = torch.tensor([0.1, 0.3, 0.7, 0.9, 0.33])
+    state = torch.get_rng_state()
+    check = check_of(DISCRETE[name], x)
+    exact, eager = ({key: widen(value) for key, value in values.items()} for values in (check.exact, check.eager))
+    assert_same_values(exact, eager, rtol=1e-6, atol=1e-7)  # eager's rounding; another decision changes elements
+    assert torch.equal(torch.get_rng_state(), state), "random numbers leave no trace"
+
+
+def test_an_operator_that_float64_does_not_have() -> None:
+    @torch.library.custom_op("test_whole_graph::single", mutates_args=())
+    def single(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            raise RuntimeError("float32 only\nand more")
+        return x * 2
+
+    check = check_of(lambda x: [single(x) / 3], torch.rand(3))
+    assert check.exact[0].dtype is torch.float64
+    assert check.inexact == {"test_whole_graph.single.default": "no float64: float32 only"}
+
+
+def test_terms_that_cancel() -> None:
+    """An error that eager, by chance, does not make; of gradients too."""
+    x = torch.ones(4, requires_grad=True)
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [((x + 1e4) - 1e4).detach(), y * 2, (x * 1e4 - x * 1e4 + x).sum() + y.sum()]
+
+    def gradients(run: FunctionRun) -> dict[object, object]:
+        return dict(enumerate(run.gradients([run.returned[2]], [torch.ones(())], run.leaves)))  # type: ignore[arg-type]
+
+    for check in (check_of(function, x, x), check_of(function, x, x, values_of=gradients)):
+        right = [check.eager[i].detach() for i in (0, 1)]  # type: ignore[attr-defined]
+        wrong = {error: [check.judge(i, right[i] + error).is_wrong for i in (0, 1)] for error in (0, 1e-3, 0.1)}
+        assert wrong == {0: [False, False], 1e-3: [False, True], 0.1: [True, True]}
+        assert check.judge(0, right[0][:2]).is_wrong
+
+
+def test_a_shape_may_depend_on_a_comparison() -> None:
+    check = check_of(lambda x: [x * 2, x[x * 3 > 1].view(0, 7)], torch.ones(50) / 3)
+    assert check.judge(0, torch.ones(50)).is_wrong
+
+
+def test_a_comparison_near_a_tie() -> None:
+    x = torch.tensor([1 / 3, 0.1, 0.9])
+    check = check_of(lambda x: [x * 3 > 1], x)
+    tie = check.eager[0].clone()  # type: ignore[attr-defined]
+    tie[0] = ~tie[0]
+    assert not check.judge(0, tie).is_wrong
+    tie[1] = True
+    assert check.judge(0, tie).is_wrong
+    whole = check_of(lambda x: [x == 2], torch.tensor([2.0, 3.0]))
+    assert whole.judge(0, torch.tensor([False, False])).is_wrong, "whole numbers that are compared are exact"
+
+
+FAULTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "scaled": lambda y, size: y * (1 + size),
+    "one element": lambda y, size: torch.cat([y[:1] * (1 + size), y[1:]]),
+    "columns beside an outlier": lambda y, size: torch.cat([y[:, :-1] * (1 + size), y[:, -1:]], 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_a_graph(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(8, 64), torch.randn(64, 8)
+    b[:, -1] *= 1e5 if dtype is torch.float32 else 10
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(a @ b) + 1
+
+    given = a.to(dtype), b.to(dtype)
+    module, state = make_fx(function)(*given), torch.get_rng_state()
+    check = graph_check(module, given, state)
+    in_another_order = function(*(item.double() for item in given)).to(dtype)
+    assert not check.judge(0, in_another_order).is_wrong
+    expected, size = function(*given), 200 * torch.finfo(dtype).eps
+    wrong = FAULTS[name](expected.double(), size).to(dtype)
+    assert difference_of_results([expected], [wrong], lambda: check) == "result 0 has other values"
