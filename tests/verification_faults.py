@@ -892,7 +892,6 @@ _converter(
     lambda x, dim=None, keepdim=False: op.ArgMax(x, axis=dim, keepdims=int(keepdim), select_last_index=1),
     lambda x: (x * 2).argmax(-1),
     lambda: [torch.randint(4, (16, 100)).float()],
-    causes=frozenset(),
 )
 _converter(
     "a sum in two halves",

@@ -66,7 +66,6 @@ _OF_ONE = frozenset(
         "elu",
         "celu",
         "selu",
-        "softplus",
         "hardsigmoid",
         "log_sigmoid_forward",
         "_softmax",
@@ -76,6 +75,17 @@ _OF_ONE = frozenset(
 )
 """Functions that kernels compute from numbers as large as the argument, or near one. ``log1p`` and ``expm1`` are
 accurate at small arguments."""
+
+_EXACT = frozenset(
+    {
+        "eq", "ne", "lt", "le", "gt", "ge", "argmax", "argmin", "max", "min", "amax", "amin", "where",
+        "masked_fill", "floor", "ceil", "round", "trunc", "sign", "sgn", "abs", "neg", "relu", "clamp", "clamp_min",
+        "clamp_max", "minimum", "maximum", "threshold", "any", "all", "isnan", "isinf", "logical_and", "logical_or",
+        "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "searchsorted",
+        "bucketize", "nonzero",
+    }
+)  # fmt: skip
+"""Operators that compare, select or round to whole numbers: on the same numbers, no rounding changes their result."""
 
 _WRITES = frozenset({"index_put", "_unsafe_index_put", "index_copy", "put", "scatter"})
 """Operators that may write several values to one place; PyTorch does not say which of them stays."""
@@ -94,6 +104,11 @@ def name_of(function: object) -> str:
 def moves(node: fx.Node) -> bool:
     """Whether a node returns elements of its arguments, and rounds nothing."""
     return base_name(node) in _MOVES or node.target is operator.getitem
+
+
+def is_exact(node: fx.Node) -> bool:
+    """Whether a node computes nothing that may be rounded otherwise."""
+    return base_name(node) in _EXACT or moves(node)
 
 
 def is_pointwise(node: fx.Node) -> bool:

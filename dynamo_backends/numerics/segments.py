@@ -400,6 +400,8 @@ class _Value:
             exact = np.where(defined, exact, self._array)
             if self._is_within(judged, exact, more):
                 return
+        if self._is_exact:
+            return
         judged.by = "perturbed"
         factor = spread(max(facts.terms(node, self._values) for node in self._segment.nodes))
         largest = np.zeros(exact.shape)
@@ -420,7 +422,7 @@ class _Value:
         defined = self._defined()
         if defined is not None:
             judged.by, expected = "undefined", np.where(defined, expected, self._array)
-        if self._is_within(judged, expected, None) or not floats(list(self._values_read())):
+        if self._is_within(judged, expected, None) or self._is_exact:
             return
         judged.by = "perturbed"
         self._exact()
@@ -436,6 +438,13 @@ class _Value:
     def _is_within(self, judged: Judged, reference: np.ndarray, more: np.ndarray | None) -> bool:
         judged.found, judged.beyond = judge(self._array, reference, self._dtype, more)
         return judged.found.is_rounding
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether rounding changes nothing: the segment only compares and selects, and reads no half precision, which
+        a session may read as it was before it was rounded."""
+        read = floats(list(self._values_read()))
+        return not read or (all(map(facts.is_exact, self._segment.nodes)) and not any(map(_is_half, read)))
 
     def _values_read(self) -> Iterator[object]:
         return (self._values[node] for node in self._segment.inputs)
