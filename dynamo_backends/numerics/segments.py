@@ -35,9 +35,12 @@ from passes.engine.fx.editing import UNINITIALIZED
 from . import operator_facts as facts
 from .arrays import as_array, dense
 from .exact import BIT_CASTS, KERNEL_ERRORS, Environment, floats, is_floating, run_eager, run_only_exact, widen, widened
-from .rule import FORMATS, INSIDE, NOTHING, RUNS, Beyond, Format, Measure, judge, spread, sum_units
+from .rule import FORMATS, INSIDE, NOTHING, RUNS, UNITS, Beyond, Format, Measure, judge, spread, sum_units
 
 _HALF = (torch.float16, torch.bfloat16)
+
+_QUICK_RUNS = 4
+"""Perturbed runs that do not compute sums again, before those that do."""
 
 
 class NotJudgedError(Exception):
@@ -405,9 +408,9 @@ class _Value:
         judged.by = "perturbed"
         factor = spread(max(facts.terms(node, self._values) for node in self._segment.nodes))
         largest = np.zeros(exact.shape)
-        for _ in range(RUNS):
+        for run in range(RUNS):
             try:
-                changed = self._perturbed(factor)
+                changed = self._perturbed(factor, is_quick=run < _QUICK_RUNS)
             except NotJudgedError:  # a shape depends on a comparison with another result
                 break
             with np.errstate(all="ignore"):
@@ -428,7 +431,7 @@ class _Value:
         self._exact()
         for _ in range(RUNS):
             try:
-                changed = as_array(self._perturbed(1.0).to(self._actual.dtype))
+                changed = as_array(self._perturbed(1.0, is_quick=False).to(self._actual.dtype))
             except NotJudgedError:  # a shape depends on a comparison with another result
                 return
             expected = np.where(changed == self._array, changed, expected)
@@ -471,7 +474,7 @@ class _Value:
             if not facts.keeps_magnitudes(node) or any(arg not in sizes for arg in node.all_input_nodes):
                 continue
             try:
-                sizes[node] = facts.magnitudes(node, sizes, self._values)
+                sizes[node] = pytree.tree_map(facts.magnitude, facts.magnitudes(node, sizes, self._values))
             except KERNEL_ERRORS:  # no float32 kernel
                 continue
             counts[node] = max(
@@ -537,18 +540,20 @@ class _Value:
             return widened(known)
         return _call(run_only_exact, node, values)
 
-    def _perturbed(self, factor: float) -> Any:
+    def _perturbed(self, factor: float, *, is_quick: bool) -> Any:
         """The value in float64 with the segment's inputs, and values within it, off by a rounding.
 
-        Sums within it are off by what they may round, and are not computed again; ``factor`` is what the change of the
-        value is multiplied by.
+        ``factor`` is what the change of the value is multiplied by. In a quick run, sums within the segment are off by
+        what they may round, and are not computed again; others show what a single large term may round.
         """
         generator, last = self._check._generator, self._segment.nodes[-1]
         wide: Environment = {}
-        only_adds = True  # so far
+        only_adds = is_quick and not all(map(facts.only_adds, self._segment.nodes))  # so far
 
         def off(item: Any, most: Any) -> Any:
-            return _off_by(item, most, factor, generator) if is_floating(item) else item
+            if not is_floating(item):
+                return item
+            return _off_by(item, most + item.abs() * (UNITS * self._unit), factor, generator)
 
         def rounded(item: Any, known: Any) -> Any:
             return perturbed(item, _epsilon(known), generator)
