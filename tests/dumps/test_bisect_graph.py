@@ -742,7 +742,7 @@ def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
     dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
     run = find_run(dump)
     content = json.loads((run.folder / "manifest.json").read_text())
-    blame = {"value": "sin", "region": 0, "kind": "unexplained", "name": "", "source": ""}
+    blame = {"value": "sin", "region": 0, "kind": "stale weight", "name": "", "source": ""}
     content["graphs"][0].update(verdict="diverges at sin", blame=blame)
     (run.folder / "manifest.json").write_text(json.dumps(content))
     path = run.graphs[0].regions[0].folder / "test_data_set_0" / "output_0.pb"
