@@ -17,6 +17,7 @@ from ..dumps.submodels import Parts
 from ..exporter.results import number_dtype
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledRegion, RegionOutput
+from ..numerics.operator_facts import base_name
 from ..partition.regions import results_of
 from ..runtime.binding import TABLE, BoundSession, InputSpec, OutputSpec
 from ..runtime.session import Session, final_session, tensor_of
@@ -282,7 +283,7 @@ def _after_fusions(node: ir.Node, output: RegionOutput) -> RegionOutput | None:
     if (
         found is not None
         and node.attributes.get("activation") is not None
-        and _base_name(found.node) not in _ACTIVATIONS
+        and base_name(found.node) not in _ACTIVATIONS
     ):
         found = _only_reader(found, _ACTIVATIONS)
     return found
@@ -294,8 +295,4 @@ def _only_reader(output: RegionOutput, names: frozenset[str]) -> RegionOutput | 
         items = [user for user in readers if user.target is operator.getitem and user.args[1] == output.index]
         readers = [reader for item in items for reader in item.users]
     found = readers[0] if len(readers) == 1 else None
-    return RegionOutput(found) if found is not None and _base_name(found) in names else None
-
-
-def _base_name(node: fx.Node) -> str:
-    return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
+    return RegionOutput(found) if found is not None and base_name(found) in names else None

@@ -37,6 +37,7 @@ from passes.engine.fx.editing import is_view, written_by
 
 from ..exporter.upstream_faults import UNINITIALIZED
 from ..graphs.operators import is_collective
+from ..numerics.arrays import same_number
 from ..numerics.exact import (
     BIT_CASTS,
     KERNEL_ERRORS,
@@ -53,7 +54,6 @@ from ..numerics.function_runs import NotRepeatableError, is_strided, version_of
 from ..numerics.randomness import PrivateRandomness, draws_numbers
 from ..numerics.segments import perturbed
 from ..numerics.verdicts import epsilon
-from ..numerics.whole_graph import same_number
 from .interpreter import Interpreter, flat
 
 Key: TypeAlias = "int | tuple[str, int]"
@@ -262,7 +262,7 @@ class WideInterpreter(Interpreter):
             return super().run_node(n)
         if n.op in ("placeholder", "output"):
             self.computed.add(n)
-            return self._widened(super().run_node(n)) if n.op == "placeholder" else super().run_node(n)
+            return pytree.tree_map(self._widened, super().run_node(n))  # what was written into a constant is there
         if n.op == "get_attr":
             return super().run_node(n)
         if not self._is_constant(n):

@@ -53,3 +53,10 @@ def same_elements(first: torch.Tensor, other: torch.Tensor) -> bool:
 def index_of(position: int, value: torch.Tensor) -> tuple[int, ...]:
     """The index of an element at a position in row-major order."""
     return tuple(int(i) for i in torch.unravel_index(torch.tensor(position), value.shape)) if value.numel() else ()
+
+
+def same_number(first: object, other: object) -> bool:
+    """Whether results that are not both tensors are equal; a tensor of one element equals its number."""
+    if any(isinstance(item, torch.Tensor) and item.numel() != 1 for item in (first, other)):
+        return False
+    return bool(first == other) or bool(first != first and other != other)

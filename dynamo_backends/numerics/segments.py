@@ -33,9 +33,9 @@ from torch.utils import _pytree as pytree
 from passes.engine.fx.editing import UNINITIALIZED
 
 from . import operator_facts as facts
-from .arrays import as_array, dense
+from .arrays import as_array, dense, format_of, same_number
 from .exact import BIT_CASTS, KERNEL_ERRORS, Environment, floats, is_floating, run_eager, run_only_exact, widen, widened
-from .rule import FORMATS, INSIDE, NOTHING, RUNS, UNITS, Beyond, Format, Measure, judge, spread, sum_units
+from .rule import INSIDE, NOTHING, RUNS, UNITS, Beyond, Measure, judge, spread, sum_units
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -305,7 +305,7 @@ class SegmentCheck:
         if actual is None:
             return judged
         if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-            judged.complaint = "" if _same_number(actual, expected) else f"{actual} instead of {expected}"
+            judged.complaint = "" if same_number(actual, expected) else f"{actual} instead of {expected}"
             return judged
         if _is_of_other_kind(actual, expected):
             judged.complaint = _difference_in_kind(actual, expected)
@@ -351,15 +351,6 @@ def _difference_in_kind(actual: torch.Tensor, expected: torch.Tensor) -> str:
     return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
 
 
-def _same_number(actual: object, expected: object) -> bool:
-    return bool(actual == expected) or bool(actual != actual and expected != expected)
-
-
-def _format(dtype: torch.dtype) -> Format:
-    parts = {torch.complex64: "float32", torch.complex128: "float64", torch.complex32: "float16"}
-    return FORMATS[parts.get(dtype, str(dtype).removeprefix("torch."))]
-
-
 class _Value:
     """A value that differs from eager's, and the computations that may explain the difference."""
 
@@ -375,7 +366,7 @@ class _Value:
         self._check, self._segment, self._values, self._index = check, segment, values, index
         self._actual, self._expected = actual, expected
         self._array, self._dtype = as_array(actual), str(actual.dtype).removeprefix("torch.")
-        self._format = _format(actual.dtype) if is_floating(actual) else None
+        self._format = format_of(actual.dtype) if is_floating(actual) else None
         self._wide_values: Environment = {}  # float64, after ``_exact``
 
     def judge(self, judged: Judged) -> None:
@@ -493,7 +484,7 @@ class _Value:
     def _unit(self) -> float:
         """The epsilon of the dtype that the segment computes in."""
         read = floats(list(self._values_read()))
-        return min((_format(item.dtype).computed for item in read), default=2.0**-23)
+        return min((format_of(item.dtype).computed for item in read), default=2.0**-23)
 
     def _inside(self) -> np.ndarray | None:
         """What the last function of the segment may round, if it is accurate relative to numbers inside of it."""
@@ -602,7 +593,7 @@ class _Value:
             if not is_floating(value):
                 return value
             is_cast = facts.base_name(reader) in ("_to_copy", "convert_element_type") and value.dtype in _HALF
-            rule = _format(value.dtype)
+            rule = format_of(value.dtype)
             unit = rule.epsilon / 2 if is_cast else rule.computed
             wide = widen(dense(value))
             found = perturbed(wide, unit, self._check._generator)
@@ -650,7 +641,7 @@ def _is_half(value: object) -> bool:
 
 
 def _epsilon(value: object) -> float:
-    return _format(value.dtype).epsilon if is_floating(value) else 0.0
+    return format_of(value.dtype).epsilon if is_floating(value) else 0.0
 
 
 def _plus(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:

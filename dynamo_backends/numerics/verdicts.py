@@ -6,11 +6,10 @@ import dataclasses
 
 import torch
 
-from .arrays import as_array, dense, dtype_name
+from .arrays import as_array, dense, dtype_name, same_number
 from .element_records import WrongElements
 from .exact import is_floating
 from .rule import Measure, judge
-from .whole_graph import same_number
 from .wrong_elements import wrong_elements
 
 

@@ -23,7 +23,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..graphs.layout import significant_strides
-from .arrays import as_array, dense, dtype_name, format_of, index_of
+from .arrays import as_array, dense, dtype_name, format_of, index_of, same_number
 from .exact import KERNEL_ERRORS, is_floating, widened
 from .function_runs import FunctionRun, Recording, Rerun, copies
 from .rule import NOTHING, RUNS, UNITS, Beyond, Measure, judge, spread, sum_units
@@ -202,13 +202,6 @@ def _fitting(exact: object, eager: object) -> object:
         return wide
     beyond = wide.abs() > format_of(narrow.dtype).largest
     return torch.where(beyond, narrow.to(wide.dtype), wide) if bool(beyond.any()) else wide
-
-
-def same_number(first: object, other: object) -> bool:
-    """Whether results that are not both tensors are equal; a tensor of one element equals its number."""
-    if any(isinstance(item, torch.Tensor) and item.numel() != 1 for item in (first, other)):
-        return False
-    return bool(first == other) or bool(first != first and other != other)
 
 
 def _words(value: object) -> str:

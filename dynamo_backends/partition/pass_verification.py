@@ -28,11 +28,12 @@ from ..graphs.example_values import synthetic
 from ..graphs.in_place import write_backs
 from ..graphs.locations import changed_nodes, place_of
 from ..graphs.operators import is_collective
+from ..numerics.arrays import same_number
 from ..numerics.exact import Environment, attribute
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.rule import SUM_UNITS
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
-from ..numerics.whole_graph import FunctionCheck, all_values, is_rounding, measure, same_number, values_check
+from ..numerics.whole_graph import FunctionCheck, all_values, is_rounding, measure, values_check
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.exposed_values import common_values
 from ..runtime.session import Session

@@ -106,6 +106,17 @@ def test_elements_that_were_never_written(tmp_path: Path) -> None:
     assert_all_ok(graphs_of(function, tmp_path, *[[torch.randn(4, 100)] for _ in range(3)]))
 
 
+def test_a_cache_that_the_graph_makes_and_writes(tmp_path: Path) -> None:
+    """Before the write it depends on no argument."""
+
+    def function(positions: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = torch.zeros(2, 32, 8)
+        cache.index_copy_(1, positions, values)
+        return cache, cache * 2
+
+    assert_all_ok(graphs_of(function, tmp_path, [torch.arange(24), torch.randn(2, 24, 8)]))
+
+
 def test_what_is_read_of_a_partly_written_tensor(tmp_path: Path) -> None:
     """The rest has the numbers that were in memory, which may be NaN."""
 
