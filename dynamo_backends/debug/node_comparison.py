@@ -156,6 +156,7 @@ class _Search:
         nodes: dict[str, Row] = {}
         for item in sorted(wrong, key=lambda item: item.size_of_fault, reverse=True):
             nodes.setdefault(item.name.split("__")[0], item)
+        fault = row.fault
         cause, row = self._cause(row)
         found = Verdict(row.complaint)
         if cause.kind == CauseKind.UNSTABLE and row.instability is not None:
@@ -169,7 +170,7 @@ class _Search:
             more=max(len(nodes) - 1, 0) if cause.kind != CauseKind.UNSTABLE else 0,
             difference=found,
         )
-        note = "; ".join(filter(None, [row.fault, _by_operator(list(nodes.values()))]))
+        note = "; ".join(filter(None, [fault, _by_operator(list(nodes.values()))]))
         return GraphComparison(blame, note=note, wrong_nodes=list(nodes.values()))
 
     def _cause(self, row: Row) -> tuple[Cause, Row]:

@@ -219,5 +219,6 @@ class GraphComparison:
             errors = [Error(row.name, row.error, row.eager) for row in self.rows if row.is_output and row.error]
         else:
             wrong = [row for row in self.rows if row.name == self.blame.value and row.error and not row.is_right]
+            wrong = wrong or list(self.wrong_nodes[:1])  # a pass changed an earlier value, which the session has not
             errors = [*self.faults, *(Error(row.name, row.error, row.eager) for row in wrong if row.error)]
         return max(errors, key=lambda error: error.onnx.relative, default=None)

@@ -92,7 +92,6 @@ RARE: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
     "aten.atan2.default": (torch.atan2, PAIRS),
     "aten.fmax.default": (torch.fmax, PAIRS),
     "aten.fmin.default": (torch.fmin, PAIRS),
-    "aten.div.Tensor_mode": (lambda x, y: (torch.div(x, y, rounding_mode="trunc"), torch.floor_divide(x, y)), PAIRS),
     "aten.trunc.default": (torch.trunc, [SPECIAL]),
     "aten.frac.default": (torch.frac, [SPECIAL]),
     "aten.log2.default": (torch.log2, [SPECIAL]),
