@@ -147,12 +147,13 @@ def _run(arguments: argparse.Namespace, options: Options, folder: Path) -> list[
         failures.append(f"onnxrt: batch size {batches[-1]} was compiled again")
 
     def perturbed(item: tuple[torch.Tensor, ...], seed: int) -> Results:
-        with Rerun(Recording(), seed):
+        with Rerun(Recording(), seed, otherwise=rounded_to):
             return llama.step(wide, wide, item, backward=backward, mixed=False)
 
+    rounded_to = torch.bfloat16 if arguments.mixed else torch.float32
     terms = max(parameter.numel() for parameter in module.parameters())
     for (our, _), (its, _), exactly, item in zip(ours, eager, exact, wide_args, strict=True):
-        failures += disagreements(our, its, exactly, functools.partial(perturbed, item), terms)
+        failures += disagreements(our, its, exactly, functools.partial(perturbed, item), terms, rounded_to)
     return failures
 
 
@@ -165,7 +166,12 @@ def _progress(what: str) -> Iterator[None]:
 
 
 def disagreements(
-    ours: Results, eager: Results, exact: Results, perturbed: Callable[[int], Results] | None = None, terms: int = 1
+    ours: Results,
+    eager: Results,
+    exact: Results,
+    perturbed: Callable[[int], Results] | None = None,
+    terms: int = 1,
+    rounded_to: torch.dtype | None = None,
 ) -> list[str]:
     """The results of ``onnxrt`` that differ from eager's by more than rounding.
 
@@ -173,12 +179,15 @@ def disagreements(
         ours, eager, exact: by name, of ``onnxrt``, of eager and in float64.
         perturbed: returns results in float64 with random rounding, for a seed.
         terms: the most terms that a sum of the model adds up.
+        rounded_to: the dtype to which float32 may be rounded; by default itself.
     """
+    import torch
+
     from ..numerics.whole_graph import ResultCheck
 
     def run(seed: int | None) -> Results:
         return exact if seed is None or perturbed is None else perturbed(seed)
 
-    check = ResultCheck(eager, run, terms=lambda: terms)
+    check = ResultCheck(eager, run, terms=lambda: terms, coarser=rounded_to or torch.float32)
     messages = {name: str(check.judge(name, ours.get(name))) for name in eager}
     return [f"onnxrt: {name}: {message}" for name, message in messages.items() if message]

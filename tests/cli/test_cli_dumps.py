@@ -32,7 +32,7 @@ def test_ls(dump: Path, capsys: Printed) -> None:
     assert re.search(r"^ +0  forward +\S*model\.py:3 +\S*model\.py:5 +graph break", printed, re.M)
     assert re.search(r"^ +1  forward  ", printed, re.M)
     assert re.search(r"^1/forward +\d\.\d{3} +\d\.\d{3} ", printed, re.M), "compile time"
-    assert re.search(r"^1/forward +3 +66\.7% +1 of 1 +\S+e-\d\d +\S+e-\d\d +ok$", printed, re.M)
+    assert re.search(r"^1/forward +3 +66\.7% +1 of 1 +\S+e[-+]\d\d +\S+ +ok$", printed, re.M)
     assert "run_" not in printed.split("\n\n", 1)[1], "one run: they are not listed"
     assert printed.endswith(f"try: dynamo-backends show 0/forward -d {dump}\n")
 
