@@ -20,6 +20,7 @@ from ..graphs.artifacts import CompiledRegion, RegionOutput
 from ..numerics.operator_facts import base_name
 from ..partition.regions import results_of
 from ..runtime.binding import TABLE, BoundSession, InputSpec, OutputSpec
+from ..runtime.kernel_faults import DTYPES_BY_NAME
 from ..runtime.session import Session, final_session, tensor_of
 
 _BLOCKED = "com.microsoft.nchwc"
@@ -128,12 +129,14 @@ class SessionValues:
         last_reader = {str(value.name): number for number, kept in enumerate(parts) for value in cutter.inputs_of(kept)}
         for number, kept in enumerate(parts):
             model = cutter.cut(kept)
-            if model is None:
+            if model is None:  # it has no results
                 continue
             constants = {str(v.name): self._constants[v.name] for v in model.graph.inputs if v.name in self._constants}
             read = [given[name] for value in model.graph.inputs if (name := str(value.name)) not in constants]
-            outputs = [self._specs.get(str(value.name)) or _spec_of(value) for value in model.graph.outputs]
-            part = BoundSession(self._session(model, constants), [spec for spec, _ in read], outputs)
+            session = self._session(model, constants)
+            _add_types(cutter.outputs_of(kept), session.output_types)
+            outputs = [self._specs.get(str(value.name)) or _spec_of(value) for value in cutter.outputs_of(kept)]
+            part = BoundSession(session, [spec for spec, _ in read], outputs)
             results = part([value for _, value in read])
             found = dict(zip((spec.name for spec in outputs), results, strict=True))
             given |= {name: (_input_of(spec), found[name]) for spec in outputs if (name := spec.name) in last_reader}
@@ -191,6 +194,13 @@ def _bytes(value: ir.Value, numbers: Mapping[str, int]) -> int:
     return elements * (math.ceil(value.dtype.itemsize) if value.dtype is not None else 1)
 
 
+def _add_types(values: Sequence[ir.Value], types: Mapping[str, str]) -> None:
+    """An optimized model has no types of values that ONNX Runtime made, such as those between fused nodes."""
+    for value in values:
+        if value.dtype is None:
+            value.dtype = DTYPES_BY_NAME[types[str(value.name)]]
+
+
 def _spec_of(value: ir.Value) -> OutputSpec:
     """A value that a later part reads."""
     assert value.dtype is not None
@@ -198,7 +208,8 @@ def _spec_of(value: ir.Value) -> OutputSpec:
 
 
 def _input_of(spec: OutputSpec) -> InputSpec:
-    return InputSpec(spec.name, spec.dtype)
+    """How a later part reads what a part returned."""
+    return InputSpec(spec.name, None if spec.is_number else spec.dtype, spec.permutation)
 
 
 def _return(model: ir.Model, values: Mapping[str, ir.Value], specs: Sequence[OutputSpec]) -> None:

@@ -88,7 +88,7 @@ class Parts:
         outputs: Collection[str] | None = None,
         constants: Collection[str] = (),
     ) -> ir.Model | None:
-        """A model of the nodes ``kept``; ``None`` if it would return nothing, or an input has no known value or type.
+        """A model of the nodes ``kept``; ``None`` if it would return nothing, or an input has no known value.
 
         Args:
             known: values by name; the inputs get their types and shapes.
@@ -109,8 +109,6 @@ class Parts:
                     value.const_value = ir.Tensor(array, name=str(value.name))
                     graph.inputs.remove(value)
                     graph.initializers[str(value.name)] = value
-            elif value.type is None:
-                return None
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="dynamo-backends")
 
     def exposed(self) -> ir.Model:

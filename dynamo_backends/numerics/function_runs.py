@@ -359,7 +359,7 @@ class Rerun(TorchDispatchMode):
                 self.inexact[str(func)] = f"no float64: {error}".splitlines()[0]
             return widened(result)
         self._recording.terms = max(self._recording.terms, facts.terms_of(func, args, result))
-        return result if self._generator is None else self._rounded_inside(func, args, call, result)
+        return result if self._generator is None else self._rounded_inside(func, args, kwargs, call, result)
 
     def _recorded_call(self, func: object) -> _Call:
         """What was recorded of the next call of an operator. Some have no float64, and run as several: these compute in
@@ -384,15 +384,14 @@ class Rerun(TorchDispatchMode):
             changed = torch.where(wide == wide.round(), wide, changed)
         return changed.to(value.dtype)
 
-    def _rounded_inside(self, func: Any, args: Any, call: _Call, result: Any) -> Any:
+    def _rounded_inside(self, func: Any, args: Any, kwargs: Any, call: _Call, result: Any) -> Any:
         """A result off by what the function rounds inside, see ``operator_facts``."""
         unit = max((format_of(dtype).computed for dtype in call.dtypes), default=2.0**-23)
         if facts.subtracts_a_mean(func) and isinstance(result, tuple):
             return type(result)((self._shifted(result[0], unit), *result[1:]))
         if facts.subtracts_a_mean(func):
             return self._shifted(result, unit)
-        read = floats(args)
-        size = facts.size_inside(func, *read) if read and is_floating(result) and not result.is_complex() else None
+        size = facts.size_inside(func, args, kwargs) if is_floating(result) and not result.is_complex() else None
         if size is None or size.shape != result.shape:
             return result
         assert self._generator is not None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -242,10 +243,17 @@ def _shape(value: object) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
-def size_inside(function: object, *read: torch.Tensor) -> torch.Tensor | None:
-    """For each element of what a function reads, the largest number inside its computation; ``None`` if its kernels
-    are accurate relative to their result. The derivative of such a function multiplies the gradient, read first."""
-    name = name_of(function)
+def size_inside(function: object, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """For each element of a function's result, the largest number inside its computation; ``None`` if its kernels are
+    accurate relative to their result. The derivative of such a function multiplies the gradient, read first.
+
+    An interpolation computes its weights from coordinates, which are as large as the image."""
+    name, read = name_of(function), [item for item in pytree.tree_leaves((args, kwargs)) if is_floating(item)]
+    if not read:
+        return None
+    if "upsample_" in name and not name.endswith("_backward"):
+        size = function(read[0].abs(), *args[1:], **kwargs)  # type: ignore[operator]
+        return size.double() * max(read[0].shape[2:], default=1)
     if name in _OF_ARGUMENT:
         return read[0].double().abs()
     if name in _OF_ONE:

@@ -493,8 +493,8 @@ class _Value:
         return as_array(most) if most is not None and most.shape == self._actual.shape else None
 
     def _most_inside(self, node: fx.Node, values: Environment) -> torch.Tensor | None:
-        read = next((item for arg in node.all_input_nodes if is_floating(item := values[arg])), None)
-        size = None if read is None else facts.size_inside(node.target, dense(read))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: _dense(values[arg]))
+        size = facts.size_inside(node.target, args, kwargs)
         return None if size is None else size * (INSIDE * self._unit)
 
     def _exact(self) -> np.ndarray:
@@ -634,6 +634,10 @@ def _off_by(value: torch.Tensor, most: torch.Tensor, factor: float, generator: t
     whole."""
     sides = torch.empty(value.shape, dtype=torch.float32).uniform_(-1.0, 1.0, generator=generator).sign_()
     return value + sides.mul_(most) / factor
+
+
+def _dense(value: object) -> object:
+    return dense(value) if isinstance(value, torch.Tensor) else value
 
 
 def _is_half(value: object) -> bool:

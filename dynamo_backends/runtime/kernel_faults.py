@@ -319,7 +319,7 @@ def _settings(providers: Sequence[Provider]) -> SessionSettings:
     return SessionSettings(tuple(providers), threads=1, optimize=False)
 
 
-_DTYPES = {
+DTYPES_BY_NAME = {
     "tensor(float)": ir.DataType.FLOAT,
     "tensor(double)": ir.DataType.DOUBLE,
     **{f"tensor({item.name.lower()})": item for item in ir.DataType},
@@ -340,7 +340,11 @@ def result_types(providers: Sequence[Provider], opset: int, node: ir.Node) -> li
             outputs = create_session(content, settings, settings.options(threads=1)).get_outputs()
         except SessionError as error:
             return error.reason
-        return {item.name: (_DTYPES[item.type], _shape(item.shape)) for item in outputs if item.type in _DTYPES}
+        return {
+            item.name: (DTYPES_BY_NAME[item.type], _shape(item.shape))
+            for item in outputs
+            if item.type in DTYPES_BY_NAME
+        }
 
     shapes = tuple(None if value is None else str(value.shape) for value in node.inputs)
     types = ANSWERS.get(("result types", repr(providers), opset, signature(node), shapes), find_out)

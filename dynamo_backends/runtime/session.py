@@ -49,6 +49,7 @@ class Session:
         model: the serialized model that ONNX Runtime loads.
         settings, constants: as given.
         inputs: the names of the inputs of each call.
+        output_types: by name, the types of the outputs, as ONNX Runtime writes them (``tensor(float)``).
 
     Raises:
         KernelFaultError: a node would run on a wrong kernel.
@@ -74,6 +75,7 @@ class Session:
         threads = settings.current_threads
         first = self.create(threads)
         self.inputs = frozenset(item.name for item in first.get_inputs())
+        self.output_types = {item.name: item.type for item in first.get_outputs()}
         self._by_threads = {threads: first}
         renew_in_children(self)
 

@@ -23,9 +23,10 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
+from dynamo_backends.bench import llama
 from dynamo_backends.debug import manifest, node_comparison, session_values, wide_runs
 from dynamo_backends.debug.session_values import SessionValues
-from dynamo_backends.dumps.reading import find_run
+from dynamo_backends.dumps.reading import find_run, read_run
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter import decompositions
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -455,6 +456,24 @@ def test_values_that_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_
         tables.append(json.loads(table.read_text()))
         torch._dynamo.reset()
     assert tables[0] == tables[1] and "tanh" in json.dumps(tables[0])
+
+
+def test_parts_of_models_that_onnxruntime_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A part reads values that ONNX Runtime made and gave no type, and results whose memory is permuted."""
+    monkeypatch.setattr(session_values, "MOST_BYTES", 2000)
+    module, arguments = llama.build("attention"), llama.inputs("attention", 1, 8)
+    options = {"dump_dir": str(tmp_path), "placement": "onnx"}
+    llama.step(module, compiled(module, backend="onnx_debug", options=options), arguments, backward=True, mixed=False)
+
+    def attention(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        heads = (x @ weight).reshape(2, 4, 2, 4).transpose(1, 2)
+        mixed = torch.softmax(heads @ heads.transpose(-1, -2) / 2 + 1, -1) @ heads
+        return F.silu(mixed.transpose(1, 2).reshape(2, 4, 8) @ weight).square().sum()
+
+    torch._dynamo.reset()
+    arguments = torch.randn(2, 4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    compiled(attention, backend="onnx_debug", options=options)(*arguments).backward()
+    assert [graph.verdict for run in tmp_path.glob("run_*") for graph in read_run(run).graphs] == ["ok"] * 4
 
 
 def test_parts_follow_the_sizes_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
