@@ -8,12 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dynamo_backends.bench import llama
 from dynamo_backends.cli import COMMANDS, demo, main
 from dynamo_backends.dumps.reading import DumpedGraph, latest_run
 
@@ -78,10 +80,31 @@ def test_another_verdict_than_ok_is_exit_code_1(
     assert "WRONG" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("factor", [1.0, 1 + 2**-24, 1.01])
+def test_results_of_onnxrt_that_onnx_debug_does_not_have(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are compared with eager's, and may be off by rounding."""
+    step, calls = llama.step, []
+
+    def changed(module: torch.nn.Module, call: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        results = step(module, call, *args, **kwargs)
+        calls.append(call)
+        is_onnxrt = call is not module and call in calls[:-1]  # which runs four times, ``onnx_debug`` once
+        return {name: value * factor for name, value in results.items()} if is_onnxrt else results
+
+    monkeypatch.setattr(llama, "step", changed)
+    assert main([*SMALL, "--no-backward", "--dump-dir", str(tmp_path)]) == int(factor == 1.01)
+    assert ("the output" in capsys.readouterr().out) == (factor == 1.01)
+
+
 def test_gradients_that_eager_does_not_give_are_named() -> None:
     exact = torch.randn(64, dtype=torch.float64)
     eager = {"the output": exact.float(), "the gradient of weight": exact.float()}
-    wide = dict.fromkeys(eager, exact)
+
+    def wide(seed: int | None) -> dict[str, torch.Tensor]:
+        return dict.fromkeys(eager, exact)
+
     assert demo.disagreements(eager, eager, wide) == []
     for wrong in (exact.float() * 1.01, exact, exact.float()[1:]):
         [complaint] = demo.disagreements({**eager, "the gradient of weight": wrong}, eager, wide)
