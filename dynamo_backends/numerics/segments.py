@@ -444,23 +444,29 @@ class _Value:
         return (self._values[node] for node in self._segment.inputs)
 
     def _of(self, results: Any) -> Any:
-        return results if self._index is None else results[self._index]
+        return results if self._index is None or results is None else results[self._index]
 
     def _summed(self) -> np.ndarray | None:
         """What the sums of the segment may round; ``None`` if it has none, or something else beside them."""
-        bound = self._bounds.get(self._segment.nodes[-1])
-        bound = None if bound is None else self._of(bound)
+        bound = self._of(self._bound(self._segment.nodes[-1]))
         return as_array(bound) if isinstance(bound, torch.Tensor) and bound.shape == self._actual.shape else None
 
+    def _bound(self, node: fx.Node) -> Any:
+        """What the sums up to a node may round, in absolute numbers; ``None`` if there are none."""
+        sizes, counts = self._magnitudes
+        if not counts.get(node):
+            return None
+        unit = sum_units(counts[node]) * self._unit
+        return pytree.tree_map(lambda item: item.abs().mul_(unit) if is_floating(item) else item, sizes[node])
+
     @functools.cached_property
-    def _bounds(self) -> Environment:
-        """By node, what the sums up to it may round, in absolute numbers; of nodes with sums, and nothing else, before
-        them in the segment."""
+    def _magnitudes(self) -> tuple[Environment, dict[fx.Node, int]]:
+        """By node, the sums of the magnitudes of its terms, and the most terms of a sum up to it; of nodes with sums,
+        and nothing else, before them in the segment."""
         sizes: Environment = pytree.tree_map(
             facts.magnitude, {node: self._values[node] for node in self._segment.inputs}
         )
         counts: dict[fx.Node, int] = {}
-        bounds: Environment = {}
         for node in self._segment.nodes:
             if not facts.keeps_magnitudes(node) or any(arg not in sizes for arg in node.all_input_nodes):
                 continue
@@ -473,12 +479,7 @@ class _Value:
                 *(counts.get(arg, 0) for arg in node.all_input_nodes),
                 0,
             )
-            if counts[node]:
-                unit = sum_units(counts[node]) * self._unit
-                bounds[node] = pytree.tree_map(
-                    lambda item, unit=unit: item.abs() * unit if is_floating(item) else item, sizes[node]
-                )
-        return bounds
+        return sizes, counts
 
     @property
     def _unit(self) -> float:
@@ -551,9 +552,9 @@ class _Value:
 
         for node in self._segment.nodes:
             only_adds &= facts.only_adds(node)
-            if only_adds and node in self._bounds:
+            if only_adds and self._magnitudes[1].get(node):
                 exact = self._wide_values[node]
-                wide[node] = exact if node is last else pytree.tree_map(off, exact, self._bounds[node])
+                wide[node] = exact if node is last else pytree.tree_map(off, exact, self._bound(node))
                 if node is not last and not facts.moves(node) and _is_half(self._values[node]):
                     wide[node] = pytree.tree_map(rounded, wide[node], self._values[node])
                     only_adds = False  # later sums add what was rounded
