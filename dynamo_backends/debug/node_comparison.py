@@ -8,6 +8,7 @@ nodes alone, translated and not optimized, are wrong as well; a pass or an optim
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -29,7 +30,7 @@ from .recorded_run import RecordedRun
 from .repeated_runs import Instability, differing
 from .row_making import RowMaker
 from .rows import Blame, ExpectedValues, GraphComparison, Row, exception_text
-from .run_values import RunValues, given_values
+from .run_values import Hidden, NotShownError, RunValues, given_values
 from .wrong_rewrite import ModelStep, find_rewrite, wrong_needed_pass
 
 Models = Mapping[int, Sequence[ModelStep]]
@@ -82,36 +83,36 @@ class _Search:
     rows: list[Row] = dataclasses.field(default_factory=list)
     first: Row | None = None  # the first wrong or unstable value
     expected: ExpectedValues | None = None
+    _hidden: Hidden = dataclasses.field(default_factory=Hidden)
 
     def judge_values(self) -> None:
         """Makes a row for each value, in execution order."""
-        without: frozenset[str] = frozenset()
-        while True:
+        is_complete = False
+        while not is_complete:
             self.rows.clear()
             self.first = None
-            self._values = RunValues(self.graph, self.run, self.sessions.shown, without)
+            self._values = RunValues(self.graph, self.run, self.sessions.shown, self._hidden)
             self._check = SegmentCheck(self.graph.module.graph.nodes, given_values(self.graph, self.run), self._values)
-            wrong_names = self._judge_all()
-            if not wrong_names:
-                return
-            without |= wrong_names
+            with contextlib.suppress(NotShownError):
+                is_complete = self._judge_all()
 
-    def _judge_all(self) -> frozenset[str]:
-        """Judges all values; stops at one whose name was guessed if it is wrong, and returns the name."""
+    def _judge_all(self) -> bool:
+        """Judges all values; stops at one whose name was guessed if it is wrong, and hides it: ``False``."""
         make = RowMaker(self.graph, self.run, self.sessions.opset)
         nodes = len(self.graph.module.graph.nodes)
         with progress(f"comparing {self.graph.name}", nodes - 1) as advance:
             for judged in self._check.judge(advance):
                 row = make.row(judged)
                 if judged.is_wrong and self._values.is_guessed(judged.node):
-                    return frozenset(value_names(judged.node))
+                    self._hidden.names.update(value_names(judged.node))
+                    return False
                 if row is not None:
                     self._compare_runs(row, judged)
                     self.rows.append(row)
                     if self.first is None and (not row.is_right or row.is_unstable):
                         self.first = row
                         row.judged = judged
-        return frozenset()
+        return True
 
     def _compare_runs(self, row: Row, judged: Judged) -> None:
         """Whether a result of a region is right in one run of its session, and wrong in another."""
@@ -128,7 +129,8 @@ class _Search:
     def unchecked(self) -> list[str]:
         """What could not be judged, and why."""
         alone = [f"{name} does not run by itself: {why}" for name, why in self._check.unchecked.items()]
-        return list(dict.fromkeys([*self._values.unchecked, *alone]))
+        inside = [f"the values inside region_{i}: {why}" for i, why in self._hidden.regions.items()]
+        return list(dict.fromkeys([*inside, *alone]))
 
     def note(self) -> str:
         """What is said of a run that is right."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import operator
 from collections.abc import Iterator, Mapping
 
@@ -29,24 +30,31 @@ def given_values(graph: CompiledGraph, run: RecordedRun) -> dict[fx.Node, object
     }
 
 
-class RunValues:
-    """The values of a run, as ``KnownValues`` of ``numerics.segments``.
-
-    Args:
-        without: names of inner values that are left out: their names were guessed, and are wrong.
+@dataclasses.dataclass
+class Hidden:
+    """What a run does not show.
 
     Attributes:
-        unchecked: by region, why its inner values are not known.
+        names: of inner values whose names were guessed, and are wrong.
+        regions: whose sessions do not show their values, with the reason.
     """
 
-    def __init__(
-        self, graph: CompiledGraph, run: RecordedRun, sessions: ShownSessions, without: frozenset[str] = frozenset()
-    ) -> None:
-        self.unchecked: list[str] = []
+    names: set[str] = dataclasses.field(default_factory=set)
+    regions: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+class NotShownError(Exception):
+    """A session does not show a value, which was added to ``Hidden``: segments were cut at what is not known."""
+
+
+class RunValues:
+    """The values of a run, as ``KnownValues`` of ``numerics.segments``; ``get`` raises ``NotShownError``."""
+
+    def __init__(self, graph: CompiledGraph, run: RecordedRun, sessions: ShownSessions, hidden: Hidden) -> None:
         self._run = run
         self._region_of = {node: item for item in graph.regions for node in item.region.nodes}
         self._shown: dict[int, SessionValues] = {}
-        self._without = without
+        self._hidden = hidden
         self._inner: dict[str, object] = {}
         self._others: collections.defaultdict[tuple[fx.Node, int | None], list[torch.Tensor]]
         self._others = collections.defaultdict(list)
@@ -60,7 +68,7 @@ class RunValues:
         self._compared: set[tuple[fx.Node, int | None]] = set()  # outputs that the shown session computed
         for compiled in graph.regions:
             index = compiled.region.index
-            if index in run.sessions:
+            if index in run.sessions and index not in hidden.regions:
                 self._add_region(compiled, sessions)
             repeated = run.repeated.get(index)
             for position, values in (repeated.others if repeated is not None else {}).items():
@@ -73,7 +81,7 @@ class RunValues:
         except CompiledNodesError:  # one kernel of a provider: the region is one segment
             return
         except SessionError as error:
-            self.unchecked.append(f"the values inside region_{compiled.region.index}: {first_line(str(error))}")
+            self._hidden.regions[compiled.region.index] = first_line(str(error))
 
     def region_of(self, node: fx.Node) -> CompiledRegion | None:
         return self._region_of.get(node)
@@ -84,7 +92,7 @@ class RunValues:
         compiled = self._region_of.get(node)
         shown = self._shown.get(compiled.region.index) if compiled is not None else None
         name = self._name(node, index)
-        return shown is not None and (name in shown.names - self._without or name in shown.constants)
+        return shown is not None and (name in shown.names - self._hidden.names or name in shown.constants)
 
     def get(self, node: fx.Node, index: int | None) -> object:
         compiled = self._region_of.get(node)
@@ -134,10 +142,11 @@ class RunValues:
             try:
                 found = next(self._parts[region.index], None)
             except SessionError as error:
-                self.unchecked.append(f"the values inside region_{region.index}: {first_line(str(error))}")
-                return
+                self._hidden.regions[region.index] = first_line(str(error))
+                raise NotShownError from error
             if found is None:
-                return
+                self._hidden.names.add(name)
+                raise NotShownError
             for key, spec in self._outputs.items():
                 value, recorded = found.pop(spec, None), self._recorded(*key)
                 if value is not None:

@@ -131,6 +131,8 @@ class Session:
     def optimized(self) -> tuple[ir.Model, dict[str, torch.Tensor]]:
         """The model of ``save_optimized``, and its large constants, which are inputs of the model.
 
+        Sizes and positions stay in the model: ONNX Runtime infers shapes from them.
+
         Raises:
             SessionError: ONNX Runtime cannot write it.
         """
@@ -140,7 +142,11 @@ class Session:
             model = ir.load(self.save_optimized(folder))
             constants = {}
             for name, value in list(model.graph.initializers.items()):
-                if isinstance(value.const_value, ir.ExternalTensor):
+                if not isinstance(value.const_value, ir.ExternalTensor):
+                    continue
+                if value.const_value.dtype == ir.DataType.INT64:
+                    value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=name)
+                else:
                     constants[name] = tensor_of(value.const_value)
                     value.const_value = None
                     del model.graph.initializers[name]

@@ -495,18 +495,34 @@ def test_parts_follow_the_sizes_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(sizes) == 1 + 2 and max(sizes) == 2**16
 
 
-def test_a_node_inside_a_region_that_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["__init__", "parts"])
+def test_a_node_inside_a_region_that_is_rejected(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With its values as outputs; the region is judged as a whole, and its nodes alone if it is wrong."""
 
     def rejected(*args: object) -> None:
         raise SessionError("planted")
 
-    monkeypatch.setattr(SessionValues, "__init__", rejected)
-    monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), op.Constant(value_float=1.01)))
+    def rejected_later(*args: object) -> Iterator[dict[str, object]]:
+        rejected()
+        yield {}
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for _ in range(10):  # so that eager's numbers are others than the session's
+            y = torch.softmax(y @ x.T @ x, -1).exp()
+        return y.sin().sinh().exp().sigmoid()
+
+    monkeypatch.setattr(SessionValues, method, rejected if method == "__init__" else rejected_later)
+    x = torch.rand(64, 32)
     with torch.no_grad():
-        function = lambda x: x.sin().sinh().exp().sigmoid()  # noqa: E731
-        compiled(function, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(torch.rand(5, 8))
-    assert only_verdict(tmp_path).startswith("diverges at sinh ") and "converter" in only_verdict(tmp_path)
+        compiled(function, backend="onnx_debug", options={"dump_dir": str(tmp_path / "right")})(x)
+        monkeypatch.setitem(CONVERTERS, aten.sinh.default, lambda x: op.Mul(op.Sinh(x), op.Constant(value_float=1.01)))
+        torch._dynamo.reset()
+        compiled(function, backend="onnx_debug", options={"dump_dir": str(tmp_path / "wrong")})(x)
+    assert only_graph(tmp_path / "right")["verdict"] == "ok"
+    assert "planted" in " ".join(only_graph(tmp_path / "right")["unchecked"])
+    verdict = only_verdict(tmp_path / "wrong")
+    assert verdict.startswith("diverges at sinh ") and "converter" in verdict
 
 
 def test_a_wrong_symbolic_integer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -767,9 +783,13 @@ def turned(old: object, new: object) -> Callable[[fx.GraphModule, PassContext], 
     return run
 
 
-def only_verdict(dump: Path) -> str:
+def only_graph(dump: Path) -> dict[str, Any]:
     (graph,) = json.loads((dump / "latest" / "manifest.json").read_text())["graphs"]
-    return graph["verdict"]
+    return graph
+
+
+def only_verdict(dump: Path) -> str:
+    return str(only_graph(dump)["verdict"])
 
 
 @pytest.mark.sampled(4)

@@ -31,7 +31,7 @@ from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
 from dynamo_backends.runtime.executable import Executable
-from dynamo_backends.runtime.session import Session
+from dynamo_backends.runtime.session import Session, final_session
 from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, PassContext
 
@@ -55,6 +55,17 @@ def test_the_optimized_model_that_is_saved_is_the_one_that_runs(tmp_path: Path) 
     ):
         path = Session(model, settings).save_optimized(str(tmp_path))
         assert operators(Path(path)) == expected
+
+
+def test_an_optimized_model_keeps_the_sizes_from_which_shapes_are_inferred() -> None:
+    names = ", ".join(f"y{i}" for i in range(200))
+    sizes = ", ".join(["1"] * 200)
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[200] x, float[1] weight) => (float[1] z) <int64[200] sizes = {{{sizes}}}> {{
+            {names} = Split <axis = 0> (x, sizes) z = Mul(y7, weight) }}""")
+    settings = SessionSettings(CPU)
+    whole = Session(model, settings, {"weight": torch.ones(1)}).optimized()
+    final_session(whole[0], settings, whole[1])
 
 
 def test_a_variant_differs_in_what_is_given_alone() -> None:
