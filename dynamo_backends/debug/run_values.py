@@ -145,6 +145,8 @@ class RunValues:
                 self._hidden.regions[region.index] = first_line(str(error))
                 raise NotShownError from error
             if found is None:
+                if self._recorded(node, index) is not None:
+                    return
                 self._hidden.names.add(name)
                 raise NotShownError
             for key, spec in self._outputs.items():

@@ -84,6 +84,12 @@ def test_a_view_that_crosses_a_graph_break_and_is_changed_after_it(tmp_path: Pat
     assert_all_ok(graphs_of(function, tmp_path, [torch.randn(3, 8)], training=True))
 
 
+def test_a_result_under_another_name_in_the_session(tmp_path: Path) -> None:
+    """The layer norm's result is returned by the region, and not by the model that shows its values."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    assert_all_ok(graphs_of(lambda x: model(x).square().sum(), tmp_path, [torch.randn(4, 8)], training=True))
+
+
 @pytest.mark.xfail(strict=True, reason="the copies of overlapping arguments have another base")
 def test_arguments_that_share_memory(tmp_path: Path) -> None:
     def function(x: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
