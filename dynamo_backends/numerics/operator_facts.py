@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch.utils import _pytree as pytree
 
@@ -87,6 +88,8 @@ _EXACT = frozenset(
     }
 )  # fmt: skip
 """Operators that compare, select or round to whole numbers: on the same numbers, no rounding changes their result."""
+
+_POOLS = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}
 
 _WRITES = frozenset({"index_put", "_unsafe_index_put", "index_copy", "put", "scatter"})
 """Operators that may write several values to one place; PyTorch does not say which of them stays."""
@@ -247,13 +250,17 @@ def size_inside(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     """For each element of a function's result, the largest number inside its computation; ``None`` if its kernels are
     accurate relative to their result. The derivative of such a function multiplies the gradient, read first.
 
-    An interpolation computes its weights from coordinates, which are as large as the image."""
+    An interpolation computes its weights from coordinates, which are as large as the image, and evenly spaced numbers
+    are computed from the ends of their range."""
     name, read = name_of(function), [item for item in pytree.tree_leaves((args, kwargs)) if is_floating(item)]
+    if name in ("linspace", "logspace"):
+        return torch.full((int(args[2]),), max(1.0, *(abs(float(item)) for item in args[:2])), dtype=torch.float64)
     if not read:
         return None
-    if "upsample_" in name and not name.endswith("_backward"):
-        size = function(read[0].abs(), *args[1:], **kwargs)  # type: ignore[operator]
-        return size.double() * max(read[0].shape[2:], default=1)
+    if ("upsample_" in name or name == "interpolate") and not name.endswith("_backward"):
+        near = _POOLS[read[0].dim()](read[0].abs(), 5, 1, 2)  # a cubic function reads two elements on each side
+        size = function(near, *args[1:], **kwargs)  # type: ignore[operator]
+        return size.abs().double() * max(size.shape[2:], default=1)
     if name in _OF_ARGUMENT:
         return read[0].double().abs()
     if name in _OF_ONE:

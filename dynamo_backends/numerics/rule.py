@@ -39,8 +39,12 @@ computed from numbers near one, so that its small results are off by units of on
 only one side has such an approximation."""
 
 SUM_UNITS = 4.0
-"""The most units of a sum's magnitudes. Rounding errors of K terms that are added one by one grow with the square root
-of K; kernels add in blocks and lanes, in which 16 or more terms have separate sums."""
+"""The most units of a sum's magnitudes, up to some 10,000 terms. Rounding errors of K terms that are added one by one
+grow with the square root of K; kernels add in blocks and lanes, in which 16 or more terms have separate sums."""
+
+LANES = 24.0
+"""What the square root of the number of terms is divided by beyond: of K terms in 16 lanes, one by one, each addition
+is off by 0.29 units of a sum that grows to 1/16 of the whole. Four standard deviations of all: sqrt(K) / 24 units."""
 
 SPREAD = 4.0, 16.0
 """How many times an error may exceed the largest change that perturbed inputs make: few runs of random numbers find a
@@ -93,7 +97,8 @@ FORMATS = {
 
 def sum_units(terms: int) -> float:
     """The tolerance of a sum of so many terms, in units of float32 (float64) of the sum of their magnitudes."""
-    return min(math.sqrt(max(terms, 1)), SUM_UNITS)
+    root = math.sqrt(max(terms, 1))
+    return min(root, max(SUM_UNITS, root / LANES))
 
 
 def spread(terms: int) -> float:

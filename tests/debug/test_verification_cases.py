@@ -221,6 +221,12 @@ def cancelling(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return y.var(-1), (y.square().mean(-1) - y.mean(-1).square()), (y.sum(-1) - y.sum(-1).round()), (x - x.mean()).sum()
 
 
+def positions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What is computed from positions, which are larger than the result."""
+    resized = [F.interpolate(x, size, mode="bilinear") for size in ((224, 224), (32, 32), (130, 97))]
+    return *resized, torch.linspace(-1, 1, 224) + x[0, 0, 0, 0], torch.linspace(-0.5, 0.5, 7) * x[0, 0, 0, 0]
+
+
 RIGHT: dict[str, tuple[Callable[[], Callable[..., object]], Callable[[], torch.Tensor], bool]] = {
     "bias before a normalization": (BiasBeforeNorm, lambda: torch.randn(2, 3, 8, 8), True),
     "convolutions": (lambda: Convolutions().eval(), lambda: torch.randn(2, 3, 16, 16), False),
@@ -231,6 +237,8 @@ RIGHT: dict[str, tuple[Callable[[], Callable[..., object]], Callable[[], torch.T
     "choices": (lambda: chosen, lambda: torch.randn(8, 64), False),
     "infinities": (lambda: not_finite, lambda: torch.randn(8, 64), False),
     "cancellation": (lambda: cancelling, lambda: torch.randn(8, 64), False),
+    "positions": (lambda: positions, lambda: torch.randn(1, 3, 100, 75), False),
+    "a long sum": (lambda: lambda x: x @ x.square(), lambda: torch.rand(200_000), False),
 }
 
 
