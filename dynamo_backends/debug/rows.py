@@ -166,6 +166,7 @@ class Finding:
     wrong: list[Blame] = dataclasses.field(default_factory=list)  # wrong results that no stage explains
     because: str = ""  # what explains them
     unchecked: list[str] = dataclasses.field(default_factory=list)  # what could not be compared, with the reason
+    sizes: SizesByName | None = None  # those of another call that it is about
 
 
 @dataclasses.dataclass(frozen=True)
