@@ -11,6 +11,7 @@ Unknown names are ignored; a field with a default may be missing. ``docs/dump_fo
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -153,6 +154,11 @@ class BlamedValue:
     more: int = 0  # how many more nodes are wrong by themselves
     because: str = ""  # another cause, such as a wrong forward
     elements: WrongElements | None = None  # those that exceed the tolerance
+
+
+def node_of(value: str) -> str:
+    """The FX node of a value: ``max_1`` of ``max_1__0``, and ``__and__`` of itself."""
+    return re.sub(r"(?<!^)__\d+$", "", value)
 
 
 @dataclasses.dataclass(frozen=True)

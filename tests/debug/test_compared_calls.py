@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,18 @@ from typing import Any
 import pytest
 import torch
 from conftest import compiled, counted
+from onnxscript import opset18 as op
 from torch import fx
 
 from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.captured_graph import CapturedGraph
 from dynamo_backends.debug.manifest import flush_manifests
+from dynamo_backends.debug.session_values import SessionValues
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
+from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.partition import program
 from dynamo_backends.pipeline import runners
+from dynamo_backends.runtime.session import Session
 from passes import Pass, PassContext
 
 aten = torch.ops.aten
@@ -229,3 +235,56 @@ def test_a_function_that_calls_itself(library: torch.library.Library, tmp_path: 
     flush_manifests()
     found = [graph.entry for graph in find_run(tmp_path).graphs if graph.entry.compared_runs]
     assert [entry.verdict for entry in found] == ["ok", "ok"] and all(entry.compared_runs >= 2 for entry in found)
+
+
+def test_what_shows_the_values_of_a_session_goes_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A weight changes, and another session takes the place of the first."""
+    made: list[tuple[weakref.ref[object], weakref.ref[object]]] = []
+    init = SessionValues.__init__
+
+    def keeping(self: SessionValues, region: Any, bound: Any) -> None:
+        init(self, region, bound)
+        made.append((weakref.ref(self), weakref.ref(bound.session)))
+
+    monkeypatch.setattr(SessionValues, "__init__", keeping)
+    model = torch.nn.Linear(64, 64).eval()
+    function = debugged(model, tmp_path, compare="every")
+    with torch.no_grad():
+        function(torch.randn(4, 64))
+        model.weight.add_(0.01)
+        function(torch.randn(4, 64))
+        function(torch.randn(4, 64))
+    gc.collect()
+    assert len(made) == 2 and verdicts(tmp_path) == {"inference": "ok"}
+    assert [(shown() is None, session() is None) for shown, session in made] == [(True, True), (False, False)]
+
+
+def test_weights_that_show_values_are_those_of_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+    optimized = Session.optimized
+
+    def kept(self: Session) -> tuple[Any, dict[str, torch.Tensor]]:
+        model, constants = optimized(self)
+        found.append((self.constants, constants))
+        return model, constants
+
+    monkeypatch.setattr(Session, "optimized", kept)
+    function = debugged(torch.nn.Linear(64, 64).eval(), tmp_path)
+    with torch.no_grad():
+        function(torch.randn(4, 64))
+    assert verdicts(tmp_path) == {"inference": "ok"}
+    ours, shown = found[-1]
+    same = [name for name, value in shown.items() if value is ours.get(name)]
+    assert same and all(torch.equal(shown[name], ours[name]) for name in same)
+
+
+def test_nodes_of_operators_with_underscores_are_counted_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``aten.__lshift__`` and ``aten.__rshift__`` are wrong by themselves."""
+    for operator in (aten.__lshift__.Tensor, aten.__rshift__.Tensor):
+        monkeypatch.setitem(CONVERTERS, operator, lambda x, y: op.Sub(x, y))
+    x, y = torch.arange(8, 16), torch.ones(8, dtype=torch.int64)
+    function = debugged(lambda x, y: (x << y, x >> y), tmp_path)
+    with torch.no_grad():
+        function(x, y)
+    entry = graphs(tmp_path)["inference"].entry
+    assert entry.blame is not None and entry.blame.more == len(entry.wrong_nodes) - 1 == 1, entry.wrong_nodes
