@@ -62,7 +62,7 @@ def side_by_side_text(comparison: GraphComparison) -> str:
 
 
 def _wrong_elements_text(comparison: GraphComparison) -> str:
-    """The worst elements of the blamed value, the ranges of its inputs if it is not elementwise, and the histogram."""
+    """The worst elements of the blamed value; the ranges of its inputs if it is not elementwise."""
     blame = comparison.blame
     found = blame.elements if blame is not None else None
     if blame is None or found is None:
@@ -84,17 +84,7 @@ def _wrong_elements_text(comparison: GraphComparison) -> str:
         text += "".join(
             f"\nreads {item.name}, {item.type}{_range(item)}" for item in map(comparison.row_of, row.inputs) if item
         )
-    ranges = [
-        [
-            item.of,
-            item.range,
-            item.elements,
-            item.wrong,
-            "NaN/Inf" if item.largest_error is None else _shown(item.largest_error),
-        ]
-        for item in found.histogram
-    ]
-    return f"{text}\n\n{text_table(ranges, ['by', 'from, to', 'elements', 'wrong', 'largest error'])}\n"
+    return f"{text}\n"
 
 
 def _wrong_nodes_text(comparison: GraphComparison) -> str:

@@ -37,7 +37,6 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
     culprits = [finding.culprit for finding in findings if finding.culprit is not None]
     wrong = [item for finding in findings for item in finding.wrong]
     blame, notes, not_comparable = comparison.blame, [comparison.note], comparison.not_comparable
-    because = next((finding.because for finding in findings if finding.because), "")
     if culprits:
         found = next(finding for finding in findings if finding.culprit is not None)
         sizes = sizes if found.sizes is None else found.sizes
@@ -48,8 +47,8 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
             after = comparison.blame and _with_code(comparison.blame, comparison.row_of(comparison.blame.value))
             notes.append(f"the graph after it {dataclasses.replace(comparison, blame=after).verdict}")
     elif comparison.ok and wrong:
-        notes = [] if because else ["no stage, no pass and no node by itself explains it"]
-        blame = dataclasses.replace(_with_row(wrong[0], comparison.rows), because=because)
+        notes = ["no stage, no pass and no node by itself explains it"]
+        blame = _with_row(wrong[0], comparison.rows)
     if blame is not None:
         row = comparison.row_of(blame.value)
         elements = blame.difference.elements

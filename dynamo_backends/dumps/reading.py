@@ -31,7 +31,7 @@ from .schema import ComparisonEntry, DynamoGraphEntry, GraphEntry, RegionEntry, 
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = 7  # of all files; increased when the meaning of something that is read here changes
+SCHEMA_VERSION = 8  # of all files; increased when the meaning of something that is read here changes
 
 MANIFEST = "manifest.json"
 LATEST = "latest"

@@ -152,7 +152,6 @@ class BlamedValue:
     module: str = ""  # the path of the ``nn.Module``
     code: str = ""  # the file and line of the pass, converter or decomposition at fault
     more: int = 0  # how many more nodes are wrong by themselves
-    because: str = ""  # another cause, such as a wrong forward
     elements: WrongElements | None = None  # those that exceed the tolerance
 
 

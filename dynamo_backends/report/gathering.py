@@ -172,7 +172,6 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphEntry) -> dict[str, Json]:
         "state": _state(graph.verdict),
         "note": entry.note,
         "blamed": entry.blame.value if entry.blame else "",
-        "of_forward": entry.blame is not None and bool(entry.blame.because),
         "unchecked": entry.unchecked,
         "wrong_nodes": [[node.value, node.module] for node in entry.wrong_nodes],
         "more_wrong_nodes": entry.blame.more + 1 - len(entry.wrong_nodes) if entry.blame and entry.wrong_nodes else 0,
