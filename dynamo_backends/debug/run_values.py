@@ -169,4 +169,5 @@ class RunValues:
 
     @staticmethod
     def _name(node: fx.Node, index: int | None) -> str:
-        return value_names(node)[index or 0]
+        names = value_names(node)
+        return names[index or 0] if (index or 0) < len(names) else f"{node.name}__{index}"  # it has no description
