@@ -70,6 +70,27 @@ def _manifest_of(folder: DumpFolder) -> Manifest:
         return _manifests[folder]
 
 
+@dataclasses.dataclass(eq=False)
+class _GraphState:
+    """What is kept of one of Dynamo's graphs, or of its forward, backward or inference graph.
+
+    Attributes:
+        captured: of Dynamo's graph; its ``selector`` selects calls, another one runs.
+        joint: the graphs of this stage if there is no captured graph.
+        rejected: how many models ONNX Runtime rejected.
+        compile: in which it was compiled, for PyTorch's structured log.
+        record: for the user.
+    """
+
+    captured: CapturedGraph | None = None
+    selector: RunSelector | None = None
+    joint: StageGraphs = dataclasses.field(default_factory=StageGraphs)
+    judge: Judge | None = None
+    rejected: int = 0
+    compile: CompileContext | None = None
+    record: Record | None = None
+
+
 class DebugObserver(Observer):
     """Dumps and compares everything that one pipeline compiles.
 
@@ -89,20 +110,15 @@ class DebugObserver(Observer):
         self._stage_files = StageFiles(self._folder)
         self._sessions = NodeSessions(options.opset, options.providers, options.threads)
         self._lock = Lock()
-        self._captured: dict[int, CapturedGraph] = {}
-        self._judges: dict[GraphName, Judge] = {}
-        self._selectors: dict[GraphName, RunSelector] = {}
-        self._joints: collections.defaultdict[int, StageGraphs] = collections.defaultdict(StageGraphs)
-        self._rejected: collections.Counter[GraphName] = collections.Counter()
-        self._compiles: dict[GraphName, CompileContext | None] = {}
-        self._records: dict[GraphName, Record] = {}
+        self._graphs: collections.defaultdict[GraphName, _GraphState] = collections.defaultdict(_GraphState)
 
     def close(self) -> None:
         """Stops observing: compiled graphs run on without comparisons. Writes the manifest."""
         self.is_open = False
         with self._lock:
-            for judge in self._judges.values():
-                judge.drop()
+            for state in self._graphs.values():
+                if state.judge is not None:
+                    state.judge.drop()
         self._manifest.flush()
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
@@ -137,7 +153,7 @@ class DebugObserver(Observer):
             return None
         if region is None:
             return PassDiffs(self._folder, graph_folder(graph), lambda stage: self._stage_graphs(stage, graph))
-        steps = ModelSteps(self._judges[graph].models.setdefault(region, [])) if self._compares else None
+        steps = ModelSteps(self._judge_of(graph).models.setdefault(region, [])) if self._compares else None
         return PassDiffs(self._folder, f"{graph_folder(graph)}/region_{region}", lambda stage: steps)
 
     @property
@@ -146,13 +162,14 @@ class DebugObserver(Observer):
 
     def _keep_stage(self, name: str, graph: GraphName, module: fx.GraphModule) -> None:
         """Keeps the graph of a stage for comparisons."""
+        of_dynamo = self._graphs[GraphName(graph.index)]
         if name == "dynamo" and self._compares:
-            self._captured[graph.index] = CapturedGraph(self._options.opset)
-            self._selectors[graph] = RunSelector(VaryingSizes(module), self._options.compare)
+            of_dynamo.captured = CapturedGraph(self._options.opset)
+            of_dynamo.selector = RunSelector(VaryingSizes(module), self._options.compare)
         if name == "aten":
-            joints = self._joints
-            joint = joints.pop(graph.index, None) if graph.direction == "inference" else joints.get(graph.index)
-            self._judges[graph] = Judge(graph, self._captured.get(graph.index), joint)
+            self._graphs[graph].judge = Judge(graph, of_dynamo.captured, of_dynamo.joint)
+            if graph.direction == "inference":
+                of_dynamo.joint = StageGraphs()
         graphs = self._stage_graphs(name, graph)
         if graphs is not None:
             (graphs.start if name in ("dynamo", "aten") else graphs.end)(name, module)
@@ -162,23 +179,24 @@ class DebugObserver(Observer):
         if not self._compares:
             return None
         if stage in ("aten", "post_grad"):
-            return self._judges[graph].post_grad
-        captured = self._captured.get(graph.index)
+            return self._judge_of(graph).post_grad
+        of_dynamo = self._graphs[GraphName(graph.index)]
+        captured = of_dynamo.captured
         if stage == "joint":
-            return captured.joint if captured is not None else self._joints[graph.index]
+            return captured.joint if captured is not None else of_dynamo.joint
         return captured.pre_grad if captured is not None else None
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
-        captured = self._captured.get(graph.index)
-        if captured is None or not self.is_open:
+        state = self._graphs[GraphName(graph.index)]
+        if state.captured is None or state.selector is None or not self.is_open:
             return compiled
-        return ComparedEntry(graph, compiled, captured, self._selectors[GraphName(graph.index)], self)
+        return ComparedEntry(graph, compiled, state.captured, state.selector, self)
 
     def rejected(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
         if not self.is_open:
             return
-        self._rejected[graph] += 1
-        file = f"{graph_folder(graph)}/rejected/{self._rejected[graph]:03d}_region_{region}"
+        self._graphs[graph].rejected += 1
+        file = f"{graph_folder(graph)}/rejected/{self._graphs[graph].rejected:03d}_region_{region}"
         self._folder.write_bytes(f"{file}.onnx", serialize(model))
         self._folder.write_text(f"{file}.txt", f"{error}\n")
 
@@ -211,23 +229,24 @@ class DebugObserver(Observer):
         if not self.is_open:
             return loaded.run if self._recorder is None else self._recorder.runner(graph, loaded)
         self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
-        judge = self._judges[graph.name]
-        self._compiles[graph.name] = CompileContext.try_get()
+        state, judge = self._graphs[graph.name], self._judge_of(graph.name)
+        state.compile = CompileContext.try_get()
         reference = "AOTAutograd's graph" if judge.captured is None else "Dynamo's graph"
         self._manifest.add_graph(graph, self._options, reference=reference)
         if judge.captured is not None and graph.name.direction == BACKWARD:
             self._tell_gradients(graph.name, judge.captured)  # a dynamic backward may be compiled twice
         sizes = VaryingSizes(graph.module)
-        if judge.selects_runs:
-            self._selectors[graph.name] = RunSelector(sizes, self._options.compare)
-        selector = self._selectors[graph.name] if judge.selects_runs else None
-        record = self._recorder.add(graph) if self._recorder is not None else None
-        if record is not None:
-            self._records[graph.name] = record
-        compared = _ComparedGraph(graph, loaded, self, judge, selector, ComparedSizes(sizes))
-        if self._recorder is None or record is None:
+        state.selector = RunSelector(sizes, self._options.compare) if judge.selects_runs else None
+        compared = _ComparedGraph(graph, loaded, self, judge, state.selector, ComparedSizes(sizes))
+        if self._recorder is None:
             return compared.run
-        return self._recorder.recorded(compared.run, record)
+        state.record = self._recorder.add(graph)
+        return self._recorder.recorded(compared.run, state.record)
+
+    def _judge_of(self, graph: GraphName) -> Judge:
+        judge = self._graphs[graph].judge
+        assert judge is not None, f"{graph} has no stage aten"
+        return judge
 
     def judge(self, graph: CompiledGraph, run: RecordedRun) -> JudgedRun:
         """Judges one run of a graph; must be called before anything writes into its arguments.
@@ -235,7 +254,7 @@ class DebugObserver(Observer):
         Dumps its values unless an earlier run was wrong, so that a graph's folder shows one run.
         """
         with self._lock, watchers_disabled(), torch.no_grad():
-            judged = self._judges[graph.name].judge(graph, run, self._sessions)
+            judged = self._judge_of(graph.name).judge(graph, run, self._sessions)
             count("compared_runs")
             if not self._manifest.has_fault(graph.name):
                 for compiled in graph.regions:
@@ -252,8 +271,8 @@ class DebugObserver(Observer):
                 write_tensor(self._folder, f"{folder}/{kind}_{i}", value, name, self._options.tensor_limit)
 
     def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
-        name, captured = GraphName(graph.index, BACKWARD), self._captured[graph.index]
-        if not self._manifest.has_graph(name):
+        name, captured = GraphName(graph.index, BACKWARD), self._graphs[GraphName(graph.index)].captured
+        if captured is None or not self._manifest.has_graph(name):
             return False
         if finding.culprit is not None or finding.unchecked:
             captured.gradients.append(finding)
@@ -278,9 +297,9 @@ class DebugObserver(Observer):
             if not self._manifest.has_fault(name):
                 self._folder.write_text(f"{table}.txt", text)
                 self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
-            trace(name, "side_by_side", lambda: text, self._compiles[name])
+            trace(name, "side_by_side", lambda: text, self._graphs[name].compile)
             self._manifest.add_comparison(name, comparison, run.repeated, run.cost, sizes)
-            record = self._records.get(name)
+            record = self._graphs[name].record
             if record is not None and (record.comparison is None or record.comparison.ok):
                 record.comparison = comparison
         self._log(name, comparison)
@@ -292,7 +311,7 @@ class DebugObserver(Observer):
         logger.log(level, "%s: %s%s", name, comparison.verdict, note)
 
     def all_compared(self, graph: GraphName) -> None:
-        self._judges[graph].drop()
+        self._judge_of(graph).drop()
 
     def comparison_failed(self, graph: GraphName, error: Exception) -> None:
         """Logs an internal exception of a comparison, and makes it the verdict."""
