@@ -37,7 +37,7 @@ from ..runtime.kernel_faults import serialized
 from ..runtime.memory_arena import ARENA
 from .captured_graph import BACKWARD, COMPARING, CapturedGraph, Interpretation, doing
 from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, SizesByName, VaryingSizes
-from .comparison_tables import regions_text, side_by_side_json, side_by_side_text
+from .comparison_tables import side_by_side_json, side_by_side_text
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .manifest import Manifest
 from .node_sessions import NodeSessions
@@ -228,7 +228,6 @@ class DebugObserver(Observer):
     def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         if not self.is_open:
             return loaded.run if self._recorder is None else self._recorder.runner(graph, loaded)
-        self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
         state, judge = self._graphs[graph.name], self._judge_of(graph.name)
         state.compile = CompileContext.try_get()
         reference = "AOTAutograd's graph" if judge.captured is None else "Dynamo's graph"

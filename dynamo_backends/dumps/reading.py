@@ -219,7 +219,7 @@ class DumpedRun:
         if wanted is not None:
             known = ", ".join(f"region_{region.index}" for graph in graphs for region in graph.regions) or "none"
             raise DumpError(f"{where} has no region {wanted}, only {known}")
-        raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
+        raise DumpError(f"nothing of {where} ran on ONNX Runtime: {graphs[0].entry.why_in_pytorch}")
 
     def region_named(self, reference: str) -> int | None:
         """The region that a reference names; ``None`` for a whole graph."""

@@ -31,6 +31,10 @@ NodeKind = Literal["input", "node", "output"]
 Level = Literal["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL"]
 
 
+_MOST_REASONS = 3
+"""Reasons that a message has; ``in_pytorch`` has all."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StageEntry:
     """A stage of a graph or a region, or of a graph with all its regions."""
@@ -234,6 +238,13 @@ class GraphEntry:
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)  # ONNX Runtime's errors, by region
     cost: Cost | None = None  # of the compared run
     repeated: Mapping[int, RepeatedEntry] = dataclasses.field(default_factory=dict)  # by region
+
+    @property
+    def why_in_pytorch(self) -> str:
+        """The reasons of operators in PyTorch, each with its first operator."""
+        first = {item.reason: item.operator for item in reversed(self.in_pytorch)}
+        texts = [f"{operator}: {reason}" for reason, operator in reversed(first.items())]
+        return "; ".join(texts[:_MOST_REASONS]) or "it has no operators"
 
     @property
     def as_compiled(self) -> GraphEntry:

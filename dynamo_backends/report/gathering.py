@@ -341,14 +341,11 @@ def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
 
 def _placement(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     entry = graph.entry
-    text, notice = _guarded([], _lines, run.file_of(graph, f"{entry.folder}/regions.txt"))
     keys = ("index", "nodes", "onnx_nodes", "onnx_nodes_optimized")
     return {
         "in_pytorch": [dataclasses.astuple(item) for item in entry.in_pytorch],
         "regions": [[getattr(item, key) for key in keys] for item in entry.regions],
         "products": [dataclasses.astuple(product) for item in entry.regions for product in item.products],
-        "text": text,
-        "notice_of_text": notice,
     }
 
 

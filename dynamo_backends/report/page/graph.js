@@ -380,7 +380,6 @@ function placementPanel(data, goToNode) {
     });
     elements.push(title(2, "Products on ONNX Runtime"), grid.element);
   }
-  elements.push(data.notice_of_text ? notice(data.notice_of_text) : folded("regions.txt", new Lines("regions.txt", data.text, false).element));
   return {elements};
 }
 
