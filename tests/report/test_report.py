@@ -337,21 +337,6 @@ def test_the_plot_leads_to_the_row(browser: Browser, page: Path, faulty: str) ->
     assert {"179,38,30", "11,87,208"} <= set(drawn)  # the tolerance and the errors, light
 
 
-def test_a_diverging_backward_leads_to_the_culprit_in_its_forward(
-    browser: Browser, run: DumpedRun, tmp_path: Path, faulty: str
-) -> None:
-    dumped, backward = copied(run, tmp_path), faulty.replace("forward", "backward")
-    manifest = json.loads((dumped.folder / "manifest.json").read_text())
-    entry = next(item for item in manifest["graphs"] if item["folder"] == backward)
-    because = "its forward diverges at mul_tensor"
-    entry["blame"] = {"value": "grad", "kind": "result", "name": "", "because": because}
-    entry["verdict"] = f"diverges at grad, because {because}"
-    (dumped.folder / "manifest.json").write_text(json.dumps(manifest))
-    browser.open(write_page(gather(find_run(dumped.folder), times=False), tmp_path / "page.html"), backward)
-    browser.click(".culprit")
-    assert browser.run("return location.hash") == f"#{faulty}/comparison/mul_tensor"
-
-
 def variables(dark: bool) -> dict[str, str]:
     blocks = re.findall(r":root \{(.*?)\}", (PAGE / "report.css").read_text(), re.DOTALL)
     return dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[1 if dark else 0]))
