@@ -134,10 +134,10 @@ def _watch_comparison(phases: Phases) -> None:
     )
     from dynamo_backends.numerics import operator_facts, segments
 
-    phases.watch(captured_graph.CapturedGraph, "run_in_call", "the call itself")
+    phases.watch(run_comparison.ComparedEntry, "_compared", "the call itself")
     phases.watch(observer, "record_run", "the call itself")
     phases.watch(recorded_run, "repeat_region", "run again")
-    phases.watch(captured_graph.ComparedCall, "_run_in_eager", "captured graph")
+    phases.watch(run_comparison, "call_in_eager", "captured graph")
     phases.watch(captured_graph.CapturedGraph, "check", "stages")
     phases.watch(wide_runs.CallRuns, "run", "stages: in float64")
     phases.watch(run_comparison, "compare_run", "values: the rest")

@@ -22,18 +22,14 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
-from xxhash import xxh3_64_intdigest
 
 from ..dumps.blame import Cause, CauseKind
 from ..exporter.decompositions import decomposition_table
 from ..graphs.artifacts import GraphName
-from ..graphs.layout import significant_strides
 from ..graphs.locations import Place, place_of
-from ..numerics.arrays import as_array
 from ..numerics.exact import KERNEL_ERRORS
-from ..numerics.function_runs import NotRepeatableError, copies, is_strided
+from ..numerics.function_runs import NotRepeatableError, copies
 from ..numerics.verdicts import Verdict
-from .chosen_runs import SelectedRun
 from .first_changed_node import ChangedNode, difference, first_changed_node
 from .rows import Blame, Finding, exception_text
 from .stage_graphs import PreGradGraphs, StageGraphs, Step, place_of_result
@@ -45,7 +41,6 @@ from .wide_runs import (
     WideInterpreter,
     WideMode,
     interpreted,
-    is_close,
     is_of_backward,
     memory_of,
     storage_of,
@@ -55,17 +50,45 @@ from .wrong_decomposition import DecompositionCheck, NodeTracker
 FORWARD, BACKWARD = "forward", "backward"
 
 
+class _Thread(threading.local):
+    doing: object = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def doing(what: object) -> Iterator[None]:
+    """What this thread does with the graphs of a call, until the block ends: see ``what_is_done``."""
+    before, _thread.doing = _thread.doing, what
+    try:
+        yield
+    finally:
+        _thread.doing = before
+
+
+def what_is_done() -> object:
+    """An ``Interpretation``, a ``run_comparison.Recording``, ``COMPARING``, or ``None``: they run as usual."""
+    return _thread.doing
+
+
+COMPARING = "comparing"
+"""Values are compared: what a custom operator calls meanwhile is not compared."""
+
+
 @dataclasses.dataclass
 class Interpretation:
     """Runs AOTAutograd's graphs by an interpreter, while the compiled function is called for a comparison.
 
     Attributes:
+        captured: the graph whose compiled function is called.
         mode: what runs them in float64, or in their dtypes.
         attributes: the copies of tensors that are attributes of Dynamo's graph, by the memory of the originals.
         arguments: copies of what the graphs got, by direction; ``None`` if they are not needed.
         graphs: the directions that ran.
     """
 
+    captured: CapturedGraph
     mode: WideMode
     attributes: Mapping[int, torch.Tensor]
     arguments: dict[str, Sequence[object]] | None
@@ -100,7 +123,8 @@ class CapturedGraph:
     Attributes:
         pre_grad, joint: the graphs of these stages.
         post_grad: those of that stage, by direction; an inference graph is a forward.
-        findings: the result of ``check``, by direction.
+        gradients: what ``check`` found about the gradients of each call. A wrong gradient is a fault of the backward
+            graph, whichever of its runs is compared, or none.
         written: the positions of the arguments that eager was seen to write.
         has_run: whether eager ran.
     """
@@ -109,29 +133,10 @@ class CapturedGraph:
         self.pre_grad = PreGradGraphs()
         self.joint = StageGraphs()
         self.post_grad: dict[str, StageGraphs] = {}
-        self.findings: dict[str, Finding] = {}
+        self.gradients: list[Finding] = []
         self.written: set[int] = set()
         self.has_run = False
         self._opset = opset
-        self._active = threading.local()
-
-    @property
-    def current_call(self) -> ComparedCall | None:
-        """The compared call that runs in this thread."""
-        return getattr(self._active, "call", None)
-
-    def run_in_call(self, compiled: Callable[..., Any], arguments: Sequence[object], call: ComparedCall | None) -> Any:
-        """Runs the compiled graph as part of a compared call, if there is one."""
-        self._active.call = call
-        try:
-            return compiled(*arguments)
-        finally:
-            self._active.call = None
-
-    @property
-    def interpretation(self) -> Interpretation | None:
-        """What runs AOTAutograd's graphs in this thread, instead of their compiled form."""
-        return getattr(self._active, "interpretation", None)
 
     def decompositions(self) -> Mapping[object, Callable[..., Any]]:
         return decomposition_table(self._opset)
@@ -145,28 +150,25 @@ class CapturedGraph:
         for graphs in (self.pre_grad, self.joint, *self.post_grad.values()):
             graphs.drop()
 
-    def check(self, compiled: Callable[..., object], arguments: Sequence[object]) -> None:
-        """Compares AOTAutograd's compiled function with the captured graph; sets ``findings``.
+    def check(self, compiled: Callable[..., object], arguments: Sequence[object]) -> dict[str, Finding]:
+        """Compares AOTAutograd's compiled function with the captured graph: the findings by direction.
 
         Must be called before the call itself, in its grad mode and autocast.
-
-        Raises:
-            NotRepeatableError: the graph must run once only.
         """
         search = _Search(self, compiled, self.all_arguments(arguments))
         try:
-            self.findings = search.findings()
+            return search.findings()
+        except NotRepeatableError as error:
+            return {FORWARD: Finding(unchecked=[f"the stages: {error}"]), BACKWARD: Finding()}
         except (*KERNEL_ERRORS, IndexError) as error:
-            if isinstance(error, NotRepeatableError):
-                raise
+            unchecked = [f"the stages in float64: {why(error, arguments)}"]
+        try:
             blames = search.in_passes(casts=False)  # on the model's own values: float64 may have had another index
-            unchecked = f"the stages in float64: {_why(error, arguments)}"
-            self.findings = {direction: Finding(blame) for direction, blame in blames.items()}
-            self.findings[FORWARD] = Finding(blames.get(FORWARD), unchecked=[unchecked])
-
-    def take_finding(self, direction: str) -> Finding:
-        """The finding on the stages of one direction, once."""
-        return self.findings.pop(BACKWARD if direction == BACKWARD else FORWARD, Finding())
+        except (*KERNEL_ERRORS, NotRepeatableError, IndexError) as error:
+            blames = {}
+            unchecked.append(f"the stages: {why(error, arguments)}")
+        found = {direction: Finding(blames.get(direction)) for direction in (FORWARD, BACKWARD)}
+        return found | {FORWARD: Finding(blames.get(FORWARD), unchecked=unchecked)}
 
     def program(self, compiled: Callable[..., object], arguments: dict[str, Sequence[object]] | None = None) -> Program:
         """The compiled function, whose graphs are interpreted; ``arguments`` receives what they get."""
@@ -174,22 +176,14 @@ class CapturedGraph:
         def run(given: Sequence[object], mode: WideMode) -> tuple[object, contextlib.AbstractContextManager[None]]:
             attributes = self.pre_grad.attributes
             copied = {storage_of(own): value for own, value in zip(attributes, given, strict=False)}
-            interpretation = Interpretation(mode, copied, arguments)
-            with self._interpreting(interpretation), mode.alone():
+            interpretation = Interpretation(self, mode, copied, arguments)
+            with doing(interpretation), mode.alone():
                 results = compiled(*given[len(attributes) :])
             if FORWARD not in interpretation.graphs:
                 raise NotRepeatableError("AOTAutograd's graph is not run by the backend")
-            return results, self._interpreting(interpretation)
+            return results, doing(interpretation)
 
         return run
-
-    @contextlib.contextmanager
-    def _interpreting(self, interpretation: Interpretation) -> Iterator[None]:
-        self._active.interpretation = interpretation
-        try:
-            yield
-        finally:
-            self._active.interpretation = None
 
 
 class _Search:
@@ -402,114 +396,10 @@ def _blame(place: Place, cause: Cause, found: Verdict) -> Blame:
     return Blame(place.name, cause, source=place.source, module=place.module, difference=found)
 
 
-class ComparedCall:
-    """One compared call of a captured graph: what it returns and changes, beside the values of its graphs.
-
-    Args:
-        captured: the graph.
-        compiled: AOTAutograd's compiled function.
-        arguments: of the call, which was not made yet.
-        checks: whether the stages are compared, and the layout of the results: once for each set of sizes.
-
-    Attributes:
-        finish: makes the verdict on the compiled graph, with the finding on its results.
-        selected: the call as it was selected.
-    """
-
-    def __init__(
-        self, captured: CapturedGraph, compiled: Callable[..., object], arguments: Sequence[object], *, checks: bool
-    ) -> None:
-        self._captured, self._arguments = captured, captured.all_arguments(arguments)
-        self.finish: Callable[[Finding], None] | None = None
-        self.selected: SelectedRun | None = None
-        self._eager: Outcome | None = None
-        self._changed: set[int] = set()
-        self._unchecked: list[str] = []
-        if checks:
-            self._try("the stages", lambda: captured.check(compiled, arguments))
-            self._try("the captured graph", self._run_in_eager)
-        self._hashes = list(map(_hash_of, self._arguments))
-
-    def _try(self, what: str, compare: Callable[[], None]) -> None:
-        try:
-            compare()
-        except NotRepeatableError as error:
-            self._unchecked.append(f"{what}: {error}")
-        except (*KERNEL_ERRORS, IndexError) as error:  # also in the user's call, or in float64 only
-            self._unchecked.append(f"{what}: {_why(error, self._arguments)}")
-
-    def _run_in_eager(self) -> None:
-        runs = CallRuns(self._arguments, wide=False)
-        eager = runs.run(interpreted(self._captured.pre_grad.first), gradients=False)
-        written = [key for key in eager.values if isinstance(key, tuple)]
-        self._captured.written |= {j for _, j in written}
-        self._captured.has_run = True
-        self._changed = {key[1] for key in written if not is_close(*runs.pair_of(key, _NOTHING, eager))}
-        self._eager = dataclasses.replace(eager, values={key: _layout(value) for key, value in eager.values.items()})
-
-    def finding(self, results: Sequence[object]) -> Finding:
-        """Compares the results and the arguments after the call with eager's."""
-        graph = self._captured.pre_grad.first
-        complaints: dict[Key, str] = {}
-        if self._eager is not None:
-            for key, value in enumerate(results):
-                complaints[key] = _complaint(self._eager.values.get(key), value)
-        is_changed = [before != _hash_of(value) for before, value in zip(self._hashes, self._arguments, strict=True)]
-        first = {storage_of(value): j for j, value in reversed(list(enumerate(self._arguments))) if is_strided(value)}
-        for j in first.values() if self._captured.has_run else ():
-            if is_changed[j] and j not in self._captured.written:
-                complaints["argument", j] = "changed, and eager does not change it"
-            elif j in self._changed and not is_changed[j]:
-                complaints["argument", j] = "not changed, and eager changes it"
-        wrong = [
-            _blame(place_of_result(graph, key), Cause(CauseKind.RESULT), Verdict(text))
-            for key, text in complaints.items()
-            if text
-        ]
-        return Finding(wrong=wrong, unchecked=self._unchecked)
-
-
-_NOTHING = Outcome({}, {})
-
-
-def _why(error: Exception, arguments: Sequence[object]) -> str:
+def why(error: Exception, arguments: Sequence[object]) -> str:
     """Why a call could not be run again."""
     classes = {type(item) for item in arguments if isinstance(item, torch.Tensor)}
     subclasses = sorted(item.__name__ for item in classes - {torch.Tensor, torch.nn.Parameter})
     if subclasses and isinstance(error, KERNEL_ERRORS):
         return f"{', '.join(subclasses)} does not run in float64"
     return exception_text(error)
-
-
-def _hash_of(value: object) -> int | None:
-    """A hash of the memory of a tensor; ``None`` if it has none that can be read."""
-    if not is_strided(value) or value.device.type != "cpu":
-        return None
-    storage = value.untyped_storage()
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
-    memory: Any = as_array(whole)  # ``Tensor.numpy`` would keep the user from resizing it
-    return xxh3_64_intdigest(memory)
-
-
-def _layout(value: object) -> object:
-    """A tensor without its numbers."""
-    if not is_strided(value):
-        return value
-    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
-
-
-def _complaint(expected: object, actual: object) -> str:
-    """How a result differs from eager's, but for the numbers in tensors."""
-    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-        return "" if is_close(expected, actual) else f"{_in_words(actual)} instead of {_in_words(expected)}"
-    if expected.dtype != actual.dtype:
-        return f"dtype {actual.dtype} instead of {expected.dtype}"
-    if expected.shape != actual.shape:
-        return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
-    if significant_strides(expected) != significant_strides(actual):
-        return f"strides {tuple(actual.stride())} instead of {tuple(expected.stride())}"
-    return ""
-
-
-def _in_words(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)

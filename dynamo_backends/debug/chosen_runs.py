@@ -115,22 +115,17 @@ class RunSelector:
             self._running += 1
         return SelectedRun(key, self._sizes.by_name(args), is_first)
 
-    def end(self) -> None:
-        """A selected run was compared."""
+    def end(self) -> bool:
+        """A selected run was compared; returns whether no run will be any more, and none is being compared."""
         with self._lock:
             self._running -= 1
+            return self._compare == "first" and len(self._compared) >= self._most and not self._running
 
     def fail(self, run: SelectedRun) -> None:
         """A selected run was not compared because of an error."""
         with self._lock:
             self._running -= 1
             self._compared.discard(run.key)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no run will be selected any more, and none is being compared."""
-        with self._lock:
-            return self._compare == "first" and len(self._compared) >= self._most and not self._running
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

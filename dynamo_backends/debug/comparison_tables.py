@@ -1,15 +1,11 @@
-"""Formats the files ``side_by_side.txt``, ``side_by_side.json`` and ``regions.txt``."""
+"""Formats the files ``side_by_side.txt`` and ``side_by_side.json``."""
 
 from __future__ import annotations
-
-import collections
 
 import msgspec
 
 from ..common.text_table import text_table
 from ..dumps.schema import ComparisonEntry
-from ..graphs.artifacts import CompiledGraph, operator_name
-from ..graphs.locations import user_name, where
 from ..numerics.rule import Measure
 from .rows import MOST_WRONG_NODES, GraphComparison, Row
 
@@ -62,7 +58,7 @@ def side_by_side_text(comparison: GraphComparison) -> str:
 
 
 def _wrong_elements_text(comparison: GraphComparison) -> str:
-    """The worst elements of the blamed value, the ranges of its inputs if it is not elementwise, and the histogram."""
+    """The worst elements of the blamed value; the ranges of its inputs if it is not elementwise."""
     blame = comparison.blame
     found = blame.elements if blame is not None else None
     if blame is None or found is None:
@@ -84,17 +80,7 @@ def _wrong_elements_text(comparison: GraphComparison) -> str:
         text += "".join(
             f"\nreads {item.name}, {item.type}{_range(item)}" for item in map(comparison.row_of, row.inputs) if item
         )
-    ranges = [
-        [
-            item.of,
-            item.range,
-            item.elements,
-            item.wrong,
-            "NaN/Inf" if item.largest_error is None else _shown(item.largest_error),
-        ]
-        for item in found.histogram
-    ]
-    return f"{text}\n\n{text_table(ranges, ['by', 'from, to', 'elements', 'wrong', 'largest error'])}\n"
+    return f"{text}\n"
 
 
 def _wrong_nodes_text(comparison: GraphComparison) -> str:
@@ -135,28 +121,6 @@ def side_by_side_json(comparison: GraphComparison) -> str:
     head = msgspec.json.encode(content).decode().removesuffix("]}")
     rows = ",\n".join(msgspec.json.encode(row.entry).decode() for row in comparison.rows)
     return f"{head}\n{rows}\n]}}\n"
-
-
-def regions_text(graph: CompiledGraph) -> str:
-    """The regions on ONNX Runtime, and the nodes that run in PyTorch, with the reasons."""
-    split, coverage = graph.split, graph.split.coverage
-    lines = [
-        f"{graph.name}: {coverage.share:.1%} of the operators on ONNX Runtime, in {len(split.regions)} region(s)",
-        "",
-    ]
-    for region in split.regions:
-        counted = collections.Counter(operator_name(node) for node in region.operators)
-        lines.append(f"region_{region.index}: {len(region.operators)} operators")
-        lines.append(f"  inputs:  {', '.join(user_name(item.node) or item.node.name for item in region.inputs)}")
-        lines.append(f"  outputs: {', '.join(item.node.name for item in region.outputs)}")
-        lines.extend(f"  {number:5d}  {target}" for target, number in counted.most_common())
-        lines.append("")
-    in_pytorch = coverage.in_pytorch
-    lines.append(f"PyTorch: {len(in_pytorch)} operators")
-    table = [[node.name, operator_name(node), str(reason), where(node)] for node, reason in in_pytorch.items()]
-    if table:
-        lines.append(text_table(table, ["node", "operator", "why", "source"]))
-    return "\n".join(lines) + "\n"
 
 
 def _segment(row: Row) -> str:

@@ -35,7 +35,7 @@ from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, operato
 from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
 from ..options import Options
 from ..pipeline.usage import ExtensionUsage
-from .chosen_runs import MOST_SIZES
+from .chosen_runs import MOST_SIZES, SizesByName
 from .dump_folder import DumpFolder, graph_folder
 from .read_me import README, TEXT
 from .repeated_runs import RepeatedRegion
@@ -213,24 +213,28 @@ class Manifest:
                 entry.unchecked = ["its runs: none of them was compared"]
 
     def add_comparison(
-        self, name: GraphName, comparison: GraphComparison, repeated: Mapping[int, RepeatedRegion], cost: Cost
+        self,
+        name: GraphName,
+        comparison: GraphComparison,
+        repeated: Mapping[int, RepeatedRegion],
+        cost: Cost,
+        run_sizes: SizesByName,
     ) -> None:
-        """Adds a compared run. The first verdict that is not ``ok`` stays."""
+        """Adds a compared run. The first verdict that is not ``ok`` stays.
+
+        A verdict may be about other sizes than those of the run.
+        """
         with self._lock:
             entry = self._graphs[name]
             entry.status = "compared"
             entry.compared_runs += 1
             sizes = entry.compared_sizes
-            if comparison.sizes and comparison.sizes not in sizes and len(sizes) < MOST_SIZES:
-                sizes.append(comparison.sizes)
+            if run_sizes and run_sizes not in sizes and len(sizes) < MOST_SIZES:
+                sizes.append(run_sizes)
             is_first_fault = not comparison.ok and not self._faulty
             if name not in self._faulty:
-                entry.verdict, entry.note = comparison.verdict, comparison.note
-                entry.blame = comparison.blame.entry if comparison.blame is not None else None
-                entry.wrong_nodes = [row.wrong_node for row in comparison.wrong_nodes[:MOST_WRONG_NODES]]
-                entry.worst = msgspec.convert(comparison.worst, schema.ErrorEntry | None, from_attributes=True)
-                entry.unchecked, entry.rescued = comparison.unchecked, comparison.rescued
-                entry.sizes, entry.cost = comparison.sizes, cost
+                _set_verdict(entry, comparison)
+                entry.cost = cost
                 entry.repeated = {
                     i: schema.RepeatedEntry(len(item.others), item.failure) for i, item in repeated.items()
                 }
@@ -238,6 +242,21 @@ class Manifest:
                 self._faulty.add(name)
             self._apply_failure(name, entry)
             self._changed(at_once=is_first_fault)
+
+    def add_fault_of_stages(self, name: GraphName, comparison: GraphComparison) -> bool:
+        """Adds the verdict on the stages of a graph that need not have run; returns whether it is the first fault."""
+        with self._lock:
+            entry = self._graphs[name]
+            is_first = entry.blame is None
+            if is_first:
+                _set_verdict(entry, comparison)
+                self._changed(at_once=True)
+            return is_first
+
+    def has_graph(self, name: GraphName) -> bool:
+        """Whether a graph was compiled."""
+        with self._lock:
+            return name in self._graphs
 
     def has_fault(self, name: GraphName) -> bool:
         """Whether a run of a graph was wrong."""
@@ -296,6 +315,14 @@ def flush_manifests() -> None:
     """Writes the changes that wait, of all manifests of this process."""
     for manifest in list(_manifests):
         manifest.flush()
+
+
+def _set_verdict(entry: schema.GraphEntry, comparison: GraphComparison) -> None:
+    entry.verdict, entry.note, entry.sizes = comparison.verdict, comparison.note, comparison.sizes
+    entry.blame = comparison.blame.entry if comparison.blame is not None else None
+    entry.wrong_nodes = [row.wrong_node for row in comparison.wrong_nodes[:MOST_WRONG_NODES]]
+    entry.worst = msgspec.convert(comparison.worst, schema.ErrorEntry | None, from_attributes=True)
+    entry.unchecked, entry.rescued = comparison.unchecked, comparison.rescued
 
 
 def _replace(stages: list[schema.StageEntry], stage: schema.StageEntry) -> None:

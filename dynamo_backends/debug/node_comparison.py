@@ -18,6 +18,7 @@ from torch import fx
 from ..common.progress import progress
 from ..common.safety_net import caught, net
 from ..dumps.blame import Cause, CauseKind
+from ..dumps.schema import node_of
 from ..errors import SessionError, TranslationError, first_line
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph, CompiledRegion
@@ -157,7 +158,7 @@ class _Search:
         wrong = [item for item in self.rows if not item.is_right]
         nodes: dict[str, Row] = {}
         for item in sorted(wrong, key=lambda item: item.size_of_fault, reverse=True):
-            nodes.setdefault(item.name.split("__")[0], item)
+            nodes.setdefault(node_of(item.name), item)
         fault = row.fault
         cause, row = self._cause(row)
         found = Verdict(row.complaint)

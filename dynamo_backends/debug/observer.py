@@ -7,11 +7,9 @@ region as one call, so that the values between regions can be recorded.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import torch
@@ -37,9 +35,9 @@ from ..pipeline.stage_logging import trace
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernel_faults import serialized
 from ..runtime.memory_arena import ARENA
-from .captured_graph import CapturedGraph, ComparedCall
+from .captured_graph import BACKWARD, COMPARING, CapturedGraph, Interpretation, doing
 from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, SizesByName, VaryingSizes
-from .comparison_tables import regions_text, side_by_side_json, side_by_side_text
+from .comparison_tables import side_by_side_json, side_by_side_text
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .manifest import Manifest
 from .node_sessions import NodeSessions
@@ -47,7 +45,7 @@ from .pass_diffs import PassDiffs
 from .record import Record, RecordObserver
 from .recorded_run import RecordedRun, can_be_compared, record_run
 from .rows import ExpectedValues, Finding, GraphComparison, exception_text
-from .run_comparison import ComparedEntry, Judge, NodesAndStages
+from .run_comparison import ComparedEntry, Judge, JudgedRun, Recording
 from .stage_files import StageFiles
 from .stage_graphs import StageGraphs
 from .tensor_files import write_tensor
@@ -72,6 +70,27 @@ def _manifest_of(folder: DumpFolder) -> Manifest:
         return _manifests[folder]
 
 
+@dataclasses.dataclass(eq=False)
+class _GraphState:
+    """What is kept of one of Dynamo's graphs, or of its forward, backward or inference graph.
+
+    Attributes:
+        captured: of Dynamo's graph; its ``selector`` selects calls, another one runs.
+        joint: the graphs of this stage if there is no captured graph.
+        rejected: how many models ONNX Runtime rejected.
+        compile: in which it was compiled, for PyTorch's structured log.
+        record: for the user.
+    """
+
+    captured: CapturedGraph | None = None
+    selector: RunSelector | None = None
+    joint: StageGraphs = dataclasses.field(default_factory=StageGraphs)
+    judge: Judge | None = None
+    rejected: int = 0
+    compile: CompileContext | None = None
+    record: Record | None = None
+
+
 class DebugObserver(Observer):
     """Dumps and compares everything that one pipeline compiles.
 
@@ -91,19 +110,15 @@ class DebugObserver(Observer):
         self._stage_files = StageFiles(self._folder)
         self._sessions = NodeSessions(options.opset, options.providers, options.threads)
         self._lock = Lock()
-        self._captured: dict[int, CapturedGraph] = {}
-        self._judges: dict[GraphName, Judge] = {}
-        self._selectors: dict[GraphName, RunSelector] = {}
-        self._joints: collections.defaultdict[int, StageGraphs] = collections.defaultdict(StageGraphs)
-        self._rejected: collections.Counter[GraphName] = collections.Counter()
-        self._compiles: dict[GraphName, CompileContext | None] = {}
+        self._graphs: collections.defaultdict[GraphName, _GraphState] = collections.defaultdict(_GraphState)
 
     def close(self) -> None:
         """Stops observing: compiled graphs run on without comparisons. Writes the manifest."""
         self.is_open = False
         with self._lock:
-            for judge in self._judges.values():
-                judge.drop()
+            for state in self._graphs.values():
+                if state.judge is not None:
+                    state.judge.drop()
         self._manifest.flush()
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
@@ -138,7 +153,7 @@ class DebugObserver(Observer):
             return None
         if region is None:
             return PassDiffs(self._folder, graph_folder(graph), lambda stage: self._stage_graphs(stage, graph))
-        steps = ModelSteps(self._judges[graph].models.setdefault(region, [])) if self._compares else None
+        steps = ModelSteps(self._judge_of(graph).models.setdefault(region, [])) if self._compares else None
         return PassDiffs(self._folder, f"{graph_folder(graph)}/region_{region}", lambda stage: steps)
 
     @property
@@ -147,13 +162,14 @@ class DebugObserver(Observer):
 
     def _keep_stage(self, name: str, graph: GraphName, module: fx.GraphModule) -> None:
         """Keeps the graph of a stage for comparisons."""
+        of_dynamo = self._graphs[GraphName(graph.index)]
         if name == "dynamo" and self._compares:
-            self._captured[graph.index] = CapturedGraph(self._options.opset)
-            self._selectors[graph] = RunSelector(VaryingSizes(module), self._options.compare)
+            of_dynamo.captured = CapturedGraph(self._options.opset)
+            of_dynamo.selector = RunSelector(VaryingSizes(module), self._options.compare)
         if name == "aten":
-            joints = self._joints
-            joint = joints.pop(graph.index, None) if graph.direction == "inference" else joints.get(graph.index)
-            self._judges[graph] = Judge(graph, self._captured.get(graph.index), joint)
+            self._graphs[graph].judge = Judge(graph, of_dynamo.captured, of_dynamo.joint)
+            if graph.direction == "inference":
+                of_dynamo.joint = StageGraphs()
         graphs = self._stage_graphs(name, graph)
         if graphs is not None:
             (graphs.start if name in ("dynamo", "aten") else graphs.end)(name, module)
@@ -163,29 +179,24 @@ class DebugObserver(Observer):
         if not self._compares:
             return None
         if stage in ("aten", "post_grad"):
-            return self._judges[graph].post_grad
-        captured = self._captured.get(graph.index)
+            return self._judge_of(graph).post_grad
+        of_dynamo = self._graphs[GraphName(graph.index)]
+        captured = of_dynamo.captured
         if stage == "joint":
-            return captured.joint if captured is not None else self._joints[graph.index]
+            return captured.joint if captured is not None else of_dynamo.joint
         return captured.pre_grad if captured is not None else None
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
-        captured = self._captured.get(graph.index)
-        if captured is None or not self.is_open:
+        state = self._graphs[GraphName(graph.index)]
+        if state.captured is None or state.selector is None or not self.is_open:
             return compiled
-        return ComparedEntry(
-            compiled,
-            captured,
-            self._selectors[GraphName(graph.index)],
-            is_open=lambda: self.is_open,
-            failed=functools.partial(self.comparison_failed, graph),
-        )
+        return ComparedEntry(graph, compiled, state.captured, state.selector, self)
 
     def rejected(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
         if not self.is_open:
             return
-        self._rejected[graph] += 1
-        file = f"{graph_folder(graph)}/rejected/{self._rejected[graph]:03d}_region_{region}"
+        self._graphs[graph].rejected += 1
+        file = f"{graph_folder(graph)}/rejected/{self._graphs[graph].rejected:03d}_region_{region}"
         self._folder.write_bytes(f"{file}.onnx", serialize(model))
         self._folder.write_text(f"{file}.txt", f"{error}\n")
 
@@ -217,40 +228,39 @@ class DebugObserver(Observer):
     def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         if not self.is_open:
             return loaded.run if self._recorder is None else self._recorder.runner(graph, loaded)
-        self._folder.write_text(f"{graph_folder(graph.name)}/regions.txt", regions_text(graph))
-        judge = self._judges[graph.name]
-        self._compiles[graph.name] = CompileContext.try_get()
+        state, judge = self._graphs[graph.name], self._judge_of(graph.name)
+        state.compile = CompileContext.try_get()
         reference = "AOTAutograd's graph" if judge.captured is None else "Dynamo's graph"
         self._manifest.add_graph(graph, self._options, reference=reference)
+        if judge.captured is not None and graph.name.direction == BACKWARD:
+            self._tell_gradients(graph.name, judge.captured)  # a dynamic backward may be compiled twice
         sizes = VaryingSizes(graph.module)
-        if judge.selects_runs:
-            self._selectors[graph.name] = RunSelector(sizes, self._options.compare)
-        selector = self._selectors[self._selected_by(judge)]
-        record = self._recorder.add(graph) if self._recorder is not None else None
-        compared = _ComparedGraph(graph, loaded, self, judge, selector, ComparedSizes(sizes), record)
-        if self._recorder is None or record is None:
+        state.selector = RunSelector(sizes, self._options.compare) if judge.selects_runs else None
+        compared = _ComparedGraph(graph, loaded, self, judge, state.selector, ComparedSizes(sizes))
+        if self._recorder is None:
             return compared.run
-        return self._recorder.recorded(compared.run, record)
+        state.record = self._recorder.add(graph)
+        return self._recorder.recorded(compared.run, state.record)
 
-    @staticmethod
-    def _selected_by(judge: Judge) -> GraphName:
-        """The graph whose calls are selected: for a forward, the captured graph, if there is one."""
-        return judge.name if judge.selects_runs else GraphName(judge.name.index)
+    def _judge_of(self, graph: GraphName) -> Judge:
+        judge = self._graphs[graph].judge
+        assert judge is not None, f"{graph} has no stage aten"
+        return judge
 
-    def compare(self, graph: CompiledGraph, run: RecordedRun, call: ComparedCall | None) -> NodesAndStages:
-        """Compares one run of a graph; must be called before anything writes into its arguments.
+    def judge(self, graph: CompiledGraph, run: RecordedRun) -> JudgedRun:
+        """Judges one run of a graph; must be called before anything writes into its arguments.
 
         Dumps its values unless an earlier run was wrong, so that a graph's folder shows one run.
         """
         with self._lock, watchers_disabled(), torch.no_grad():
-            compared = self._judges[graph.name].judge(graph, run, call, self._sessions)
+            judged = self._judge_of(graph.name).judge(graph, run, self._sessions)
             count("compared_runs")
             if not self._manifest.has_fault(graph.name):
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
-                if compared[0].expected is not None:
-                    self._write_culprit(graph.name, compared[0].expected)
-        return compared
+                if judged.comparison.expected is not None:
+                    self._write_culprit(graph.name, judged.comparison.expected)
+        return judged
 
     def _write_culprit(self, graph: GraphName, expected: ExpectedValues) -> None:
         """Writes the expected results of a node that is wrong alone; ``bisect`` needs them, without PyTorch."""
@@ -259,36 +269,48 @@ class DebugObserver(Observer):
             for i, (name, value) in enumerate(getattr(expected, kind).items()):
                 write_tensor(self._folder, f"{folder}/{kind}_{i}", value, name, self._options.tensor_limit)
 
-    def conclude(
-        self, graph: CompiledGraph, run: RecordedRun, compared: NodesAndStages, finding: Finding, sizes: SizesByName
-    ) -> GraphComparison:
-        """Makes the verdict on a compared run; writes it to the log, the tables and the manifest.
+    def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
+        name, captured = GraphName(graph.index, BACKWARD), self._graphs[GraphName(graph.index)].captured
+        if captured is None or not self._manifest.has_graph(name):
+            return False
+        if finding.culprit is not None or finding.unchecked:
+            captured.gradients.append(finding)
+            self._tell_gradients(name, captured)
+        return True
 
-        ``finding`` is the comparison of the results with the captured graph.
-        """
-        comparison, findings = compared
-        comparison = conclude(comparison, [finding, *findings], sizes)
+    def _tell_gradients(self, name: GraphName, captured: CapturedGraph) -> None:
+        """Tells of wrong gradients that the comparison of the stages found."""
+        comparison = conclude(GraphComparison(), captured.gradients, {})
+        if comparison.blame is not None and self._manifest.add_fault_of_stages(name, comparison):
+            self._log(name, comparison)
+
+    def conclude(self, judged: JudgedRun, findings: Sequence[Finding], sizes: SizesByName) -> None:
+        """Makes the verdict on a run; writes it to the log, the tables and the manifest."""
+        name, run = judged.graph.name, judged.run
+        comparison = conclude(judged.comparison, [*findings, *judged.findings], sizes)
         comparison = with_precision(comparison, self._options.providers)
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
-            table = f"{graph_folder(graph.name)}/side_by_side"
+            table = f"{graph_folder(name)}/side_by_side"
             text = side_by_side_text(comparison)
-            if not self._manifest.has_fault(graph.name):
+            if not self._manifest.has_fault(name):
                 self._folder.write_text(f"{table}.txt", text)
                 self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
-            trace(graph.name, "side_by_side", lambda: text, self._compiles[graph.name])
-            self._manifest.add_comparison(graph.name, comparison, run.repeated, run.cost)
-        for judge in self._finished(graph.name):
-            judge.drop()
+            trace(name, "side_by_side", lambda: text, self._graphs[name].compile)
+            self._manifest.add_comparison(name, comparison, run.repeated, run.cost, sizes)
+            record = self._graphs[name].record
+            if record is not None and (record.comparison is None or record.comparison.ok):
+                record.comparison = comparison
+        self._log(name, comparison)
+
+    @staticmethod
+    def _log(name: GraphName, comparison: GraphComparison) -> None:
         level = logging.INFO if comparison.ok and not comparison.unchecked else logging.WARNING
         note = f" ({comparison.note})" if comparison.note else ""
-        logger.log(level, "%s: %s%s", graph.name, comparison.verdict, note)
-        return comparison
+        logger.log(level, "%s: %s%s", name, comparison.verdict, note)
 
-    def _finished(self, name: GraphName) -> list[Judge]:
-        """After a compared run of a graph, the judges that have no further run to compare."""
-        judge = self._judges[name]
-        return [judge] if self._selectors[self._selected_by(judge)].is_done else []
+    def all_compared(self, graph: GraphName) -> None:
+        self._judge_of(graph).drop()
 
     def comparison_failed(self, graph: GraphName, error: Exception) -> None:
         """Logs an internal exception of a comparison, and makes it the verdict."""
@@ -319,95 +341,73 @@ class DebugObserver(Observer):
 class _ComparedGraph:
     """A compiled graph, whose runs are compared if they belong to a compared call of the captured graph.
 
-    Without a captured graph, ``selector`` selects the runs. ``record`` gets the comparison.
+    A backward, or a graph without a captured graph, has a ``selector`` of its runs.
     """
 
     graph: CompiledGraph
     loaded: LoadedProgram
     observer: DebugObserver
     judge: Judge
-    selector: RunSelector
+    selector: RunSelector | None
     compared_sizes: ComparedSizes
-    record: Record | None
 
     def run(self, args: list[object]) -> object:
-        interpretation = self.judge.interpretation
-        if interpretation is not None:
-            return interpretation.run(self.graph.name, self.graph.module, args)
-        call: ComparedCall | None = None
+        what = self.judge.doing
+        if isinstance(what, Interpretation):
+            return what.run(self.graph.name, self.graph.module, args)
         selected: SelectedRun | None = None
-        with self._guarded(None):
-            if self.observer.is_open and can_be_compared(args):
-                call, selected = self._select(args)
-        is_compared = call is not None or selected is not None
-        return self._compared(args, call, selected) if is_compared else self.loaded.run(args)
-
-    def _select(self, args: Sequence[object]) -> tuple[ComparedCall | None, SelectedRun | None]:
-        """The compared call that a run belongs to; without a captured graph, the run if it is selected."""
-        call = self.judge.call_of(args)
-        selected = self.selector.begin(args) if self.judge.selects_runs else None
         try:
-            is_compared = call is not None or selected is not None
-            at_other_sizes = self.compared_sizes.is_at_other_sizes(args, compared=is_compared)
-            self.observer.count_run(self.graph, at_other_sizes=at_other_sizes)
-        except Exception:
-            self._fail(selected)
-            raise
-        return call, selected
-
-    def _fail(self, selected: SelectedRun | None) -> None:
-        if selected is not None:
-            self.selector.fail(selected)
-
-    @contextlib.contextmanager
-    def _guarded(self, selected: SelectedRun | None) -> Iterator[None]:
-        """An exception of the block makes the comparison fail, and not the user's call."""
-        try:
-            yield
+            if what is not COMPARING and self.observer.is_open and can_be_compared(args):
+                selected = self.selector.begin(args) if self.selector is not None else None
+                is_compared = selected is not None or isinstance(what, Recording)
+                at_other_sizes = self.compared_sizes.is_at_other_sizes(args, compared=is_compared)
+                self.observer.count_run(self.graph, at_other_sizes=at_other_sizes)
         except Exception as error:
-            self._fail(selected)
-            self.observer.comparison_failed(self.graph.name, error)
+            self._fail(selected, error)
+            selected = None
+        if isinstance(what, Recording):
+            return self._recorded(args, what)
+        return self.loaded.run(args) if selected is None else self._compared(args, selected)
 
-    def _compared(
-        self, args: list[object], call: ComparedCall | None, selected: SelectedRun | None
-    ) -> Sequence[object]:
-        """Runs and compares the graph. PyTorch's exceptions in the run are the user's."""
+    def _recorded(self, args: list[object], recording: Recording) -> Sequence[object]:
+        """A run of a compared call, see ``ComparedEntry``. PyTorch's exceptions in it are the user's."""
+        run = record_run(self.graph, self.loaded, args)
+        try:
+            recording.runs.append(self._judged(run))
+        except Exception as error:
+            recording.has_failed = True
+            self._fail(None, error)
+        return run.results
+
+    def _compared(self, args: list[object], selected: SelectedRun) -> Sequence[object]:
+        """A run that is compared by itself, in order."""
+        assert self.selector is not None
         try:
             run = record_run(self.graph, self.loaded, args)
         except BaseException:
-            self._fail(selected)
+            self.selector.fail(selected)
             raise
-        compared: NodesAndStages | None = None
-        with self._guarded(selected):
-            if run.failure is not None:
-                raise run.failure
-            ARENA.shrink()  # the comparison needs memory of its own
-            compared = self.observer.compare(self.graph, run, call)
-        if compared is None:
+        try:
+            self.observer.conclude(self._judged(run), [], selected.sizes)
+        except Exception as error:
+            self._fail(selected, error)
             return run.results
-        finish = functools.partial(self._finish, run, compared, call, selected)
-        if call is not None:
-            call.finish = finish  # results and arguments are compared when the call has returned
-            return run.results
-        with self._guarded(None):
-            self.selector.end()
-            finish(Finding())
+        if self.selector.end():
+            self.observer.all_compared(self.graph.name)
         return run.results
 
-    def _finish(
-        self,
-        run: RecordedRun,
-        compared: NodesAndStages,
-        call: ComparedCall | None,
-        selected: SelectedRun | None,
-        finding: Finding,
-    ) -> None:
-        """Makes the verdict; ``finding`` is the comparison of the results with the captured graph."""
-        selected = selected or (call.selected if call is not None else None)
-        sizes = selected.sizes if selected is not None else {}
-        comparison = self.observer.conclude(self.graph, run, compared, finding, sizes)
-        if self.record is not None and (self.record.comparison is None or self.record.comparison.ok):
-            self.record.comparison = comparison
+    def _judged(self, run: RecordedRun) -> JudgedRun:
+        if run.failure is not None:
+            raise run.failure
+        ARENA.shrink()  # the comparison needs memory of its own
+        with doing(COMPARING):
+            return self.observer.judge(self.graph, run)
+
+    def _fail(self, selected: SelectedRun | None, error: Exception) -> None:
+        """The comparison failed, and not the user's call."""
+        if selected is not None and self.selector is not None:
+            self.selector.fail(selected)
+        self.observer.comparison_failed(self.graph.name, error)
 
 
 def _region_folder(compiled: CompiledRegion) -> str:

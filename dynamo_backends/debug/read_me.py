@@ -16,7 +16,6 @@ graph_000/               one Dynamo graph; each graph break and each recompile s
   passes/                what each pass changed, as a diff; also in the folders below
   forward/  backward/  or  inference/
     aten.py              one direction; post_grad.py: after our passes
-    regions.txt          the operators on ONNX Runtime and in PyTorch, with the reasons
     side_by_side.txt     every value: ONNX Runtime and PyTorch against float64; wrong nodes are marked with !
     side_by_side.json    the same with every measure
     region_0/            one ONNX model

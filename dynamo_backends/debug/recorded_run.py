@@ -20,7 +20,7 @@ from ..graphs.artifacts import CompiledGraph, CompiledRegion, RunnableRegion
 from ..partition.program import LoadedProgram
 from ..partition.regions import ORIGINAL
 from ..runtime.binding import BoundSession
-from .interpreter import Interpreter
+from .interpreter import Interpreter, flat
 from .repeated_runs import RepeatedRegion, repeat_region
 
 
@@ -33,6 +33,7 @@ class RecordedRun:
     """
 
     results: Sequence[object] = ()  # what the graph returned
+    computed: Sequence[object] = ()  # the values of the nodes that it should return
     values: dict[fx.Node, object] = dataclasses.field(default_factory=dict)
     sessions: dict[int, BoundSession] = dataclasses.field(default_factory=dict)
     repeated: dict[int, RepeatedRegion] = dataclasses.field(default_factory=dict)  # what further runs gave
@@ -60,6 +61,8 @@ def record_run(graph: CompiledGraph, loaded: LoadedProgram, args: list[object]) 
     recorded.results = interpreter.run(*args, enable_io_processing=False)
     args.clear()
     with recorded.recording():
+        nodes = flat(graph.module.graph.output_node().args[0])
+        recorded.computed = [interpreter.current.get(node) if isinstance(node, fx.Node) else node for node in nodes]
         _count_crossing_tensors(graph, recorded)
     return recorded
 
@@ -96,6 +99,7 @@ class _RecordingInterpreter(Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.recorded = RecordedRun()
+        self.current: dict[fx.Node, object] = {}  # as ``RecordedRun.values``, also after the graph overwrites them
 
     def run_node(self, n: fx.Node) -> object:
         if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable:
@@ -111,7 +115,7 @@ class _RecordingInterpreter(Interpreter):
             self.recorded.cost.pytorch_milliseconds += (time.perf_counter() - start) * 1e3
         original = n.meta.get(ORIGINAL)
         if original is not None:
-            self.recorded.values[original] = value
+            self.recorded.values[original] = self.current[original] = value
         return value
 
     def _run_region(self, region: RunnableRegion, args: Sequence[object]) -> Sequence[object]:

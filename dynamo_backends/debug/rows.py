@@ -139,8 +139,7 @@ class Blame(BlamedValue):
         text = ": ".join(filter(None, parts))
         text += f", on the way to {gradients}" if gradients else ""
         more = "1 more node is wrong by itself" if self.more == 1 else f"{self.more} more nodes are wrong by themselves"
-        text += f", and {more}" if self.more else ""
-        return text + (f", because {self.because}" if self.because else "")
+        return text + (f", and {more}" if self.more else "")
 
     @property
     def entry(self) -> BlameEntry:
@@ -164,8 +163,8 @@ class Finding:
 
     culprit: Blame | None = None  # the wrong stage, pass or decomposition
     wrong: list[Blame] = dataclasses.field(default_factory=list)  # wrong results that no stage explains
-    because: str = ""  # what explains them
     unchecked: list[str] = dataclasses.field(default_factory=list)  # what could not be compared, with the reason
+    sizes: SizesByName | None = None  # those of another call that it is about
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,39 +1,63 @@
-"""Compares the runs of one compiled graph: its nodes, the passes of its stages, and the captured graph."""
+"""What a compared call does, in order, and how the runs of one compiled graph are judged."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
+from torch import fx
 
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught
+from ..dumps.blame import Cause, CauseKind
 from ..graphs.artifacts import CompiledGraph, GraphName
+from ..graphs.locations import where
+from ..numerics.arrays import same_elements, same_number
 from ..numerics.function_runs import NotRepeatableError
+from ..numerics.verdicts import Verdict
 from ..runtime.system_memory import give_back
+from .call_results import EagerCall, call_in_eager, compare_call, hash_of
 from .captured_graph import (
     BACKWARD,
+    COMPARING,
     FORWARD,
     CapturedGraph,
-    ComparedCall,
     Interpretation,
     changing_step,
+    doing,
+    what_is_done,
     wrong_step,
 )
-from .chosen_runs import RunSelector, SelectedRun
+from .chosen_runs import RunSelector, SelectedRun, SizesByName
 from .first_changed_node import with_tangents
 from .interpreter import flat
 from .node_comparison import compare_run
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun, can_be_compared
-from .rows import Finding, GraphComparison, exception_text
+from .rows import Blame, Finding, GraphComparison, exception_text
 from .stage_graphs import StageGraphs
 from .wrong_rewrite import ModelStep
 
-NodesAndStages = tuple[GraphComparison, list[Finding]]
-"""The comparison of a run's nodes; the findings on its gradients and stages, in the order of the stages."""
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JudgedRun:
+    """One run of a forward, backward or inference graph, and what its comparison found."""
+
+    graph: CompiledGraph
+    run: RecordedRun
+    comparison: GraphComparison  # of its nodes
+    findings: list[Finding]  # on its stages, in their order, and on its results
+
+
+@dataclasses.dataclass(eq=False)
+class Recording:
+    """The runs of a captured graph's forwards in one of its calls."""
+
+    captured: CapturedGraph
+    runs: list[JudgedRun] = dataclasses.field(default_factory=list)
+    has_failed: bool = False  # whether a run could not be judged, for an internal error
 
 
 class Judge:
@@ -60,17 +84,14 @@ class Judge:
             captured.post_grad[BACKWARD if name.direction == BACKWARD else FORWARD] = self.post_grad
 
     @property
-    def interpretation(self) -> Interpretation | None:
-        """What runs the graph now instead of its sessions: the stages are compared."""
-        return self.captured.interpretation if self.captured is not None else None
+    def doing(self) -> object:
+        """What this thread does with the graph: an ``Interpretation`` of it, a ``Recording`` of its call, ``COMPARING``
+        other values, or ``None``."""
+        what = what_is_done()
+        is_of_another = isinstance(what, (Interpretation, Recording)) and what.captured is not self.captured
+        return None if is_of_another or (isinstance(what, Recording) and self.selects_runs) else what
 
-    def call_of(self, args: Sequence[object]) -> ComparedCall | None:
-        """The compared call of the captured graph that a run belongs to."""
-        return None if self.captured is None or self.selects_runs else self.captured.current_call
-
-    def judge(
-        self, graph: CompiledGraph, run: RecordedRun, call: ComparedCall | None, sessions: NodeSessions
-    ) -> NodesAndStages:
+    def judge(self, graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions) -> JudgedRun:
         """Compares a run; must be called before the user can write into its arguments and results."""
         arguments = [run.values[node] for node in graph.module.graph.find_nodes(op="placeholder")]
         state = torch.get_rng_state()
@@ -79,13 +100,16 @@ class Judge:
         except Exception as error:  # becomes the verdict
             caught(f"the comparison of {self.name}", error, "The graph runs")
             comparison = GraphComparison(not_comparable=exception_text(error))
-        if self.captured is not None:
-            return comparison, [self.captured.take_finding(self.name.direction)]
-        give_back()  # the stages need memory of their own
-        return comparison, [
-            finding_of("the stage joint", lambda: self._judge_joint(arguments, state)),
-            finding_of("the stage post_grad", lambda: _finding(self.post_grad, arguments, state)),
-        ]
+        findings = [finding_of("the results", lambda: _compare_results(graph, run))]
+        if self.captured is None:
+            give_back()  # the stages need memory of their own
+            findings[:0] = [
+                finding_of("the stage joint", lambda: self._judge_joint(arguments, state)),
+                finding_of("the stage post_grad", lambda: _finding(self.post_grad, arguments, state)),
+            ]
+        elif self.name.direction == BACKWARD:
+            findings[:0] = self.captured.gradients
+        return JudgedRun(graph, run, comparison, findings)
 
     def _judge_joint(self, arguments: Sequence[object], state: torch.Tensor) -> Finding:
         """Compares the joint graphs on the arguments of their forward."""
@@ -112,6 +136,27 @@ def _finding(graphs: StageGraphs, arguments: Sequence[object], state: torch.Tens
     return Finding(culprit)
 
 
+def _compare_results(graph: CompiledGraph, run: RecordedRun) -> Finding:
+    """Whether the graph returned the values that it computed, each in its place."""
+    nodes = flat(graph.module.graph.output_node().args[0])
+    if len(run.results) != len(nodes):
+        return Finding(unchecked=[f"{len(run.results)} results instead of {len(nodes)}"])
+    wrong = [
+        Blame(node.name, Cause(CauseKind.RESULT), source=where(node), difference=Verdict("another value is returned"))
+        for node, computed, result in zip(nodes, run.computed, run.results, strict=True)
+        if isinstance(node, fx.Node) and not _is_same(computed, result)
+    ]
+    return Finding(wrong=wrong)
+
+
+def _is_same(computed: object, result: object) -> bool:
+    if computed is result:
+        return True
+    if not isinstance(computed, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return same_number(computed, result)
+    return computed.dtype == result.dtype and computed.shape == result.shape and same_elements(computed, result)
+
+
 def finding_of(what: str, compare: Callable[[], Finding]) -> Finding:
     """The finding of a comparison; an exception becomes an entry of ``unchecked``, so that the user's run goes on."""
     try:
@@ -123,48 +168,95 @@ def finding_of(what: str, compare: Callable[[], Finding]) -> Finding:
         return Finding(unchecked=[f"{what}: {exception_text(error)}"])
 
 
+class CallObserver(Protocol):
+    """What is told of the calls of a captured graph."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are compared."""
+
+    def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
+        """The stages of a call were compared: what was found about its gradients, whose backward may never run.
+
+        Returns whether the backward has a verdict of its own.
+        """
+
+    def conclude(self, judged: JudgedRun, findings: Sequence[Finding], sizes: SizesByName) -> None:
+        """Makes the verdict on a run; ``findings`` are those on the stages before it, and on its call."""
+
+    def all_compared(self, graph: GraphName) -> None:
+        """No further run of the graph is compared."""
+
+    def comparison_failed(self, graph: GraphName, error: Exception) -> None:
+        """A comparison raised an exception."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedEntry:
-    """What Dynamo calls: the compiled graph, and for the selected calls the captured graph too.
+    """What Dynamo calls: the compiled graph; in the selected calls, everything is compared."""
 
-    ``failed`` is called with an internal exception.
-    """
-
+    graph: GraphName
     compiled: Callable[..., Any]
     captured: CapturedGraph
     selector: RunSelector
-    is_open: Callable[[], bool]
-    failed: Callable[[Exception], None]
+    observer: CallObserver
 
     def __call__(self, *args: object) -> object:
+        is_inside = isinstance(what_is_done(), Interpretation) or what_is_done() is COMPARING
         selected: SelectedRun | None = None
-        call: ComparedCall | None = None
         try:
-            selected = self.selector.begin(args) if self.is_open() and can_be_compared(args) else None
-            if selected is not None:
-                with watchers_disabled():
-                    call = ComparedCall(self.captured, self.compiled, args, checks=selected.is_first)
-                    call.selected = selected
+            if self.observer.is_open and not is_inside and can_be_compared(args):
+                selected = self.selector.begin(args)
         except Exception as error:
-            self.failed(error)
-        if selected is None:
+            self.observer.comparison_failed(self.graph, error)
+        if selected is not None:
+            return self._compared(args, selected)
+        with doing(COMPARING if is_inside else None):
             return self.compiled(*args)
+
+    def _compared(self, args: Sequence[object], selected: SelectedRun) -> object:
+        """All that a compared call does, in order. No exception of a comparison reaches the user."""
+        captured, arguments = self.captured, self.captured.all_arguments(args)
+        recording = Recording(captured)
+        stages: Mapping[str, Finding] = {}
+        eager = EagerCall()
         try:
-            results = self.captured.run_in_call(self.compiled, args, call)
+            with doing(COMPARING), watchers_disabled():
+                if selected.is_first:
+                    stages = captured.check(self.compiled, args)
+                    eager = call_in_eager(captured, arguments)
+                hashes = list(map(hash_of, arguments))
+        except Exception as error:
+            self._fail(selected, error)
+            with doing(None):
+                return self.compiled(*args)
+        try:
+            with doing(recording):  # ``record_run`` and ``Judge.judge``, of each forward
+                results = self.compiled(*args)
         except BaseException:
             self.selector.fail(selected)
             raise
         try:
-            self._judge(call, results)
+            with doing(COMPARING), watchers_disabled():
+                findings = [stages.get(FORWARD, Finding())]
+                gradients = dataclasses.replace(stages.get(BACKWARD, Finding()), sizes=selected.sizes)
+                if not self.observer.add_gradients(self.graph, gradients):
+                    findings.append(gradients)
+                returned = finding_of(
+                    "the captured graph", lambda: compare_call(captured, arguments, hashes, eager, flat(results))
+                )
+                for judged in recording.runs:
+                    self.observer.conclude(judged, [*findings, returned], selected.sizes)
         except Exception as error:
-            self.failed(error)
+            self._fail(selected, error)
+            return results
+        if recording.has_failed:
+            self.selector.fail(selected)
+        elif self.selector.end():
+            for judged in recording.runs:
+                self.observer.all_compared(judged.graph.name)
         return results
 
-    def _judge(self, call: ComparedCall | None, results: object) -> None:
-        self.selector.end()
-        if call is None or call.finish is None:  # the graph was not compiled by us, or is empty
-            return
-        with watchers_disabled():
-            finding = finding_of("the captured graph", lambda: call.finding(flat(results)))
-        call.finish(finding)
-        call.finish = None  # it holds all values of the run
+    def _fail(self, selected: SelectedRun, error: Exception) -> None:
+        self.selector.fail(selected)
+        self.observer.comparison_failed(self.graph, error)

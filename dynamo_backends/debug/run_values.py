@@ -56,16 +56,15 @@ class RunValues:
         self._shown: dict[int, SessionValues] = {}
         self._hidden = hidden
         self._inner: dict[str, object] = {}
-        self._others: collections.defaultdict[tuple[fx.Node, int | None], list[torch.Tensor]]
-        self._others = collections.defaultdict(list)
-        self._of_shown: dict[tuple[fx.Node, int | None], torch.Tensor] = {}
+        self._others: collections.defaultdict[str, list[torch.Tensor]] = collections.defaultdict(list)
+        self._of_shown: dict[str, torch.Tensor] = {}
         self._parts: dict[int, Iterator[dict[str, object]]] = {}  # of regions whose session is being shown
         self._outputs = {
-            (item.node, item.index): spec.name
+            self._name(item.node, item.index): (item, spec.name)
             for compiled in graph.regions
             for item, spec in zip(compiled.region.outputs, compiled.bound.outputs, strict=True)
         }
-        self._compared: set[tuple[fx.Node, int | None]] = set()  # outputs that the shown session computed
+        self._compared: set[str] = set()  # outputs that the shown session computed
         for compiled in graph.regions:
             index = compiled.region.index
             if index in run.sessions and index not in hidden.regions:
@@ -73,7 +72,7 @@ class RunValues:
             repeated = run.repeated.get(index)
             for position, values in (repeated.others if repeated is not None else {}).items():
                 output = compiled.region.outputs[position]
-                self._others[output.node, output.index] += values
+                self._others[self._name(output.node, output.index)] += values
 
     def _add_region(self, compiled: CompiledRegion, sessions: ShownSessions) -> None:
         try:
@@ -106,11 +105,11 @@ class RunValues:
 
     def others(self, node: fx.Node, index: int | None) -> list[torch.Tensor]:
         """The same value in other runs of the session, where bits differ."""
-        return self._others.get((node, index), [])
+        return self._others.get(self._name(node, index), [])
 
     def of_shown(self, node: fx.Node, index: int | None) -> torch.Tensor | None:
         """The same value of the model with more outputs, if bits differ: of another session of the same model."""
-        return self._of_shown.get((node, index))
+        return self._of_shown.get(self._name(node, index))
 
     def reads(self, node: fx.Node, source: fx.Node) -> bool:
         compiled = self._region_of.get(node)
@@ -137,8 +136,7 @@ class RunValues:
         if region.index not in self._parts:
             self._parts[region.index] = self._shown[region.index].parts(self._arguments(compiled))
         name = self._name(node, index)
-        is_returned = (node, index) in self._outputs
-        while name not in self._inner and not (is_returned and (node, index) in self._compared):
+        while name not in self._inner and name not in self._compared:
             try:
                 found = next(self._parts[region.index], None)
             except SessionError as error:
@@ -149,12 +147,12 @@ class RunValues:
                     return
                 self._hidden.names.add(name)
                 raise NotShownError
-            for key, spec in self._outputs.items():
-                value, recorded = found.pop(spec, None), self._recorded(*key)
+            for known, (output, spec) in self._outputs.items():
+                value, recorded = found.pop(spec, None), self._recorded(output.node, output.index)
                 if value is not None:
-                    self._compared.add(key)
+                    self._compared.add(known)
                 if isinstance(value, torch.Tensor) and differing([recorded], [value]):
-                    self._of_shown[key] = value
+                    self._of_shown[known] = value
             self._inner.update(found)
 
     def _arguments(self, compiled: CompiledRegion) -> list[object]:
@@ -171,4 +169,5 @@ class RunValues:
 
     @staticmethod
     def _name(node: fx.Node, index: int | None) -> str:
-        return value_names(node)[index or 0]
+        names = value_names(node)
+        return names[index or 0] if (index or 0) < len(names) else f"{node.name}__{index}"  # it has no description

@@ -40,7 +40,7 @@ MOST_BYTES = 2**29
 class SessionValues:
     """Shows the values of a region that its session has, without changing what it computes.
 
-    The session itself does not run. Values that optimizers removed are missing.
+    The session itself does not run, and may be freed. Values that optimizers removed are missing.
 
     Args:
         compiled: the region.
@@ -73,7 +73,7 @@ class SessionValues:
         }
         self.cuts = {known: _cut(values[name], stops) for name, known in stops.items() if name in values}
         _return(model, values, specs)
-        self._bound, self._model = bound, model
+        self._inputs, self._settings, self._model = bound.inputs, bound.session.settings, model
         self._specs = {spec.name: spec for spec in (*returned.values(), *specs)}
         self._constants = _used(model, constants)
         self._whole: BoundSession | None = None
@@ -92,7 +92,7 @@ class SessionValues:
             return
         if self._whole is None:
             session = self._session(self._model, self._constants)
-            self._whole = BoundSession(session, self._bound.inputs, list(self._specs.values()))
+            self._whole = BoundSession(session, self._inputs, list(self._specs.values()))
         results = self._whole(args)
         yield dict(zip(self._specs, results, strict=True))
 
@@ -101,12 +101,12 @@ class SessionValues:
         return {name: value for part in self.parts(args) for name, value in part.items()}
 
     def _session(self, model: ir.Model, constants: Mapping[str, torch.Tensor]) -> Session:
-        settings = dataclasses.replace(self._bound.session.settings, optimize=False, shares_graph=True, arena=False)
+        settings = dataclasses.replace(self._settings, optimize=False, shares_graph=True, arena=False)
         return final_session(model, settings, constants)
 
     def _plan(self, args: Sequence[object]) -> list[list[int]]:
         """The positions of the nodes of each part."""
-        numbers = _numbers(self._bound.inputs, args)
+        numbers = _numbers(self._inputs, args)
         parts: list[list[int]] = [[]]
         left = MOST_BYTES
         for i, node in enumerate(self._model.graph):
@@ -123,7 +123,7 @@ class SessionValues:
         cutter = Parts(self._model, self._constants)
         given = {
             name: (spec, value)
-            for spec, value in zip(self._bound.inputs, args, strict=True)
+            for spec, value in zip(self._inputs, args, strict=True)
             for name in (spec.name, spec.name + TABLE)
         }
         last_reader = {str(value.name): number for number, kept in enumerate(parts) for value in cutter.inputs_of(kept)}

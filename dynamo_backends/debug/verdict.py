@@ -32,12 +32,14 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
     the node or rewrite that the comparison of the nodes blames. A wrong result is a fault even if nothing explains it.
     ``findings`` are those on the earlier stages and the results, in the order of the stages.
     """
-    unchecked = [*comparison.unchecked, *(item for finding in findings for item in finding.unchecked)]
+    of_findings = [item for finding in findings for item in finding.unchecked]
+    unchecked = list(dict.fromkeys([*comparison.unchecked, *of_findings]))
     culprits = [finding.culprit for finding in findings if finding.culprit is not None]
     wrong = [item for finding in findings for item in finding.wrong]
     blame, notes, not_comparable = comparison.blame, [comparison.note], comparison.not_comparable
-    because = next((finding.because for finding in findings if finding.because), "")
     if culprits:
+        found = next(finding for finding in findings if finding.culprit is not None)
+        sizes = sizes if found.sizes is None else found.sizes
         row = comparison.row_of(culprits[0].value)
         blame = dataclasses.replace(culprits[0], user_name=row.user_name if row is not None else "")
         notes, not_comparable = [str(blame.difference)], ""
@@ -45,8 +47,8 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
             after = comparison.blame and _with_code(comparison.blame, comparison.row_of(comparison.blame.value))
             notes.append(f"the graph after it {dataclasses.replace(comparison, blame=after).verdict}")
     elif comparison.ok and wrong:
-        notes = [] if because else ["no stage, no pass and no node by itself explains it"]
-        blame = dataclasses.replace(_with_row(wrong[0], comparison.rows), because=because)
+        notes = ["no stage, no pass and no node by itself explains it"]
+        blame = _with_row(wrong[0], comparison.rows)
     if blame is not None:
         row = comparison.row_of(blame.value)
         elements = blame.difference.elements

@@ -32,7 +32,7 @@ from .model_sessions import PLAIN
 from .model_values import perturbed
 from .models import load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError, read_data_set
-from .schema import Level, Settings
+from .schema import Level, Settings, node_of
 from .submodels import Parts, known_of
 from .value_differences import difference_from_reference, tolerance
 
@@ -115,7 +115,7 @@ def wrong_kernel(search: BisectionSearch, ran: RanModel, node: NodeResults | Non
     elif not result.value and len(parts.nodes) <= _FEW_NODES:
         kept = list(range(len(parts.nodes)))
     else:
-        fx_node = result.value.split("__")[0]
+        fx_node = node_of(result.value)
         kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == fx_node]
     if not kept:
         search.tried(what, "unknown: the verdict names no node of this model")

@@ -125,7 +125,7 @@ def _region(search: BisectionSearch, named: int | None) -> DumpedRegion:
     graph, entry = search.graph, search.graph.entry
     regions = {region.index: region for region in graph.regions}
     if not regions:
-        raise DumpError(f"nothing of {graph.reference} ran on ONNX Runtime; {graph.folder / 'regions.txt'} says why")
+        raise DumpError(f"nothing of {graph.reference} ran on ONNX Runtime: {entry.why_in_pytorch}")
     failed = (index for index in regions if index in entry.rescued)
     candidates = [named, _blamed_region(graph), *failed, *regions]
     return next(regions[index] for index in candidates if index in regions)

@@ -31,7 +31,7 @@ from .schema import ComparisonEntry, DynamoGraphEntry, GraphEntry, RegionEntry, 
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = 7  # of all files; increased when the meaning of something that is read here changes
+SCHEMA_VERSION = 8  # of all files; increased when the meaning of something that is read here changes
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -219,7 +219,7 @@ class DumpedRun:
         if wanted is not None:
             known = ", ".join(f"region_{region.index}" for graph in graphs for region in graph.regions) or "none"
             raise DumpError(f"{where} has no region {wanted}, only {known}")
-        raise DumpError(f"nothing of {where} ran on ONNX Runtime; {graphs[0].folder / 'regions.txt'} says why")
+        raise DumpError(f"nothing of {where} ran on ONNX Runtime: {graphs[0].entry.why_in_pytorch}")
 
     def region_named(self, reference: str) -> int | None:
         """The region that a reference names; ``None`` for a whole graph."""

@@ -11,6 +11,7 @@ Unknown names are ignored; a field with a default may be missing. ``docs/dump_fo
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -28,6 +29,10 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)  # of AOTAutograd's grap
 NodeKind = Literal["input", "node", "output"]
 
 Level = Literal["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL"]
+
+
+_MOST_REASONS = 3
+"""Reasons that a message has; ``in_pytorch`` has all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +156,12 @@ class BlamedValue:
     module: str = ""  # the path of the ``nn.Module``
     code: str = ""  # the file and line of the pass, converter or decomposition at fault
     more: int = 0  # how many more nodes are wrong by themselves
-    because: str = ""  # another cause, such as a wrong forward
     elements: WrongElements | None = None  # those that exceed the tolerance
+
+
+def node_of(value: str) -> str:
+    """The FX node of a value: ``max_1`` of ``max_1__0``, and ``__and__`` of itself."""
+    return re.sub(r"(?<!^)__\d+$", "", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +238,13 @@ class GraphEntry:
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)  # ONNX Runtime's errors, by region
     cost: Cost | None = None  # of the compared run
     repeated: Mapping[int, RepeatedEntry] = dataclasses.field(default_factory=dict)  # by region
+
+    @property
+    def why_in_pytorch(self) -> str:
+        """The reasons of operators in PyTorch, each with its first operator."""
+        first = {item.reason: item.operator for item in reversed(self.in_pytorch)}
+        texts = [f"{operator}: {reason}" for reason, operator in reversed(first.items())]
+        return "; ".join(texts[:_MOST_REASONS]) or "it has no operators"
 
     @property
     def as_compiled(self) -> GraphEntry:

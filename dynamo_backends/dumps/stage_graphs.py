@@ -82,7 +82,7 @@ def stage_graphs(run: DumpedRun, graph: DumpedGraph, name: str) -> list[StageGra
         raise DumpError(unknown_name("stage", name, STAGES))
     if name in ONNX_STAGES:
         if not graph.regions:
-            why = f"none of it ran on ONNX Runtime; {graph.folder / 'regions.txt'} says why"
+            why = f"none of it ran on ONNX Runtime: {graph.entry.why_in_pytorch}"
             raise DumpError(f"{graph.reference} has no stage {name}: {why}")
         found = []
         for region in graph.regions:

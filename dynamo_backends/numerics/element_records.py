@@ -24,17 +24,6 @@ class WrongElement:
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueRange:
-    """A row of the histogram: the elements whose expected value, or input, is in a range."""
-
-    of: str  # ``expected``, or the name of an input
-    range: str  # ``-1 to -0.1``
-    elements: int
-    wrong: int
-    largest_error: float | None  # ``None`` if only one side is NaN or infinite
-
-
-@dataclasses.dataclass(frozen=True)
 class WrongElements:
     """The elements of a value that exceed their tolerance."""
 
@@ -42,7 +31,6 @@ class WrongElements:
     elements: int  # of the value
     worst: Sequence[WrongElement]  # those with the largest multiple of their tolerance
     pattern: str  # what all have in common, or ``""``
-    histogram: Sequence[ValueRange]
 
     @property
     def text(self) -> str:

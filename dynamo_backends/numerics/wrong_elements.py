@@ -1,4 +1,4 @@
-"""Describes the elements of a value that exceed their tolerance: the worst, what all have in common, a histogram.
+"""Describes the elements of a value that exceed their tolerance: the worst, and what all have in common.
 
 ::
 
@@ -6,7 +6,7 @@
     found.text       # "1033 of 2048 elements exceed the tolerance, all where x is negative (1040 elements)"
 
 ``rule.judge`` decides which elements these are. Arrays are numpy's. Booleans and complex numbers have no pattern of
-values and no histogram.
+values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .element_records import Number, ValueRange, WrongElement, WrongElements
+from .element_records import Number, WrongElement, WrongElements
 from .rule import Beyond
 
 _SHOWN = 5
@@ -37,9 +37,6 @@ _FITTED = 1.2
 
 _CHUNK = 2**16
 """Elements that are looked at together, so that a large tensor needs little memory."""
-
-_DECADES = 4
-"""The histogram has the powers of ten from ``10**-_DECADES`` to ``10**_DECADES``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +63,12 @@ def wrong_elements(
     positions = beyond.positions
     read = {name: item for name, item in (inputs or {}).items() if _is_broadcast(item.shape, actual.shape)}
     values = {**dict(list(read.items())[:_INPUTS]), "expected": expected}
-    patterns, rows = list(_index_patterns(positions, actual.shape)), list[ValueRange]()
+    patterns = list(_index_patterns(positions, actual.shape))
     worst = _largest(beyond.shares)
     with np.errstate(all="ignore"):
         for name, item in values.items():
             if item.dtype.kind in "fiu":
-                found = _at_wrong_elements(item, actual, expected, positions)
-                patterns += _value_patterns(name, item, found)
-                rows += _histogram(name, item, found, actual.size)
+                patterns += _value_patterns(name, item, _at_wrong_elements(item, actual.shape, positions))
         errors = _errors(actual, expected, positions[worst])
     return WrongElements(
         len(positions),
@@ -89,7 +84,6 @@ def wrong_elements(
             for i, error in zip(worst, errors, strict=True)
         ],
         _most_telling(patterns, len(positions), actual.size),
-        rows,
     )
 
 
@@ -127,37 +121,34 @@ def _number(element: np.generic) -> Number:
 
 @dataclasses.dataclass
 class _WrongValues:
-    """A value at the wrong elements: how many, their range, and by ``_bins`` how many and their largest error."""
+    """A value at the wrong elements: how many of which kind, and their range."""
 
     count: int
     nan: int
+    nonfinite: int
+    zero: int
     smallest: float
     largest: float
     least: float  # the smallest magnitude
-    counts: np.ndarray
-    errors: np.ndarray
 
 
-def _at_wrong_elements(
-    item: np.ndarray, actual: np.ndarray, expected: np.ndarray, positions: np.ndarray
-) -> _WrongValues:
-    nan, counts, largest_errors, ranges = 0, np.zeros(_BINS, np.int64), np.zeros(_BINS), []
+def _at_wrong_elements(item: np.ndarray, shape: tuple[int, ...], positions: np.ndarray) -> _WrongValues:
+    nan = nonfinite = zero = 0
+    ranges: list[tuple[float, float, float]] = []
     for start in range(0, len(positions), _CHUNK):
-        part = positions[start : start + _CHUNK]
-        wrong = _at(item, actual.shape, part)
-        bins = _bins(wrong)
-        counts += np.bincount(bins, minlength=_BINS)
-        np.maximum.at(largest_errors, bins, _errors(actual, expected, part))
+        wrong = _at(item, shape, positions[start : start + _CHUNK])
         nan += int(np.count_nonzero(np.isnan(wrong)))
+        nonfinite += int(np.count_nonzero(~np.isfinite(wrong)))
+        zero += int(np.count_nonzero(wrong == 0))
         ranges.append((wrong.min(), wrong.max(), np.abs(wrong).min()))
     smallest, largest, least = np.array(ranges).T
     range_ = float(smallest.min()), float(largest.max()), float(least.min())
-    return _WrongValues(len(positions), nan, *range_, counts, largest_errors)
+    return _WrongValues(len(positions), nan, nonfinite, zero, *range_)
 
 
 def _value_patterns(name: str, value: np.ndarray, found: _WrongValues) -> Iterator[_Pattern]:
     """Properties of a value at all wrong elements. Broadcasting repeats each element of it equally often."""
-    size, nonfinite = max(value.size, 1), int(found.counts[-1])
+    size = max(value.size, 1)
     low, high, least, most = found.smallest, found.largest, found.least, max(-found.smallest, found.largest)
 
     def pattern(text: str, *has: np.ndarray, is_fitted: bool = False) -> _Pattern:
@@ -165,11 +156,11 @@ def _value_patterns(name: str, value: np.ndarray, found: _WrongValues) -> Iterat
 
     if found.nan == found.count:
         yield pattern(f"{name} is NaN", np.isnan(value))
-    elif nonfinite == found.count and not found.nan:
+    elif found.nonfinite == found.count and not found.nan:
         yield pattern(f"{name} is infinite", np.isinf(value))
-    elif found.counts[_ZERO] == found.count:
+    elif found.zero == found.count:
         yield pattern(f"{name} is zero", value == 0)
-    elif not nonfinite:
+    elif not found.nonfinite:
         if high < 0:
             yield pattern(f"{name} is negative", value < 0)
             yield pattern(f"{name} <= {high:.3g}", value <= high, is_fitted=True)
@@ -206,40 +197,3 @@ def _most_telling(patterns: Sequence[_Pattern], wrong: int, elements: int) -> st
     best = min(found, key=lambda item: item.share * (_FITTED if item.is_fitted else 1), default=None)
     count = round(best.share * elements) if best is not None else 0
     return f"{best.text} ({count} element{'s' * (count != 1)})" if best is not None else ""
-
-
-def _histogram(name: str, value: np.ndarray, found: _WrongValues, elements: int) -> Iterator[ValueRange]:
-    """The numbers of elements and of wrong elements, and the largest error, by sign and power of ten of a value."""
-    flat = value.reshape(-1)
-    counts = np.zeros(_BINS, np.int64)
-    for start in range(0, len(flat), _CHUNK):
-        counts += np.bincount(_bins(flat[start : start + _CHUNK]), minlength=_BINS)
-    counts *= elements // max(value.size, 1)
-    for i in map(int, np.flatnonzero(counts)):
-        error = float(found.errors[i]) if math.isfinite(found.errors[i]) else None
-        yield ValueRange(name, _LABELS[i], int(counts[i]), int(found.counts[i]), error)
-
-
-def _labels() -> list[str]:
-    edges = [f"1e{power}" if abs(power) > 2 else f"{10.0**power:g}" for power in range(-_DECADES, _DECADES + 1)]
-    positive = [f"0 to {edges[0]}", *(f"{low} to {high}" for low, high in zip(edges, edges[1:], strict=False))]
-    positive.append(f"{edges[-1]} and more")
-    negative = [f"-{edges[0]} to 0", *(f"-{high} to -{low}" for low, high in zip(edges, edges[1:], strict=False))]
-    negative.append(f"-{edges[-1]} and less")
-    return [*reversed(negative), "0", *positive, "NaN or infinite"]
-
-
-_LABELS = _labels()
-_BINS = len(_LABELS)
-_ZERO = _LABELS.index("0")
-
-
-_EDGES = np.array([10.0**power for power in range(-_DECADES, _DECADES + 1)])
-
-
-def _bins(value: np.ndarray) -> np.ndarray:
-    """The index in ``_LABELS`` of each element."""
-    wide = value.astype(np.float64)
-    steps = np.searchsorted(_EDGES, np.abs(wide), side="right") + 1
-    bins = np.where(wide == 0, _ZERO, np.where(wide < 0, _ZERO - steps, _ZERO + steps))
-    return np.where(np.isfinite(wide), bins, _BINS - 1)

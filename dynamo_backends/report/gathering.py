@@ -18,7 +18,7 @@ from typing import Any
 from ..dumps.blame import CauseKind
 from ..dumps.operator_times import GroupTime, by_module, by_operator, operator_times
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError
-from ..dumps.schema import DIRECTIONS, DynamoGraphEntry, GraphEntry, MeasureEntry, RowEntry, WrongElements
+from ..dumps.schema import DIRECTIONS, DynamoGraphEntry, GraphEntry, MeasureEntry, RowEntry, WrongElements, node_of
 from ..dumps.stage_diff import StageDiff, diff_graphs
 from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
 
@@ -172,7 +172,6 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphEntry) -> dict[str, Json]:
         "state": _state(graph.verdict),
         "note": entry.note,
         "blamed": entry.blame.value if entry.blame else "",
-        "of_forward": entry.blame is not None and bool(entry.blame.because),
         "unchecked": entry.unchecked,
         "wrong_nodes": [[node.value, node.module] for node in entry.wrong_nodes],
         "more_wrong_nodes": entry.blame.more + 1 - len(entry.wrong_nodes) if entry.blame and entry.wrong_nodes else 0,
@@ -204,20 +203,15 @@ def _comparison(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     wrong = {row.name for i, row in enumerate(rows) if i == culprit or row.mark in "!?"}
     onnx_nodes, _ = _guarded({}, _onnx_nodes, run, graph, wrong)  # the part "stages" has the notice
     return {
-        "rows": [[*values, onnx_nodes.get(_node_of(row.name), [])] for row, values in zip(rows, made, strict=True)],
+        "rows": [[*values, onnx_nodes.get(node_of(row.name), [])] for row, values in zip(rows, made, strict=True)],
         "frames": [list(frame) for frame in frames],
         "culprit": culprit,
     }
 
 
-def _node_of(value: str) -> str:
-    """The FX node of a value: ``max_1`` of ``max_1__0``."""
-    return value.split("__")[0]
-
-
 def _onnx_nodes(run: DumpedRun, graph: DumpedGraph, values: Collection[str]) -> dict[str, list[str]]:
     """By FX node, the nodes of ``model.onnx`` that values were translated to."""
-    found: dict[str, list[str]] = {_node_of(value): [] for value in values}
+    found: dict[str, list[str]] = {node_of(value): [] for value in values}
     for region in stage_graphs(run, graph, "onnx") if values and graph.regions else ():
         for node in region.nodes:
             if node.origin in found:
@@ -347,14 +341,11 @@ def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
 
 def _placement(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     entry = graph.entry
-    text, notice = _guarded([], _lines, run.file_of(graph, f"{entry.folder}/regions.txt"))
     keys = ("index", "nodes", "onnx_nodes", "onnx_nodes_optimized")
     return {
         "in_pytorch": [dataclasses.astuple(item) for item in entry.in_pytorch],
         "regions": [[getattr(item, key) for key in keys] for item in entry.regions],
         "products": [dataclasses.astuple(product) for item in entry.regions for product in item.products],
-        "text": text,
-        "notice_of_text": notice,
     }
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnxruntime
 import torch
 
@@ -32,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 _MOST_POOLS = 4
 """Numbers of threads for which a session is kept."""
+
+
+_CHUNK = 2**22
+"""Bytes of a constant that are compared at once."""
 
 
 class Session:
@@ -131,7 +136,8 @@ class Session:
     def optimized(self) -> tuple[ir.Model, dict[str, torch.Tensor]]:
         """The model of ``save_optimized``, and its large constants, which are inputs of the model.
 
-        Sizes and positions stay in the model: ONNX Runtime infers shapes from them.
+        A constant that ONNX Runtime did not change is that of this session, and is not copied. Sizes and positions stay
+        in the model: ONNX Runtime infers shapes from them.
 
         Raises:
             SessionError: ONNX Runtime cannot write it.
@@ -147,7 +153,9 @@ class Session:
                 if value.const_value.dtype == ir.DataType.INT64:
                     value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=name)
                 else:
-                    constants[name] = tensor_of(value.const_value)
+                    known = self.constants.get(name)
+                    is_known = known is not None and _has_bytes(known, value.const_value)
+                    constants[name] = known if known is not None and is_known else tensor_of(value.const_value)
                     value.const_value = None
                     del model.graph.initializers[name]
                     model.graph.inputs.append(value)
@@ -188,6 +196,19 @@ def final_session(model: ir.Model, settings: SessionSettings, constants: Mapping
 
 def _declarations(constants: Mapping[str, torch.Tensor]) -> bytes:
     return declared((name, tensor.dtype, tensor.shape) for name, tensor in constants.items())
+
+
+def _has_bytes(tensor: torch.Tensor, value: ir.ExternalTensor) -> bool:
+    """Whether a tensor has the dtype, shape and bytes of a constant in a file."""
+    import onnx_ir as ir
+
+    dtype, sizes = ir.tensor_adapters.to_torch_dtype(value.dtype), tuple(value.shape.numpy())
+    if (tensor.dtype, tuple(tensor.shape)) != (dtype, sizes) or not tensor.is_contiguous() or not value.size:
+        return False
+    ours = tensor.detach().view(-1).view(torch.uint8)
+    with open(value.path, "rb") as file:
+        file.seek(value.offset or 0)
+        return all(file.read(part.numel()) == bytes(np.from_dlpack(part)) for part in ours.split(_CHUNK))
 
 
 def tensor_of(value: ir.TensorProtocol) -> torch.Tensor:

@@ -66,7 +66,7 @@ def content(folder: DumpFolder) -> dict:
 def add(manifest: Manifest, index: int, blame: Blame | None = None) -> None:
     """A graph compiles and runs."""
     manifest.add_graph(graph_of(index), parse_options(), reference="Dynamo's graph")
-    manifest.add_comparison(GraphName(index, "forward"), GraphComparison(blame), {}, Cost())
+    manifest.add_comparison(GraphName(index, "forward"), GraphComparison(blame), {}, Cost(), {})
 
 
 def test_a_manifest_of_500_graphs_is_not_written_in_full_for_each(tmp_path: Path, clock: Clock) -> None:

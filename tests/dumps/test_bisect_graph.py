@@ -115,7 +115,6 @@ def test_a_translation_that_is_wrong_in_the_middle_of_twelve_layers(
         "source": silu_lines(),
         "module": "",
         "more": 0,
-        "because": "",
         "kind": "node",
         "name": "",
         "stage": "onnx",

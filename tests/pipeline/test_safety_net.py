@@ -407,13 +407,14 @@ DEBUG = [
     (DebugObserver, "pass_listener"),
     (DebugObserver, "entry"),
     (DebugObserver, "runner"),
-    (DebugObserver, "compare"),
+    (DebugObserver, "judge"),
     (DebugObserver, "conclude"),
     (DebugObserver, "count_run"),
     (Manifest, "add_stage"),
     (run_comparison.Judge, "judge"),
-    (run_comparison.Judge, "call_of"),
-    (run_comparison.ComparedEntry, "_judge"),
+    (run_comparison.RunSelector, "begin"),
+    (run_comparison.CapturedGraph, "check"),
+    (DebugObserver, "add_gradients"),
 ]
 
 

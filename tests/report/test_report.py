@@ -337,21 +337,6 @@ def test_the_plot_leads_to_the_row(browser: Browser, page: Path, faulty: str) ->
     assert {"179,38,30", "11,87,208"} <= set(drawn)  # the tolerance and the errors, light
 
 
-def test_a_diverging_backward_leads_to_the_culprit_in_its_forward(
-    browser: Browser, run: DumpedRun, tmp_path: Path, faulty: str
-) -> None:
-    dumped, backward = copied(run, tmp_path), faulty.replace("forward", "backward")
-    manifest = json.loads((dumped.folder / "manifest.json").read_text())
-    entry = next(item for item in manifest["graphs"] if item["folder"] == backward)
-    because = "its forward diverges at mul_tensor"
-    entry["blame"] = {"value": "grad", "kind": "result", "name": "", "because": because}
-    entry["verdict"] = f"diverges at grad, because {because}"
-    (dumped.folder / "manifest.json").write_text(json.dumps(manifest))
-    browser.open(write_page(gather(find_run(dumped.folder), times=False), tmp_path / "page.html"), backward)
-    browser.click(".culprit")
-    assert browser.run("return location.hash") == f"#{faulty}/comparison/mul_tensor"
-
-
 def variables(dark: bool) -> dict[str, str]:
     blocks = re.findall(r":root \{(.*?)\}", (PAGE / "report.css").read_text(), re.DOTALL)
     return dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[1 if dark else 0]))
@@ -593,7 +578,7 @@ def test_names_and_strings_of_a_model_stay_text(browser: Browser, run: DumpedRun
         path.write_text(json.dumps(spoiled))
     for path in [*place.rglob("dynamo.json"), *place.rglob("aten.json"), *place.rglob("post_grad.json")]:
         path.write_text(json.dumps(spoil(json.loads(path.read_text()), {"kind"}.__contains__)))
-    for path in [*place.rglob("*.py"), *place.rglob("*.diff"), *place.rglob("regions.txt")]:
+    for path in [*place.rglob("*.py"), *place.rglob("*.diff")]:
         path.write_text(path.read_text() + f"# {HOSTILE}\n")
     report = gather(find_run(place))
     page = write_page(report, tmp_path / "report.html")
@@ -639,7 +624,6 @@ def test_what_is_damaged_of_a_graph_is_said_in_its_place(
     dumped = copied(run, tmp_path)
     (dumped.folder / faulty / "side_by_side.json").write_text('{"rows": [{"name"')
     (dumped.folder / faulty / "region_0" / "model.onnx").write_bytes(b"no model")
-    (dumped.folder / faulty / "regions.txt").unlink()
     manifest = json.loads((dumped.folder / "manifest.json").read_text())
     del manifest["graphs"][0]["regions"]
     (dumped.folder / "manifest.json").write_text(json.dumps(manifest))
@@ -655,7 +639,7 @@ def test_what_is_damaged_of_a_graph_is_said_in_its_place(
     stages = browser.text("#panel .chooser")
     assert "onnxmissing" in stages and "post_grad" in stages
     browser.open(page, f"{faulty}/placement")
-    assert "regions.txt" in browser.text("#panel .notice") and "no translation to ONNX" in browser.text("#panel")
+    assert "no translation to ONNX" in browser.text("#panel")
     browser.open(page, f"{faulty.replace('forward', 'backward')}/comparison")
     assert len(rows_in_sight(browser)) > 5
     assert browser.complaints() == []

@@ -28,8 +28,6 @@ class GraphPage {
   head() {
     const summary = this.summary;
     const end = summary.end ? `${summary.end.reason}${summary.end.source ? ` (${short(summary.end.source)})` : ""}` : "";
-    const forward = summary.of_forward && this.graphs.find((graph) => graph.index === summary.index && graph.culprit !== null && graph !== summary);
-    const button = summary.culprit !== null ? ["Go to the culprit", summary] : forward ? ["Go to the culprit in its forward", forward] : null;
     const wrong = summary.wrong_nodes.map(([name, module]) => element("button", {type: "button", class: "link", title: module, onclick: () => this.goToNode(name)}, name));
     return element(
       "div", {class: "head"},
@@ -37,7 +35,7 @@ class GraphPage {
       element("div", {class: `verdict ${summary.state}`},
         element("p", {}, element("strong", {}, summary.verdict || "no run was compared"), summary.note ? ` ${summary.note}` : ""),
         element("div", {class: "leads"}, summary.wrong_pass !== null ? passButton(summary, this.go) : null,
-          button ? element("button", {type: "button", class: "culprit", onclick: () => this.go(button[1].reference, "comparison", "culprit")}, button[0]) : null)),
+          summary.culprit !== null ? element("button", {type: "button", class: "culprit", onclick: () => this.go(summary.reference, "comparison", "culprit")}, "Go to the culprit") : null)),
       facts([
         ["in", `${summary.where.function} ${short(summary.where.source)}`.trim()], ["ended by", end], ["operators", count(summary.nodes)],
         ["on ONNX", `${percent(summary.share)} in ${plural(summary.regions, "region")}`], ["compiled in", summary.seconds ? seconds(summary.seconds) : ""],
@@ -262,22 +260,13 @@ function passButton(summary, go) {
   return element("button", {type: "button", class: "culprit", onclick: () => go(summary.reference, "passes", summary.wrong_pass)}, "Go to the diff of the pass");
 }
 
-/* The worst elements of a wrong value, and its histogram. */
+/* The worst elements of a wrong value. */
 function wrongElements(found) {
   const value = (item) => (typeof item === "number" ? String(Number(item.toPrecision(6))) : item);
   const names = Object.keys((found.worst[0] || {inputs: {}}).inputs);
-  const most = Math.max(...found.histogram.map((range) => range.elements));
-  const bar = (range) => {
-    const track = element("span", {class: "track", title: `${count(range.wrong)} of ${plural(range.elements, "element")}`}, element("i", {}), element("b", {}));
-    track.firstChild.style.width = `${range.wrong / most * 100}%`;
-    track.lastChild.style.width = `${(range.elements - range.wrong) / most * 100}%`;
-    return track;
-  };
   return element("section", {class: "elements"}, element("h3", {}, "Wrong elements"), element("p", {}, found.text),
     plainTable(["element", ...names, "actual", "expected", "tolerance"], found.worst.map((item) => (
-      [`[${item.index.join(", ")}]`, ...names.map((name) => value(item.inputs[name])), value(item.actual), value(item.expected), number(item.limit)]))),
-    found.histogram.length ? plainTable(["by", "from, to", "elements", "wrong", "", "largest error"], found.histogram.map((range) => (
-      [range.of, range.range, count(range.elements), count(range.wrong), bar(range), range.largest_error === null ? "NaN/Inf" : number(range.largest_error)]))) : null);
+      [`[${item.index.join(", ")}]`, ...names.map((name) => value(item.inputs[name])), value(item.actual), value(item.expected), number(item.limit)]))));
 }
 
 function comparisonColumns() {
@@ -391,7 +380,6 @@ function placementPanel(data, goToNode) {
     });
     elements.push(title(2, "Products on ONNX Runtime"), grid.element);
   }
-  elements.push(data.notice_of_text ? notice(data.notice_of_text) : folded("regions.txt", new Lines("regions.txt", data.text, false).element));
   return {elements};
 }
 

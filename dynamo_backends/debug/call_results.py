@@ -1,0 +1,129 @@
+"""What a call of a captured graph returns and changes, compared with eager."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from xxhash import xxh3_64_intdigest
+
+from ..dumps.blame import Cause, CauseKind
+from ..graphs.layout import significant_strides
+from ..numerics.arrays import as_array
+from ..numerics.exact import KERNEL_ERRORS
+from ..numerics.function_runs import NotRepeatableError, is_strided
+from ..numerics.verdicts import Verdict
+from .captured_graph import CapturedGraph, why
+from .rows import Blame, Finding
+from .stage_graphs import place_of_result
+from .wide_runs import CallRuns, Key, Outcome, interpreted, is_close, storage_of
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerCall:
+    """What eager does with the arguments of a call.
+
+    Attributes:
+        results: by key, without the numbers in tensors.
+        changed: the positions of the arguments that it changes.
+        unchecked: why it is not known.
+    """
+
+    results: Mapping[Key, object] | None = None
+    changed: frozenset[int] = frozenset()
+    unchecked: str = ""
+
+
+def call_in_eager(captured: CapturedGraph, arguments: Sequence[object]) -> EagerCall:
+    """Runs a captured graph on copies of all its arguments; adds to ``written``."""
+    runs = CallRuns(arguments, wide=False)
+    try:
+        eager = runs.run(interpreted(captured.pre_grad.first), gradients=False)
+    except (NotRepeatableError, *KERNEL_ERRORS, IndexError) as error:  # also in the user's call
+        return EagerCall(unchecked=f"the captured graph: {why(error, arguments)}")
+    written = [key for key in eager.values if isinstance(key, tuple)]
+    captured.written |= {j for _, j in written}
+    captured.has_run = True
+    changed = frozenset(key[1] for key in written if not is_close(*runs.pair_of(key, _NOTHING, eager)))
+    return EagerCall({key: _layout(value) for key, value in eager.values.items()}, changed)
+
+
+_NOTHING = Outcome({}, {})
+
+
+def hash_of(value: object) -> int | None:
+    """A hash of the memory of a tensor; ``None`` if it has none that can be read."""
+    if not is_strided(value) or value.device.type != "cpu":
+        return None
+    storage = value.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+    memory: Any = as_array(whole)  # ``Tensor.numpy`` would keep the user from resizing it
+    return xxh3_64_intdigest(memory)
+
+
+def compare_call(
+    captured: CapturedGraph,
+    arguments: Sequence[object],
+    hashes: Sequence[int | None],
+    eager: EagerCall,
+    results: Sequence[object],
+) -> Finding:
+    """Compares the layouts of the results, and the arguments after the call, with eager's.
+
+    Args:
+        captured: the graph.
+        arguments: all its arguments, after the call.
+        hashes: of their memory before it.
+        eager: the same call in eager, if it was made.
+        results: of the call.
+    """
+    complaints: dict[Key, str] = {}
+    if eager.results is not None:
+        for key, value in enumerate(results):
+            complaints[key] = _complaint(eager.results.get(key), value)
+    is_changed = [before != hash_of(value) for before, value in zip(hashes, arguments, strict=True)]
+    first = {storage_of(value): j for j, value in reversed(list(enumerate(arguments))) if is_strided(value)}
+    for j in first.values() if captured.has_run else ():
+        if is_changed[j] and j not in captured.written:
+            complaints["argument", j] = "changed, and eager does not change it"
+        elif j in eager.changed and not is_changed[j]:
+            complaints["argument", j] = "not changed, and eager changes it"
+    graph = captured.pre_grad.first
+    places = {key: place_of_result(graph, key) for key, text in complaints.items() if text}
+    wrong = [
+        Blame(
+            place.name,
+            Cause(CauseKind.RESULT),
+            source=place.source,
+            module=place.module,
+            difference=Verdict(complaints[key]),
+        )
+        for key, place in places.items()
+    ]
+    return Finding(wrong=wrong, unchecked=[eager.unchecked] if eager.unchecked else [])
+
+
+def _layout(value: object) -> object:
+    """A tensor without its numbers."""
+    if not is_strided(value):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+
+
+def _complaint(expected: object, actual: object) -> str:
+    """How a result differs from eager's, but for the numbers in tensors."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        return "" if is_close(expected, actual) else f"{_in_words(actual)} instead of {_in_words(expected)}"
+    if expected.dtype != actual.dtype:
+        return f"dtype {actual.dtype} instead of {expected.dtype}"
+    if expected.shape != actual.shape:
+        return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    if significant_strides(expected) != significant_strides(actual):
+        return f"strides {tuple(actual.stride())} instead of {tuple(expected.stride())}"
+    return ""
+
+
+def _in_words(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
