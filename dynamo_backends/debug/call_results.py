@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from xxhash import xxh3_64_intdigest
 
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.layout import significant_strides
 from ..numerics.arrays import as_array
-from ..numerics.exact import KERNEL_ERRORS
-from ..numerics.function_runs import NotRepeatableError, is_strided
+from ..numerics.exact import KERNEL_ERRORS, is_floating
+from ..numerics.function_runs import FunctionRun, NotRepeatableError, Recording, Rerun, copies, is_strided
 from ..numerics.verdicts import Verdict
 from .captured_graph import CapturedGraph, why
+from .interpreter import flat
 from .rows import Blame, Finding
 from .stage_graphs import place_of_result
 from .wide_runs import CallRuns, Key, Outcome, interpreted, is_close, storage_of
@@ -26,7 +29,7 @@ class EagerCall:
     """What eager does with the arguments of a call.
 
     Attributes:
-        results: by key, without the numbers in tensors.
+        results: by key; of tensors without floating-point numbers, only their layout.
         changed: the positions of the arguments that it changes.
         unchecked: why it is not known.
     """
@@ -47,7 +50,9 @@ def call_in_eager(captured: CapturedGraph, arguments: Sequence[object]) -> Eager
     captured.written |= {j for _, j in written}
     captured.has_run = True
     changed = frozenset(key[1] for key in written if not is_close(*runs.pair_of(key, _NOTHING, eager)))
-    return EagerCall({key: _layout(value) for key, value in eager.values.items()}, changed)
+    return EagerCall(
+        {key: value if is_floating(value) else _layout(value) for key, value in eager.values.items()}, changed
+    )
 
 
 _NOTHING = Outcome({}, {})
@@ -72,6 +77,9 @@ def compare_call(
 ) -> Finding:
     """Compares the layouts of the results, and the arguments after the call, with eager's.
 
+    Results must be finite where eager's are: each piece of a program may be right on the numbers that it got, and the
+    whole overflow where eager does not, as ``exp(x) / exp(x).sum()`` instead of a softmax.
+
     Args:
         captured: the graph.
         arguments: all its arguments, after the call.
@@ -82,7 +90,8 @@ def compare_call(
     complaints: dict[Key, str] = {}
     if eager.results is not None:
         for key, value in enumerate(results):
-            complaints[key] = _complaint(eager.results.get(key), value)
+            expected = eager.results.get(key)
+            complaints[key] = _complaint(expected, value) or _not_finite(captured, arguments, key, expected, value)
     is_changed = [before != hash_of(value) for before, value in zip(hashes, arguments, strict=True)]
     first = {storage_of(value): j for j, value in reversed(list(enumerate(arguments))) if is_strided(value)}
     for j in first.values() if captured.has_run else ():
@@ -123,6 +132,39 @@ def _complaint(expected: object, actual: object) -> str:
     if significant_strides(expected) != significant_strides(actual):
         return f"strides {tuple(actual.stride())} instead of {tuple(expected.stride())}"
     return ""
+
+
+_SEEDS = 4
+"""Runs of eager with random rounding, which show whether rounding makes results NaN."""
+
+
+def _not_finite(
+    captured: CapturedGraph, arguments: Sequence[object], key: int, expected: object, actual: object
+) -> str:
+    """Says where a result is NaN or infinite, and neither eager's is nor with other rounding."""
+    if not is_floating(expected) or not is_floating(actual) or not is_strided(actual):
+        return ""
+    lost = ~actual.isfinite()
+    if not bool(lost.any()):
+        return ""
+    lost &= expected.isfinite() & (expected.abs() < torch.finfo(expected.dtype).max / 2)
+    if not bool(lost.any()):
+        return ""
+    recording, state = Recording(), torch.get_rng_state()
+
+    def result(mode: Recording | Rerun, *, wide: bool) -> object:
+        run = fx.Interpreter(captured.pre_grad.first).run
+        call = functools.partial(run, enable_io_processing=False)
+        given = copies(arguments, wide=wide)
+        return flat(FunctionRun(call, given, [True] * len(given), state, mode).returned)[key]
+
+    result(recording, wide=False)
+    for seed in range(_SEEDS):
+        other = result(Rerun(recording, seed), wide=True)
+        if isinstance(other, torch.Tensor) and other.shape == lost.shape:
+            lost &= other.isfinite()
+    count = int(lost.sum())
+    return f"{count} of {lost.numel()} elements are NaN or infinite, and eager's are not" if count else ""
 
 
 def _in_words(value: object) -> str:

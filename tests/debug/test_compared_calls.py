@@ -288,3 +288,42 @@ def test_nodes_of_operators_with_underscores_are_counted_apart(monkeypatch: pyte
         function(x, y)
     entry = graphs(tmp_path)["inference"].entry
     assert entry.blame is not None and entry.blame.more == len(entry.wrong_nodes) - 1 == 1, entry.wrong_nodes
+
+
+def naive_softmax(module: fx.GraphModule, context: PassContext) -> int:
+    """A pass that computes a softmax without the largest element, so that it overflows."""
+    nodes = module.graph.find_nodes(op="call_function", target=aten._softmax.default)
+    for node in nodes:
+        x, dim, _ = node.args
+        with module.graph.inserting_before(node):
+            powers = module.graph.call_function(aten.exp.default, (x,))
+            total = module.graph.call_function(aten.sum.dim_IntList, (powers, [dim], True))
+            shares = module.graph.call_function(aten.div.Tensor, (powers, total))
+        powers.meta["val"] = shares.meta["val"] = node.meta["val"]
+        total.meta["val"] = node.meta["val"].sum(dim, True)
+        node.replace_all_uses_with(shares)
+        module.graph.erase_node(node)
+    return len(nodes)
+
+
+def test_a_rewrite_that_overflows_where_eager_does_not(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """It is right in float64, and each of its nodes is right on the numbers that it got."""
+    planted(Pass("post_grad.naive_softmax", "softmax without the largest element", naive_softmax))
+    x = torch.linspace(-300, 300, 32).reshape(4, 8)
+    with torch.no_grad():
+        result = debugged(lambda x: x.softmax(-1), tmp_path)(x)
+    assert result.isnan().any()
+    verdict = verdicts(tmp_path)["inference"]
+    assert verdict is not None and verdict.startswith("diverges at softmax")
+
+
+def test_a_result_that_rounding_makes_nan(tmp_path: Path) -> None:
+    """The root of a difference of nearly equal numbers: eager's is finite by chance."""
+    x = torch.rand(64, 1).expand(64, 50).contiguous() + 100
+
+    def deviation(x: torch.Tensor) -> torch.Tensor:
+        return (x.square().mean(-1) - x.mean(-1).square()).sqrt()
+
+    with torch.no_grad():
+        debugged(deviation, tmp_path)(x)
+    assert verdicts(tmp_path) == {"inference": "ok"}
