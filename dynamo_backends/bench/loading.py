@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..common.strides import element_bytes
 from ..common.suggestions import unknown_name
 from ..errors import first_line
 from ..graphs.locations import is_user_file, short_file
@@ -71,7 +72,7 @@ class LoadedCase:
             plain = tensor.detach()
             digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
             if plain.layout is torch.strided and plain.numel():
-                digest.update(plain.contiguous().reshape(-1).view(torch.uint8).cpu().numpy())
+                digest.update(element_bytes(plain).cpu().numpy())
         return digest.hexdigest()
 
 

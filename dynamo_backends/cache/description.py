@@ -15,6 +15,7 @@ from torch import fx
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
+from ..common.strides import element_bytes
 from ..errors import Reason
 from ..graphs.aliases import IN_PYTORCH
 from ..graphs.graph_json import CannotStoreError, encode_graph
@@ -87,7 +88,7 @@ def check_plain(tensor: torch.Tensor) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """The elements of a plain tensor, in row-major order."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return element_bytes(tensor).numpy().tobytes()
 
 
 def _describe_constant(tensor: torch.Tensor) -> list[Any]:

@@ -63,6 +63,31 @@ def watchers_disabled(*, while_compiling: bool = False) -> Iterator[None]:
         _watchers.stack = stack
 
 
+@contextlib.contextmanager
+def transforms_undone() -> Iterator[None]:
+    """Undoes what a graph that raised half-way has left: levels of ``torch.func``, and that hooks are disabled."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    is_enabled = torch._C._autograd._saved_tensors_hooks_is_enabled()
+    try:
+        yield
+    finally:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if is_enabled:
+            torch._C._autograd._saved_tensors_hooks_enable()
+
+
+def without_saved_tensors_hooks() -> contextlib.AbstractContextManager[object]:
+    """A context in which the user's hooks of saved tensors do not run. Without such hooks it does nothing:
+    ``torch.func`` rejects any."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
+
+
+def _same(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
 def call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Passes a call to this thread's last watcher. ``function`` must come here again while watchers are active."""
     stack = _watchers.stack

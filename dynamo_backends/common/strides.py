@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 
 @dataclasses.dataclass(frozen=True)
 class ExactStrides:
@@ -36,3 +38,12 @@ def strides_in_order(order: Sequence[int], sizes: Sequence[Any]) -> list[Any]:
         if not (isinstance(sizes[dim], int) and sizes[dim] == 0):  # as in PyTorch
             stride = stride * sizes[dim]
     return strides
+
+
+def element_bytes(value: torch.Tensor) -> torch.Tensor:
+    """The bytes of the elements of a strided tensor, row-major: a tensor of ``uint8`` of one dimension.
+
+    PyTorch calls a single element contiguous whatever its stride, and does not view it in another dtype.
+    """
+    dense = value.detach().resolve_conj().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)

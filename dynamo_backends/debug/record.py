@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from passes.engine.locks import Lock
 
 from ..common.safety_net import net
+from ..common.strides import element_bytes
 from ..graphs.artifacts import CompiledGraph, Runner
 from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
@@ -89,15 +90,10 @@ class Snapshots:
         key = (memory, value.dtype, value.is_neg(), value.is_conj())
         with self._lock:
             last = self._last.get(key)
-            if last is None or not torch.equal(_bits(last), _bits(value)):
+            if last is None or not torch.equal(element_bytes(last), element_bytes(value)):
                 last = value.clone(memory_format=torch.preserve_format)
                 self._last[key] = last
             return last
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    """The bytes of the elements, by which NaN equals NaN, and -0.0 differs from 0.0."""
-    return value.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 class RecordObserver(Observer):

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import torch
 
+from ..common.strides import element_bytes
 from ..exporter.torch_internals import onnx_dtype
 from ..numerics.value_range import extent
 from .dump_folder import DumpFolder
@@ -29,8 +30,7 @@ def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: s
         return
     folder.remove(f"{relative}.json")
     proto = onnx.TensorProto(data_type=int(onnx_dtype(value.dtype)), dims=list(value.shape), name=name)
-    flat_bytes = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    data = np.from_dlpack(flat_bytes) if size else b""  # not numpy(): it makes the storage unresizable
+    data = np.from_dlpack(element_bytes(value.cpu())) if size else b""  # not numpy(): it makes the storage unresizable
     if size <= _PROTOBUF_LIMIT:
         proto.raw_data = bytes(data)
     else:

@@ -25,7 +25,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import fx
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -35,6 +34,7 @@ from torch.utils._python_dispatch import (
 
 from passes.engine.fx.editing import is_view, written_by
 
+from ..common.operator_watchers import transforms_undone, without_saved_tensors_hooks
 from ..exporter.upstream_faults import UNINITIALIZED
 from ..graphs.operators import is_collective
 from ..numerics.arrays import same_number
@@ -413,7 +413,7 @@ class CallRuns:
         mode = WideMode(self.state, seed, rounding=rounding, widens=self._wide)
         given, leaves = self._given(mode)
         has_gradients = torch.is_grad_enabled()
-        with torch.set_grad_enabled(has_gradients), saved_tensors_hooks(_same, _same):
+        with torch.set_grad_enabled(has_gradients), transforms_undone(), without_saved_tensors_hooks():
             returned, backward = program(given, mode)
         results: dict[Key, object] = dict(enumerate(flat(returned)))
         ends = results | {("argument", j): given[j] for j in _written(given, mode)}
@@ -430,7 +430,8 @@ class CallRuns:
         with backward:
             outputs = [ends[key] for key in tangents]
             inputs = list(leaves.values())
-            found = torch.autograd.grad(outputs, inputs, list(tangents.values()), allow_unused=True)
+            # AOTAutograd compiles a backward that keeps what it read, as the user's may run twice
+            found = torch.autograd.grad(outputs, inputs, list(tangents.values()), allow_unused=True, retain_graph=True)
         values |= self._memories(given, mode, "backward")
         if mode.draws > draws:
             return Outcome(values, mode.inexact, "the backward draws random numbers, which cannot be reproduced")
@@ -526,11 +527,6 @@ def _written(given: Sequence[object], mode: WideMode) -> list[int]:
     """The positions of the arguments whose memory was written, the first of those that share it."""
     first = {storage_of(value): j for j, value in reversed(list(enumerate(given))) if isinstance(value, torch.Tensor)}
     return [j for storage, j in first.items() if storage in mode.written]
-
-
-def _same(value: torch.Tensor) -> torch.Tensor:
-    """The user's hooks of saved tensors see those of the user's run only."""
-    return value
 
 
 def _detached(value: object) -> object:

@@ -22,6 +22,7 @@ import onnxruntime
 import torch
 
 from ..common.fork_safety import never_free, renew_in_children
+from ..common.strides import element_bytes
 from .constants import declared, give
 from .settings import SessionSettings, create_session
 
@@ -205,7 +206,7 @@ def _has_bytes(tensor: torch.Tensor, value: ir.ExternalTensor) -> bool:
     dtype, sizes = ir.tensor_adapters.to_torch_dtype(value.dtype), tuple(value.shape.numpy())
     if (tensor.dtype, tuple(tensor.shape)) != (dtype, sizes) or not tensor.is_contiguous() or not value.size:
         return False
-    ours = tensor.detach().view(-1).view(torch.uint8)
+    ours = element_bytes(tensor)
     with open(value.path, "rb") as file:
         file.seek(value.offset or 0)
         return all(file.read(part.numel()) == bytes(np.from_dlpack(part)) for part in ours.split(_CHUNK))

@@ -327,3 +327,24 @@ def test_a_result_that_rounding_makes_nan(tmp_path: Path) -> None:
     with torch.no_grad():
         debugged(deviation, tmp_path)(x)
     assert verdicts(tmp_path) == {"inference": "ok"}
+
+
+def test_a_second_backward_of_one_graph(tmp_path: Path) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    options = {"dump_dir": str(tmp_path)}
+    result = compiled(layer, backend="onnx_debug", options=options)(torch.randn(6, 8, requires_grad=True))
+    result.sum().backward(retain_graph=True)
+    result.square().sum().backward()
+    assert verdicts(tmp_path) == {"forward": "ok", "backward": "ok"}
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
+def test_transforms_of_functions(transform: Callable[..., Any], tmp_path: Path) -> None:
+    """They disable hooks of saved tensors while they run."""
+    function = transform(lambda x: (x.sin() * x.exp()).sum())
+    with torch.no_grad():
+        debugged(lambda x: function(x), tmp_path)(torch.randn(4))
+    graph = graphs(tmp_path)["inference"]
+    assert graph.verdict == "ok" and not graph.entry.unchecked
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        torch.randn(3, requires_grad=True).exp()
