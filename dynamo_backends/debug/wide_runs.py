@@ -18,6 +18,7 @@ runs in which each value is perturbed show; they are made only if results differ
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
-from passes.engine.fx.editing import is_view, written_by
+from passes.engine.fx.editing import is_view, value_in, written_by
 
 from ..exporter.upstream_faults import UNINITIALIZED
 from ..graphs.operators import is_collective
@@ -50,7 +51,7 @@ from ..numerics.exact import (
     widened,
     wider_dtype,
 )
-from ..numerics.function_runs import NotRepeatableError, is_strided, version_of
+from ..numerics.function_runs import NotRepeatableError, is_strided
 from ..numerics.randomness import PrivateRandomness, draws_numbers
 from ..numerics.segments import perturbed
 from ..numerics.verdicts import epsilon
@@ -95,7 +96,7 @@ class WideMode(TorchDispatchMode):
 
     Attributes:
         widens: as given; an interpreter turns it off for constants.
-        written: the storages that operators wrote, by address.
+        writes: how often operators wrote each storage, by its identity. Inference tensors have no version.
         draws: how many operators drew random numbers.
         inexact: operators without float64, with the reason.
     """
@@ -117,7 +118,7 @@ class WideMode(TorchDispatchMode):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.perturbs = seed is not None
         self.widens = widens
-        self.written: set[int] = set()
+        self.writes: collections.Counter[int] = collections.Counter()
         self.draws = 0
         self.inexact: dict[str, str] = {}
 
@@ -133,7 +134,7 @@ class WideMode(TorchDispatchMode):
             raise NotRepeatableError(f"{func} communicates with other processes, and is not run again")
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
-        self.written.update(storage_of(leaf) for leaf in _tensors(_written_by(func, args, kwargs)))
+        self.writes.update(storage_of(leaf) for leaf in _tensors(_written_by(func, args, kwargs)))
         if draws_numbers(func, args, kwargs):
             return self._drawn(func, args, kwargs)
         if self.widens:
@@ -234,11 +235,11 @@ def storage_of(value: torch.Tensor) -> int:
 
 @dataclasses.dataclass
 class _WideConstant:
-    """The memory of a constant in float64, and the versions of both when it was made."""
+    """The memory of a constant in float64, and how often both had been written when it was made."""
 
     narrow: torch.Tensor
     wide: torch.Tensor
-    versions: tuple[int, int]
+    writes: tuple[int, int]
 
 
 class WideInterpreter(Interpreter):
@@ -280,7 +281,7 @@ class WideInterpreter(Interpreter):
 
     def _run_wide(self, node: fx.Node) -> object:
         args, kwargs = pytree.tree_map(self._widened, self.fetch_args_kwargs_from_env(node))
-        args, kwargs = pytree.tree_map(wider_dtype, (args, kwargs))
+        args, kwargs = _with_limits(node, *pytree.tree_map(wider_dtype, (args, kwargs)))
         value = getattr(self, node.op)(_TO_DOUBLE.get(node.target, node.target), args, kwargs)
         if isinstance(value, torch.Tensor) and any(value is item for item in args) and _casts(node):
             return value.clone()  # as the cast of the model's dtype, which float64 does not need
@@ -295,7 +296,10 @@ class WideInterpreter(Interpreter):
             return False
         read = _tensors([self.env[item] for item in node.all_input_nodes])
         known = (self._constants.get(storage_of(item)) for item in read)
-        return not any(item is not None and version_of(item.wide) != item.versions[1] for item in known)
+        return not any(item is not None and self._writes(item.wide) != item.writes[1] for item in known)
+
+    def _writes(self, value: torch.Tensor) -> int:
+        return self._mode.writes[storage_of(value)]
 
     def _widened(self, value: Any) -> Any:
         """The float64 of a constant; constants that share memory have float64 that does."""
@@ -304,9 +308,9 @@ class WideInterpreter(Interpreter):
         if not is_strided(value):
             return self._mode.perturbed(value)
         known = self._constants.get(storage_of(value))
-        if known is None or known.versions[0] != version_of(value):
+        if known is None or known.writes[0] != self._writes(value):
             wide = self._mode.perturbed(memory_of(value))
-            known = _WideConstant(value, wide, (version_of(value), version_of(wide)))
+            known = _WideConstant(value, wide, (self._writes(value), self._writes(wide)))
             self._constants[storage_of(value)] = known
         return known.wide.as_strided(value.size(), value.stride(), value.storage_offset())
 
@@ -318,9 +322,37 @@ _TO_DOUBLE: dict[object, Any] = {
 """Methods that convert to a dtype, with their replacement in float64."""
 
 
+def _with_limits(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a node, where a missing one stands for a limit of its dtype: with that of the model's dtype.
+
+    Half precision is computed in float32, whose epsilon is added then.
+    """
+    target = getattr(node.target, "_opname", getattr(node.target, "__name__", node.target))
+    defaults = _LIMITS.get(str(target).removesuffix("_"))
+    fake = value_in(node.all_input_nodes[0].meta) if defaults and node.all_input_nodes else None
+    if not defaults or not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
+        return args, kwargs
+    limits = torch.finfo(fake.dtype)
+    values = {"max": limits.max, "min": limits.min, "eps": min(limits.eps, torch.finfo(torch.float32).eps)}
+    args, kwargs = list(args), dict(kwargs)
+    for name, (position, limit) in defaults.items():
+        if position < len(args):
+            args[position] = values[limit] if args[position] is None else args[position]
+        elif kwargs.get(name) is None:
+            kwargs[name] = values[limit]
+    return tuple(args), kwargs
+
+
+_LIMITS = {
+    "nan_to_num": {"posinf": (2, "max"), "neginf": (3, "min")},
+    "rms_norm": {"eps": (3, "eps")},
+}
+"""By function, the arguments that stand for a limit of the dtype if they are missing: position and limit."""
+
+
 def _casts(node: fx.Node) -> bool:
     """Whether a node's first argument has another dtype in the model."""
-    values = (item.meta.get("val", item.meta.get("example_value")) for item in (node, *node.all_input_nodes[:1]))
+    values = (value_in(item.meta) for item in (node, *node.all_input_nodes[:1]))
     return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) > 1
 
 
@@ -426,7 +458,8 @@ class CallRuns:
         }
         if not tangents or not leaves or not gradients:
             return Outcome(values, mode.inexact)
-        draws, mode.written = mode.draws, set()
+        draws = mode.draws
+        mode.writes.clear()
         with backward:
             outputs = [ends[key] for key in tangents]
             inputs = list(leaves.values())
@@ -525,7 +558,7 @@ class CallRuns:
 def _written(given: Sequence[object], mode: WideMode) -> list[int]:
     """The positions of the arguments whose memory was written, the first of those that share it."""
     first = {storage_of(value): j for j, value in reversed(list(enumerate(given))) if isinstance(value, torch.Tensor)}
-    return [j for storage, j in first.items() if storage in mode.written]
+    return [j for storage, j in first.items() if mode.writes[storage]]
 
 
 def _same(value: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,10 @@ from conftest import compiled
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.debug import captured_graph
 from dynamo_backends.debug.captured_graph import changing_step, wrong_step
 from dynamo_backends.debug.first_changed_node import first_changed_node
 from dynamo_backends.debug.stage_graphs import StageGraphs, copy_of, place_of_result
@@ -421,3 +423,86 @@ def test_a_pass_that_adds_a_cast_and_is_right() -> None:
     before = traced(lambda x: x.float() * 2, x)
     after = traced(lambda x: x.float().half().float() * 2, x)
     assert changing_step(stage(("post_grad", before), ("right", after)), [x], torch.get_rng_state(), casts=True) is None
+
+
+def test_a_pass_that_computes_a_float64_function_in_float32(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """A cast to a lower precision than the model's, which is not half."""
+
+    def lower(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        source, wide = node.all_input_nodes[0].meta["val"], node.meta["val"]
+        with module.graph.inserting_before(node):
+            low = module.graph.call_function(aten._to_copy.default, node.args, {"dtype": torch.float32})
+        with module.graph.inserting_after(node):
+            raised = module.graph.call_function(aten._to_copy.default, (node,), {"dtype": torch.float64})
+        node.replace_all_uses_with(raised, lambda user: user is not raised)
+        node.args = (low,)
+        low.meta["val"], node.meta["val"], raised.meta["val"] = source.float(), wide.float(), wide
+        return 1
+
+    planted(Pass("post_grad.wrong", "Planted by a test.", lower))
+    with torch.no_grad():
+        debugged(lambda x: x.sin() * 2, tmp_path)(torch.randn(8, dtype=torch.float64))
+    (graph,) = graphs_of(tmp_path).values()
+    assert "pass post_grad.wrong" in graph["verdict"], graph["verdict"]
+
+
+def test_a_constant_that_is_written_in_inference_mode(tmp_path: Path) -> None:
+    """Its tensors count no versions."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sums, shifted = torch.zeros(4), torch.zeros(4)
+        sums.add_(x)
+        before = shifted + x
+        shifted.add_(1)
+        return sums * 2, before + shifted * x
+
+    with torch.inference_mode():
+        debugged(function, tmp_path)(torch.ones(4))
+    (graph,) = graphs_of(tmp_path).values()
+    assert (graph["verdict"], graph["unchecked"]) == ("ok", [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_functions_with_limits_of_their_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Which float64 has others of."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        infinite = x / 0
+        limited = torch.nan_to_num(infinite), infinite.nan_to_num(0.0, 5.0), infinite.nan_to_num(neginf=-5.0)
+        return (*limited, F.rms_norm(x, (8,)))
+
+    with torch.no_grad():
+        debugged(function, tmp_path)(torch.randn(4, 8, dtype=dtype) * 1e-3)
+    (graph,) = graphs_of(tmp_path).values()
+    assert (graph["verdict"], graph["unchecked"]) == ("ok", [])
+
+
+def test_the_memory_of_arguments_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    digest = captured_graph.xxh3_64_intdigest
+    monkeypatch.setattr(captured_graph, "xxh3_64_intdigest", lambda data: (read.append(data.nbytes), digest(data))[1])
+    memory = torch.randn(64)
+    views = memory.split(8)
+    before = captured_graph.hashes([*views, 3])
+    assert read == [memory.nbytes] and len({*before[:-1]}) == 1
+    views[3].mul_(2)
+    assert before != captured_graph.hashes([*views, 3])
+
+
+@pytest.mark.parametrize("kind", ["subclass", "coo", "csr", "parameter"])
+def test_whether_arguments_of_any_kind_are_changed(kind: str) -> None:
+    memory = torch.eye(3)
+    make: dict[str, Callable[[], torch.Tensor]] = {
+        "subclass": lambda: TwoTensor(torch.ones(3, 3), memory),
+        "coo": memory.to_sparse,
+        "csr": memory.to_sparse_csr,
+        "parameter": lambda: nn.Parameter(memory),
+    }
+    value = make[kind]()
+    before = captured_graph.hashes([value])
+    assert None not in before and before == captured_graph.hashes([value])
+    with torch.no_grad():
+        (value.b if isinstance(value, TwoTensor) else value).mul_(2)
+    assert before != captured_graph.hashes([value])
+    assert captured_graph.hashes([torch.ones(3, device="meta")]) == [None]
