@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from xxhash import xxh3_64_intdigest
 
 from ..dumps.blame import Cause, CauseKind
@@ -58,20 +59,47 @@ def call_in_eager(captured: CapturedGraph, arguments: Sequence[object]) -> Eager
 _NOTHING = Outcome({}, {})
 
 
-def hash_of(value: object) -> int | None:
-    """A hash of the memory of a tensor; ``None`` if it has none that can be read."""
-    if not is_strided(value) or value.device.type != "cpu":
-        return None
+def hashes(values: Sequence[object]) -> list[int | None]:
+    """For each value, a hash of the memory that its elements are in, which is read once; 0 of a value that is no
+    tensor, ``None`` if the memory cannot be read."""
+    known: dict[int, int] = {}
+
+    def hash_of(value: torch.Tensor) -> int | None:
+        if is_strided(value):
+            storage = storage_of(value)
+            if storage not in known and value.device.type != "meta":
+                memory: Any = as_array(_bytes_of(value).cpu())  # ``Tensor.numpy`` would keep the user from resizing it
+                known[storage] = xxh3_64_intdigest(memory)
+            return known.get(storage)
+        parts = list(map(hash_of, _parts_of(value)))
+        return None if not parts or None in parts else hash(tuple(parts))
+
+    with torch.no_grad():
+        return [hash_of(value) if isinstance(value, torch.Tensor) else 0 for value in values]
+
+
+def _bytes_of(value: torch.Tensor) -> torch.Tensor:
     storage = value.untyped_storage()
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
-    memory: Any = as_array(whole)  # ``Tensor.numpy`` would keep the user from resizing it
-    return xxh3_64_intdigest(memory)
+    return torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _parts_of(value: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a sparse tensor or one of a subclass consists of; empty if they are not known."""
+    if is_traceable_wrapper_subclass(value):
+        return [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+    if value.layout is torch.sparse_coo:
+        return [value._indices(), value._values()]
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [value.ccol_indices(), value.row_indices(), value.values()]
+    return []
 
 
 def compare_call(
     captured: CapturedGraph,
     arguments: Sequence[object],
-    hashes: Sequence[int | None],
+    before_call: Sequence[int | None],
     eager: EagerCall,
     results: Sequence[object],
 ) -> Finding:
@@ -83,7 +111,7 @@ def compare_call(
     Args:
         captured: the graph.
         arguments: all its arguments, after the call.
-        hashes: of their memory before it.
+        before_call: hashes of their memory before it.
         eager: the same call in eager, if it was made.
         results: of the call.
     """
@@ -92,8 +120,11 @@ def compare_call(
         for key, value in enumerate(results):
             expected = eager.results.get(key)
             complaints[key] = _complaint(expected, value) or _not_finite(captured, arguments, key, expected, value)
-    is_changed = [before != hash_of(value) for before, value in zip(hashes, arguments, strict=True)]
-    first = {storage_of(value): j for j, value in reversed(list(enumerate(arguments))) if is_strided(value)}
+    is_changed = [
+        before is not None and before != after for before, after in zip(before_call, hashes(arguments), strict=True)
+    ]
+    tensors = [(j, value) for j, value in enumerate(arguments) if isinstance(value, torch.Tensor)]
+    first = {storage_of(value): j for j, value in reversed(tensors) if before_call[j] is not None}
     for j in first.values() if captured.has_run else ():
         if is_changed[j] and j not in captured.written:
             complaints["argument", j] = "changed, and eager does not change it"
@@ -111,7 +142,10 @@ def compare_call(
         )
         for key, place in places.items()
     ]
-    return Finding(wrong=wrong, unchecked=[eager.unchecked] if eager.unchecked else [])
+    unknown = [item for item, found in zip(arguments, before_call, strict=True) if found is None]
+    kinds = ", ".join(sorted({type(item).__name__ for item in unknown}))
+    unchecked = [f"whether {len(unknown)} arguments are changed: {kinds} without memory to read"] if unknown else []
+    return Finding(wrong=wrong, unchecked=list(filter(None, [eager.unchecked, *unchecked])))
 
 
 def _layout(value: object) -> object:

@@ -181,7 +181,8 @@ class _Values:
         expected = self._value(theirs, mode, given)
         if mode.draws:  # other random numbers than in the run
             return RIGHT
-        return difference(expected, actual, self._value(theirs, WideMode(self.state), given))
+        dtype = fake.dtype if isinstance(fake, torch.Tensor) and fake.is_floating_point() else None
+        return difference(expected, actual, self._value(theirs, WideMode(self.state), given), dtype=dtype)
 
     def _difference_in_float64(self, theirs: fx.Node, ours: fx.Node, actual: object, given: set[str]) -> Verdict:
         modes = WideMode(self.state), WideMode(self.state)

@@ -18,7 +18,7 @@ from ..numerics.arrays import same_elements, same_number
 from ..numerics.function_runs import NotRepeatableError
 from ..numerics.verdicts import Verdict
 from ..runtime.system_memory import give_back
-from .call_results import EagerCall, call_in_eager, compare_call, hash_of
+from .call_results import EagerCall, call_in_eager, compare_call, hashes
 from .captured_graph import (
     BACKWARD,
     COMPARING,
@@ -225,7 +225,7 @@ class ComparedEntry:
                 if selected.is_first:
                     stages = captured.check(self.compiled, args)
                     eager = call_in_eager(captured, arguments)
-                hashes = list(map(hash_of, arguments))
+                before = hashes(arguments)
         except Exception as error:
             self._fail(selected, error)
             with doing(None):
@@ -243,7 +243,7 @@ class ComparedEntry:
                 if not self.observer.add_gradients(self.graph, gradients):
                     findings.append(gradients)
                 returned = finding_of(
-                    "the captured graph", lambda: compare_call(captured, arguments, hashes, eager, flat(results))
+                    "the captured graph", lambda: compare_call(captured, arguments, before, eager, flat(results))
                 )
                 for judged in recording.runs:
                     self.observer.conclude(judged, [*findings, returned], selected.sizes)

@@ -98,21 +98,25 @@ def _described(module: fx.GraphModule) -> list[object]:
 
 
 def _casts(module: fx.GraphModule) -> collections.Counter[torch.dtype]:
-    """How many nodes convert to each dtype of half precision, by their values; without, by their arguments."""
+    """How many nodes convert to each dtype from one of higher precision, by their values; without, by their arguments:
+    then a dtype counts if the graph has values of higher precision."""
     found: collections.Counter[torch.dtype] = collections.Counter()
+    units = {epsilon(leaf.dtype) for node in module.graph.nodes for leaf in _tensors(node)}
+    finest = min((unit for unit in units if unit), default=0.0)
     for node in module.graph.nodes:
         value = _example(node)
         if isinstance(value, torch.Tensor):
-            sources = [leaf.dtype for item in node.all_input_nodes if isinstance(leaf := _example(item), torch.Tensor)]
-            unit = epsilon(value.dtype)
-            found[value.dtype] += unit > epsilon(torch.float32) and any(0 < epsilon(item) < unit for item in sources)
+            sources = (leaf.dtype for item in node.all_input_nodes for leaf in _tensors(item))
+            found[value.dtype] += any(0 < epsilon(item) < epsilon(value.dtype) for item in sources)
         elif value is None:  # added by a pass
-            named = {"half": torch.float16, "bfloat16": torch.bfloat16}.get(str(node.target))
+            named = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32}.get(str(node.target))
             dtypes = [*pytree.tree_leaves((node.args, node.kwargs)), named]
-            found.update(
-                item for item in dtypes if isinstance(item, torch.dtype) and epsilon(item) > epsilon(torch.float32)
-            )
+            found.update(item for item in dtypes if isinstance(item, torch.dtype) and epsilon(item) > finest)
     return found
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(_example(node)) if isinstance(leaf, torch.Tensor)]
 
 
 def _example(node: fx.Node) -> object:

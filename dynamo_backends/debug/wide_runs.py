@@ -14,17 +14,22 @@ runs in which each value is perturbed show; they are made only if results differ
 - Random numbers are drawn in float32, from a private state.
 - Uninitialized memory is filled with zeros.
 - An operator without float64 runs in float32; it is named, and the perturbed runs have its rounding.
+
+Without gradients, the arguments themselves are given, and each is widened where a node reads it: most are weights,
+which nothing writes. An operator that would write one writes a copy, and the run is repeated with that one copied.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import torch
 from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -32,7 +37,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
-from passes.engine.fx.editing import is_view, written_by
+from passes.engine.fx.editing import is_view, value_in, written_by
 
 from ..common.operator_watchers import transforms_undone, without_saved_tensors_hooks
 from ..exporter.upstream_faults import UNINITIALIZED
@@ -50,7 +55,7 @@ from ..numerics.exact import (
     widened,
     wider_dtype,
 )
-from ..numerics.function_runs import NotRepeatableError, is_strided, version_of
+from ..numerics.function_runs import NotRepeatableError, is_strided
 from ..numerics.randomness import PrivateRandomness, draws_numbers
 from ..numerics.segments import perturbed
 from ..numerics.verdicts import epsilon
@@ -95,7 +100,9 @@ class WideMode(TorchDispatchMode):
 
     Attributes:
         widens: as given; an interpreter turns it off for constants.
-        written: the storages that operators wrote, by address.
+        originals: the storages of arguments that are not copied, and must not be written.
+        needs_copy: those that an operator would have written: the run counts for nothing.
+        writes: how often operators wrote each storage, by its identity. Inference tensors have no version.
         draws: how many operators drew random numbers.
         inexact: operators without float64, with the reason.
     """
@@ -114,10 +121,14 @@ class WideMode(TorchDispatchMode):
         self.state = state
         self._rounding = rounding
         self._randomness = PrivateRandomness(state)
+        self._seed = seed
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.perturbs = seed is not None
         self.widens = widens
-        self.written: set[int] = set()
+        self.originals: set[int] = set()
+        self.needs_copy: set[int] = set()
+        self._borrowed: dict[int, tuple[StorageWeakRef, int]] = {}  # which keep the identities of storages
+        self.writes: collections.Counter[int] = collections.Counter()
         self.draws = 0
         self.inexact: dict[str, str] = {}
 
@@ -133,7 +144,9 @@ class WideMode(TorchDispatchMode):
             raise NotRepeatableError(f"{func} communicates with other processes, and is not run again")
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
-        self.written.update(storage_of(leaf) for leaf in _tensors(_written_by(func, args, kwargs)))
+        for storage in map(storage_of, _tensors(_written_by(func, args, kwargs))):
+            self.writes[storage] += 1
+        args, kwargs = self._without_originals(func, args, kwargs)
         if draws_numbers(func, args, kwargs):
             return self._drawn(func, args, kwargs)
         if self.widens:
@@ -157,17 +170,49 @@ class WideMode(TorchDispatchMode):
                 self.inexact[str(func)] = f"{type(error).__name__}: {error}".splitlines()[0]
         return pytree.tree_map(self.perturbed, result)
 
-    def perturbed(self, value: Any) -> Any:
+    def _without_originals(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of an operator, with copies of the originals that it would write.
+
+        A user's operator may write what it does not say. An exception would leave a transform of functorch open.
+        """
+        is_users = func.namespace not in ("aten", "prims")
+        written = {
+            storage_of(leaf) for leaf in _tensors((args, kwargs) if is_users else _written_by(func, args, kwargs))
+        }
+        if not is_users:
+            borrowed = {self._borrowed[storage][1] for storage in written if storage in self._borrowed}
+            self.needs_copy |= borrowed
+        found = written & self.originals
+        self.needs_copy |= found
+
+        def copied(value: object) -> object:
+            return value.clone() if isinstance(value, torch.Tensor) and storage_of(value) in found else value
+
+        return pytree.tree_map(copied, (args, kwargs)) if found else (args, kwargs)
+
+    def borrowed(self, value: torch.Tensor) -> torch.Tensor:
+        """The float64 of an argument that is not copied, or of a view of it, with its strides."""
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(value.size(), value.stride(), strict=True))
+        span = value.detach().as_strided((elements if value.numel() else 0,), (1,))
+        generator = None if self._seed is None else torch.Generator().manual_seed(hash((self._seed, span.data_ptr())))
+        with _disable_current_modes():
+            wide = self.perturbed(widen(span), generator)  # as copies are: by the rounding of float64
+            self._borrowed[storage_of(wide)] = StorageWeakRef(wide.untyped_storage()), storage_of(value)
+            return wide.as_strided(value.size(), value.stride(), 0)
+
+    def perturbed(self, value: Any, generator: torch.Generator | None = None) -> Any:
         """A value in float64, perturbed by some units of the dtype that it was computed in, if runs are."""
-        if self._generator is None or not is_floating(value):
+        generator = generator or self._generator
+        if generator is None or not is_floating(value):
             return widen(value)
         if value.is_complex():
-            return torch.view_as_complex(self.perturbed(torch.view_as_real(value.resolve_conj())).contiguous())
+            parts = torch.view_as_real(value.resolve_conj())
+            return torch.view_as_complex(self.perturbed(parts, generator).contiguous())
         dtype = max(value.dtype, self._rounding, key=epsilon)
         units = _UNITS if dtype is torch.float64 else 1.0
         with _disable_current_modes():
             wide = widen(value)
-            changed = perturbed(wide, units * epsilon(dtype), self._generator)
+            changed = perturbed(wide, units * epsilon(dtype), generator)
             return torch.where(
                 wide == wide.round(), wide, changed
             )  # masks and indices are exact where they are compared
@@ -229,16 +274,19 @@ def _tensors(values: object) -> list[torch.Tensor]:
 
 def storage_of(value: torch.Tensor) -> int:
     """Identifies the memory of a tensor; a tensor without one storage identifies itself."""
-    return value.untyped_storage()._cdata if is_strided(value) else id(value)
+    try:
+        return value.untyped_storage()._cdata if is_strided(value) else id(value)
+    except NotImplementedError:  # it is inside of a transform of functorch, such as ``vmap``
+        return id(value)
 
 
 @dataclasses.dataclass
 class _WideConstant:
-    """The memory of a constant in float64, and the versions of both when it was made."""
+    """The memory of a constant in float64, and how often both had been written when it was made."""
 
     narrow: torch.Tensor
     wide: torch.Tensor
-    versions: tuple[int, int]
+    writes: tuple[int, int]
 
 
 class WideInterpreter(Interpreter):
@@ -262,6 +310,8 @@ class WideInterpreter(Interpreter):
             return super().run_node(n)
         if n.op in ("placeholder", "output"):
             self.computed.add(n)
+            if n.op == "placeholder" and self._mode.originals:
+                return super().run_node(n)  # widened where it is read
             return pytree.tree_map(self._widened, super().run_node(n))  # what was written into a constant is there
         if n.op == "get_attr":
             return super().run_node(n)
@@ -280,7 +330,7 @@ class WideInterpreter(Interpreter):
 
     def _run_wide(self, node: fx.Node) -> object:
         args, kwargs = pytree.tree_map(self._widened, self.fetch_args_kwargs_from_env(node))
-        args, kwargs = pytree.tree_map(wider_dtype, (args, kwargs))
+        args, kwargs = _with_limits(node, *pytree.tree_map(wider_dtype, (args, kwargs)))
         value = getattr(self, node.op)(_TO_DOUBLE.get(node.target, node.target), args, kwargs)
         if isinstance(value, torch.Tensor) and any(value is item for item in args) and _casts(node):
             return value.clone()  # as the cast of the model's dtype, which float64 does not need
@@ -295,18 +345,26 @@ class WideInterpreter(Interpreter):
             return False
         read = _tensors([self.env[item] for item in node.all_input_nodes])
         known = (self._constants.get(storage_of(item)) for item in read)
-        return not any(item is not None and version_of(item.wide) != item.versions[1] for item in known)
+        return not any(item is not None and self._writes(item.wide) != item.writes[1] for item in known)
+
+    def _writes(self, value: torch.Tensor) -> int:
+        return self._mode.writes[storage_of(value)]
 
     def _widened(self, value: Any) -> Any:
         """The float64 of a constant; constants that share memory have float64 that does."""
-        if not isinstance(value, torch.Tensor) or value.dtype not in WIDER:
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_original = storage_of(value) in self._mode.originals
+        if is_original and (value.dtype in WIDER or (self._mode.perturbs and is_floating(value))):
+            return self._mode.borrowed(value)
+        if value.dtype not in WIDER:
             return value
         if not is_strided(value):
             return self._mode.perturbed(value)
         known = self._constants.get(storage_of(value))
-        if known is None or known.versions[0] != version_of(value):
+        if known is None or known.writes[0] != self._writes(value):
             wide = self._mode.perturbed(memory_of(value))
-            known = _WideConstant(value, wide, (version_of(value), version_of(wide)))
+            known = _WideConstant(value, wide, (self._writes(value), self._writes(wide)))
             self._constants[storage_of(value)] = known
         return known.wide.as_strided(value.size(), value.stride(), value.storage_offset())
 
@@ -318,9 +376,37 @@ _TO_DOUBLE: dict[object, Any] = {
 """Methods that convert to a dtype, with their replacement in float64."""
 
 
+def _with_limits(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a node, where a missing one stands for a limit of its dtype: with that of the model's dtype.
+
+    Half precision is computed in float32, whose epsilon is added then.
+    """
+    target = getattr(node.target, "_opname", getattr(node.target, "__name__", node.target))
+    defaults = _LIMITS.get(str(target).removesuffix("_"))
+    fake = value_in(node.all_input_nodes[0].meta) if defaults and node.all_input_nodes else None
+    if not defaults or not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
+        return args, kwargs
+    limits = torch.finfo(fake.dtype)
+    values = {"max": limits.max, "min": limits.min, "eps": min(limits.eps, torch.finfo(torch.float32).eps)}
+    args, kwargs = list(args), dict(kwargs)
+    for name, (position, limit) in defaults.items():
+        if position < len(args):
+            args[position] = values[limit] if args[position] is None else args[position]
+        elif kwargs.get(name) is None:
+            kwargs[name] = values[limit]
+    return tuple(args), kwargs
+
+
+_LIMITS = {
+    "nan_to_num": {"posinf": (2, "max"), "neginf": (3, "min")},
+    "rms_norm": {"eps": (3, "eps")},
+}
+"""By function, the arguments that stand for a limit of the dtype if they are missing: position and limit."""
+
+
 def _casts(node: fx.Node) -> bool:
     """Whether a node's first argument has another dtype in the model."""
-    values = (item.meta.get("val", item.meta.get("example_value")) for item in (node, *node.all_input_nodes[:1]))
+    values = (value_in(item.meta) for item in (node, *node.all_input_nodes[:1]))
     return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) > 1
 
 
@@ -394,6 +480,9 @@ class CallRuns:
         self.state = torch.get_rng_state() if state is None else state
         self._wide = wide
         self._copies: dict[object, torch.Tensor] = {}
+        self._written: set[int] = set()  # storages of arguments that a run wrote
+        if torch.is_grad_enabled():
+            self._written.update(storage_of(value) for value in arguments if isinstance(value, torch.Tensor))
 
     def run(
         self,
@@ -410,12 +499,27 @@ class CallRuns:
         Raises:
             NotRepeatableError: the program must run once only.
         """
-        mode = WideMode(self.state, seed, rounding=rounding, widens=self._wide)
+        while True:
+            mode = WideMode(self.state, seed, rounding=rounding, widens=self._wide)
+            try:
+                outcome = self._run(program, mode, gradients=gradients)
+            except Exception:
+                if not mode.needs_copy:
+                    raise
+            else:
+                if not mode.needs_copy:
+                    return outcome
+            self._written |= mode.needs_copy
+
+    def _run(self, program: Program, mode: WideMode, *, gradients: bool) -> Outcome:
         given, leaves = self._given(mode)
         has_gradients = torch.is_grad_enabled()
         with torch.set_grad_enabled(has_gradients), transforms_undone(), without_saved_tensors_hooks():
             returned, backward = program(given, mode)
-        results: dict[Key, object] = dict(enumerate(flat(returned)))
+        results: dict[Key, object] = {
+            i: mode.borrowed(value) if _is_narrow_original(value, mode) else value
+            for i, value in enumerate(flat(returned))
+        }
         ends = results | {("argument", j): given[j] for j in _written(given, mode)}
         values = {key: _detached(value) for key, value in results.items()}
         values |= self._memories(given, mode, "argument")
@@ -426,7 +530,8 @@ class CallRuns:
         }
         if not tangents or not leaves or not gradients:
             return Outcome(values, mode.inexact)
-        draws, mode.written = mode.draws, set()
+        draws = mode.draws
+        mode.writes.clear()
         with backward:
             outputs = [ends[key] for key in tangents]
             inputs = list(leaves.values())
@@ -507,6 +612,9 @@ class CallRuns:
         def given(value: object, position: int) -> object:
             if not isinstance(value, torch.Tensor):
                 return value
+            if self._is_given_itself(value):
+                mode.originals.add(storage_of(value))
+                return value.detach().requires_grad_() if value.requires_grad else value.detach()
             base = value._base
             if base is None or not is_strided(value) or base.dtype != value.dtype or value.is_leaf:
                 return root_of(value, position)
@@ -516,6 +624,12 @@ class CallRuns:
         with torch.enable_grad():
             return [given(value, j) for j, value in enumerate(self.arguments)], leaves
 
+    def _is_given_itself(self, value: torch.Tensor) -> bool:
+        """Whether an argument is not copied: no run wrote its memory, and it gets no gradient."""
+        if not is_strided(value) or value.is_conj() or value.is_neg() or value._is_zerotensor():
+            return False
+        return storage_of(value) not in self._written
+
     def _changed(self, value: torch.Tensor, mode: WideMode) -> torch.Tensor:
         """A copy in the dtype of the runs."""
         copied = value.to(WIDER.get(value.dtype, value.dtype) if self._wide else value.dtype)
@@ -523,10 +637,16 @@ class CallRuns:
         return mode.perturbed(copied) if mode.perturbs else copied
 
 
+def _is_narrow_original(value: object, mode: WideMode) -> TypeGuard[torch.Tensor]:
+    """Whether a value in float64 is still an argument that was not copied, or a view of it."""
+    is_narrow = mode.widens and isinstance(value, torch.Tensor) and value.dtype in WIDER
+    return is_narrow and storage_of(cast(torch.Tensor, value)) in mode.originals
+
+
 def _written(given: Sequence[object], mode: WideMode) -> list[int]:
     """The positions of the arguments whose memory was written, the first of those that share it."""
     first = {storage_of(value): j for j, value in reversed(list(enumerate(given))) if isinstance(value, torch.Tensor)}
-    return [j for storage, j in first.items() if storage in mode.written]
+    return [j for storage, j in first.items() if mode.writes[storage]]
 
 
 def _detached(value: object) -> object:

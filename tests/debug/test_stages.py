@@ -15,8 +15,10 @@ from conftest import compiled
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.debug import captured_graph
 from dynamo_backends.debug.captured_graph import changing_step, wrong_step
 from dynamo_backends.debug.first_changed_node import first_changed_node
 from dynamo_backends.debug.stage_graphs import StageGraphs, copy_of, place_of_result
@@ -115,6 +117,59 @@ def test_views_stay_views_and_leaves_stay_leaves() -> None:
     assert differences(right, wrong, *shared) == {0, ("argument", 0), ("gradient", 0)}
     with torch.no_grad():
         assert differences(lambda x: x.mul_(2), lambda x: x.add_(x), X.clone().requires_grad_()) == set()
+
+
+def test_only_arguments_that_are_written_are_copied() -> None:
+    """They are most of a model's memory."""
+    weight, state = torch.randn(4, 4), torch.zeros(6)
+    arguments = weight, weight[1:, :2], state, state.view(2, 3)
+
+    def function(w: torch.Tensor, part: torch.Tensor, state: torch.Tensor, view: torch.Tensor) -> object:
+        before = view.sum()
+        state.add_(w.sum()).mul_(part.norm())
+        return before, view.sum(), w.t() @ w, w[0], F.linear(w, w)
+
+    graph, copied = fx.symbolic_trace(function), []
+
+    def program(given: Any, mode: Any) -> Any:
+        copied[:] = [new.data_ptr() != old.data_ptr() for new, old in zip(given, arguments, strict=True)]
+        return interpreted(graph)(given, mode)
+
+    with torch.no_grad():
+        runs = CallRuns(arguments)
+        found = runs.run(program)
+        assert copied == [False, False, True, True] and state.eq(0).all()
+        wide = weight.double(), torch.zeros(6, dtype=torch.float64)
+        expected: Any = function(wide[0], wide[0][1:, :2], wide[1], wide[1].view(2, 3))
+        for i, value in enumerate(expected):
+            torch.testing.assert_close(found.values[i], value)
+        assert not runs.differing(program, found, runs.run(program))
+
+
+def test_a_call_of_vmap(tmp_path: Path) -> None:
+    """Its tensors have no storage."""
+    weight = nn.Parameter(torch.randn(3))
+    with torch.no_grad():
+        debugged(lambda x: torch.vmap(lambda row: (row * weight).sin() * row)(x), tmp_path)(torch.randn(4, 3))
+    (graph,) = graphs_of(tmp_path).values()
+    assert (graph["verdict"], graph["unchecked"]) == ("ok", [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_users_operator_gets_copies(dtype: torch.dtype) -> None:
+    """It may write what it does not say."""
+
+    @torch.library.custom_op("planted::increases", mutates_args=())
+    def increases(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(3, dtype=dtype)
+    graph = fx.symbolic_trace(lambda x: torch.ops.planted.increases(x).sin())
+    with torch.no_grad():
+        for wide in (True, False):
+            CallRuns([x], wide=wide).run(interpreted(graph))
+    assert x.eq(0).all()
 
 
 def test_gradients_are_compared_and_nothing_of_the_users_is_touched() -> None:
@@ -421,3 +476,86 @@ def test_a_pass_that_adds_a_cast_and_is_right() -> None:
     before = traced(lambda x: x.float() * 2, x)
     after = traced(lambda x: x.float().half().float() * 2, x)
     assert changing_step(stage(("post_grad", before), ("right", after)), [x], torch.get_rng_state(), casts=True) is None
+
+
+def test_a_pass_that_computes_a_float64_function_in_float32(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """A cast to a lower precision than the model's, which is not half."""
+
+    def lower(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        source, wide = node.all_input_nodes[0].meta["val"], node.meta["val"]
+        with module.graph.inserting_before(node):
+            low = module.graph.call_function(aten._to_copy.default, node.args, {"dtype": torch.float32})
+        with module.graph.inserting_after(node):
+            raised = module.graph.call_function(aten._to_copy.default, (node,), {"dtype": torch.float64})
+        node.replace_all_uses_with(raised, lambda user: user is not raised)
+        node.args = (low,)
+        low.meta["val"], node.meta["val"], raised.meta["val"] = source.float(), wide.float(), wide
+        return 1
+
+    planted(Pass("post_grad.wrong", "Planted by a test.", lower))
+    with torch.no_grad():
+        debugged(lambda x: x.sin() * 2, tmp_path)(torch.randn(8, dtype=torch.float64))
+    (graph,) = graphs_of(tmp_path).values()
+    assert "pass post_grad.wrong" in graph["verdict"], graph["verdict"]
+
+
+def test_a_constant_that_is_written_in_inference_mode(tmp_path: Path) -> None:
+    """Its tensors count no versions."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sums, shifted = torch.zeros(4), torch.zeros(4)
+        sums.add_(x)
+        before = shifted + x
+        shifted.add_(1)
+        return sums * 2, before + shifted * x
+
+    with torch.inference_mode():
+        debugged(function, tmp_path)(torch.ones(4))
+    (graph,) = graphs_of(tmp_path).values()
+    assert (graph["verdict"], graph["unchecked"]) == ("ok", [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_functions_with_limits_of_their_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Which float64 has others of."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        infinite = x / 0
+        limited = torch.nan_to_num(infinite), infinite.nan_to_num(0.0, 5.0), infinite.nan_to_num(neginf=-5.0)
+        return (*limited, F.rms_norm(x, (8,)))
+
+    with torch.no_grad():
+        debugged(function, tmp_path)(torch.randn(4, 8, dtype=dtype) * 1e-3)
+    (graph,) = graphs_of(tmp_path).values()
+    assert (graph["verdict"], graph["unchecked"]) == ("ok", [])
+
+
+def test_the_memory_of_arguments_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    digest = captured_graph.xxh3_64_intdigest
+    monkeypatch.setattr(captured_graph, "xxh3_64_intdigest", lambda data: read.append(data.nbytes) or digest(data))
+    memory = torch.randn(64)
+    views = memory.split(8)
+    before = captured_graph.hashes([*views, 3])
+    assert read == [memory.nbytes] and len({*before[:-1]}) == 1
+    views[3].mul_(2)
+    assert before != captured_graph.hashes([*views, 3])
+
+
+@pytest.mark.parametrize("kind", ["subclass", "coo", "csr", "parameter"])
+def test_whether_arguments_of_any_kind_are_changed(kind: str) -> None:
+    memory = torch.eye(3)
+    make: dict[str, Callable[[], torch.Tensor]] = {
+        "subclass": lambda: TwoTensor(torch.ones(3, 3), memory),
+        "coo": memory.to_sparse,
+        "csr": memory.to_sparse_csr,
+        "parameter": lambda: nn.Parameter(memory),
+    }
+    value = make[kind]()
+    before = captured_graph.hashes([value])
+    assert None not in before and before == captured_graph.hashes([value])
+    with torch.no_grad():
+        (value.b if isinstance(value, TwoTensor) else value).mul_(2)
+    assert before != captured_graph.hashes([value])
+    assert captured_graph.hashes([torch.ones(3, device="meta")]) == [None]
