@@ -161,7 +161,7 @@ def test_threads_have_findings_of_their_own(
 
 
 @pytest.mark.parametrize(
-    "method", [(CapturedGraph, "check"), (run_comparison, "hash_of"), (run_comparison.Judge, "judge")]
+    "method", [(CapturedGraph, "check"), (run_comparison, "hashes"), (run_comparison.Judge, "judge")]
 )
 def test_a_comparison_that_fails_once_is_made_by_the_next_call(
     method: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from dynamo_backends.debug import captured_graph
+from dynamo_backends.debug import call_results
 from dynamo_backends.debug.captured_graph import changing_step, wrong_step
 from dynamo_backends.debug.first_changed_node import first_changed_node
 from dynamo_backends.debug.stage_graphs import StageGraphs, copy_of, place_of_result
@@ -533,14 +533,14 @@ def test_functions_with_limits_of_their_dtype(dtype: torch.dtype, tmp_path: Path
 
 def test_the_memory_of_arguments_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    digest = captured_graph.xxh3_64_intdigest
-    monkeypatch.setattr(captured_graph, "xxh3_64_intdigest", lambda data: read.append(data.nbytes) or digest(data))
+    digest = call_results.xxh3_64_intdigest
+    monkeypatch.setattr(call_results, "xxh3_64_intdigest", lambda data: read.append(data.nbytes) or digest(data))
     memory = torch.randn(64)
     views = memory.split(8)
-    before = captured_graph.hashes([*views, 3])
+    before = call_results.hashes([*views, 3])
     assert read == [memory.nbytes] and len({*before[:-1]}) == 1
     views[3].mul_(2)
-    assert before != captured_graph.hashes([*views, 3])
+    assert before != call_results.hashes([*views, 3])
 
 
 @pytest.mark.parametrize("kind", ["subclass", "coo", "csr", "parameter"])
@@ -553,9 +553,9 @@ def test_whether_arguments_of_any_kind_are_changed(kind: str) -> None:
         "parameter": lambda: nn.Parameter(memory),
     }
     value = make[kind]()
-    before = captured_graph.hashes([value])
-    assert None not in before and before == captured_graph.hashes([value])
+    before = call_results.hashes([value])
+    assert None not in before and before == call_results.hashes([value])
     with torch.no_grad():
         (value.b if isinstance(value, TwoTensor) else value).mul_(2)
-    assert before != captured_graph.hashes([value])
-    assert captured_graph.hashes([torch.ones(3, device="meta")]) == [None]
+    assert before != call_results.hashes([value])
+    assert call_results.hashes([torch.ones(3, device="meta")]) == [None]
