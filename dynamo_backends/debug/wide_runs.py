@@ -16,7 +16,7 @@ runs in which each value is perturbed show; they are made only if results differ
 - An operator without float64 runs in float32; it is named, and the perturbed runs have its rounding.
 
 Without gradients, the arguments themselves are given, and each is widened where a node reads it: most are weights,
-which nothing writes. An operator that would write one writes a copy, and the run is repeated with that one copied.
+which nothing writes. Before an operator writes one, the run is given up, and begins again with a copy of it.
 """
 
 from __future__ import annotations
@@ -85,6 +85,15 @@ largest, if the element differs by less than float32 can tell."""
 
 _K = TypeVar("_K")
 
+
+class _WritesArgument(Exception):
+    """A run is about to write the memory of an argument that was not copied."""
+
+    def __init__(self, storage: int) -> None:
+        super().__init__()
+        self.storage = storage
+
+
 _RANDOM_STATES = {"run_and_save_rng_state", "run_with_rng_state"}
 """Higher-order operators that call an operator that draws random numbers."""
 
@@ -101,7 +110,6 @@ class WideMode(TorchDispatchMode):
     Attributes:
         widens: as given; an interpreter turns it off for constants.
         originals: the storages of arguments that are not copied, and must not be written.
-        needs_copy: those that an operator would have written: the run counts for nothing.
         writes: how often operators wrote each storage, by its identity. Inference tensors have no version.
         draws: how many operators drew random numbers.
         inexact: operators without float64, with the reason.
@@ -126,7 +134,6 @@ class WideMode(TorchDispatchMode):
         self.perturbs = seed is not None
         self.widens = widens
         self.originals: set[int] = set()
-        self.needs_copy: set[int] = set()
         self._borrowed: dict[int, tuple[StorageWeakRef, int]] = {}  # which keep the identities of storages
         self.writes: collections.Counter[int] = collections.Counter()
         self.draws = 0
@@ -145,8 +152,8 @@ class WideMode(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         for storage in map(storage_of, _tensors(_written_by(func, args, kwargs))):
+            self._refuse_to_write(storage)
             self.writes[storage] += 1
-        args, kwargs = self._without_originals(func, args, kwargs)
         if draws_numbers(func, args, kwargs):
             return self._drawn(func, args, kwargs)
         if self.widens:
@@ -170,25 +177,10 @@ class WideMode(TorchDispatchMode):
                 self.inexact[str(func)] = f"{type(error).__name__}: {error}".splitlines()[0]
         return pytree.tree_map(self.perturbed, result)
 
-    def _without_originals(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of an operator, with copies of the originals that it would write.
-
-        A user's operator may write what it does not say. An exception would leave a transform of functorch open.
-        """
-        is_users = func.namespace not in ("aten", "prims")
-        written = {
-            storage_of(leaf) for leaf in _tensors((args, kwargs) if is_users else _written_by(func, args, kwargs))
-        }
-        if not is_users:
-            borrowed = {self._borrowed[storage][1] for storage in written if storage in self._borrowed}
-            self.needs_copy |= borrowed
-        found = written & self.originals
-        self.needs_copy |= found
-
-        def copied(value: object) -> object:
-            return value.clone() if isinstance(value, torch.Tensor) and storage_of(value) in found else value
-
-        return pytree.tree_map(copied, (args, kwargs)) if found else (args, kwargs)
+    def _refuse_to_write(self, storage: int) -> None:
+        _, original = self._borrowed.get(storage, (None, storage))
+        if original in self.originals:
+            raise _WritesArgument(original)
 
     def borrowed(self, value: torch.Tensor) -> torch.Tensor:
         """The float64 of an argument that is not copied, or of a view of it, with its strides."""
@@ -274,10 +266,7 @@ def _tensors(values: object) -> list[torch.Tensor]:
 
 def storage_of(value: torch.Tensor) -> int:
     """Identifies the memory of a tensor; a tensor without one storage identifies itself."""
-    try:
-        return value.untyped_storage()._cdata if is_strided(value) else id(value)
-    except NotImplementedError:  # it is inside of a transform of functorch, such as ``vmap``
-        return id(value)
+    return value.untyped_storage()._cdata if is_strided(value) else id(value)
 
 
 @dataclasses.dataclass
@@ -502,14 +491,9 @@ class CallRuns:
         while True:
             mode = WideMode(self.state, seed, rounding=rounding, widens=self._wide)
             try:
-                outcome = self._run(program, mode, gradients=gradients)
-            except Exception:
-                if not mode.needs_copy:
-                    raise
-            else:
-                if not mode.needs_copy:
-                    return outcome
-            self._written |= mode.needs_copy
+                return self._run(program, mode, gradients=gradients)
+            except _WritesArgument as error:
+                self._written.add(error.storage)
 
     def _run(self, program: Program, mode: WideMode, *, gradients: bool) -> Outcome:
         given, leaves = self._given(mode)
@@ -614,7 +598,7 @@ class CallRuns:
                 return value
             if self._is_given_itself(value):
                 mode.originals.add(storage_of(value))
-                return value.detach().requires_grad_() if value.requires_grad else value.detach()
+                return value.detach().requires_grad_(value.requires_grad)
             base = value._base
             if base is None or not is_strided(value) or base.dtype != value.dtype or value.is_leaf:
                 return root_of(value, position)

@@ -146,32 +146,6 @@ def test_only_arguments_that_are_written_are_copied() -> None:
         assert not runs.differing(program, found, runs.run(program))
 
 
-def test_a_call_of_vmap(tmp_path: Path) -> None:
-    """Its tensors have no storage."""
-    weight = nn.Parameter(torch.randn(3))
-    with torch.no_grad():
-        debugged(lambda x: torch.vmap(lambda row: (row * weight).sin() * row)(x), tmp_path)(torch.randn(4, 3))
-    (graph,) = graphs_of(tmp_path).values()
-    assert (graph["verdict"], graph["unchecked"]) == ("ok", [])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_users_operator_gets_copies(dtype: torch.dtype) -> None:
-    """It may write what it does not say."""
-
-    @torch.library.custom_op("planted::increases", mutates_args=())
-    def increases(x: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return x * 2
-
-    x = torch.zeros(3, dtype=dtype)
-    graph = fx.symbolic_trace(lambda x: torch.ops.planted.increases(x).sin())
-    with torch.no_grad():
-        for wide in (True, False):
-            CallRuns([x], wide=wide).run(interpreted(graph))
-    assert x.eq(0).all()
-
-
 def test_gradients_are_compared_and_nothing_of_the_users_is_touched() -> None:
     x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
     state, hooks = torch.get_rng_state(), []
