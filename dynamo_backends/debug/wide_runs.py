@@ -188,7 +188,7 @@ class WideMode(TorchDispatchMode):
         span = value.detach().as_strided((elements if value.numel() else 0,), (1,))
         generator = None if self._seed is None else torch.Generator().manual_seed(hash((self._seed, span.data_ptr())))
         with _disable_current_modes():
-            wide = self.perturbed(widen(span), generator)  # as copies are: by the rounding of float64
+            wide = self.perturbed(span, generator)
             self._borrowed[storage_of(wide)] = StorageWeakRef(wide.untyped_storage()), storage_of(value)
             return wide.as_strided(value.size(), value.stride(), 0)
 
