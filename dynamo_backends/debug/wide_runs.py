@@ -14,9 +14,6 @@ runs in which each value is perturbed show; they are made only if results differ
 - Random numbers are drawn in float32, from a private state.
 - Uninitialized memory is filled with zeros.
 - An operator without float64 runs in float32; it is named, and the perturbed runs have its rounding.
-
-Without gradients, the arguments themselves are given, and each is widened where a node reads it: most are weights,
-which nothing writes. Before an operator writes one, the run is given up, and begins again with a copy of it.
 """
 
 from __future__ import annotations
@@ -25,11 +22,10 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import fx
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -85,15 +81,6 @@ largest, if the element differs by less than float32 can tell."""
 
 _K = TypeVar("_K")
 
-
-class _WritesArgument(Exception):
-    """A run is about to write the memory of an argument that was not copied."""
-
-    def __init__(self, storage: int) -> None:
-        super().__init__()
-        self.storage = storage
-
-
 _RANDOM_STATES = {"run_and_save_rng_state", "run_with_rng_state"}
 """Higher-order operators that call an operator that draws random numbers."""
 
@@ -109,7 +96,6 @@ class WideMode(TorchDispatchMode):
 
     Attributes:
         widens: as given; an interpreter turns it off for constants.
-        originals: the storages of arguments that are not copied, and must not be written.
         writes: how often operators wrote each storage, by its identity. Inference tensors have no version.
         draws: how many operators drew random numbers.
         inexact: operators without float64, with the reason.
@@ -129,12 +115,9 @@ class WideMode(TorchDispatchMode):
         self.state = state
         self._rounding = rounding
         self._randomness = PrivateRandomness(state)
-        self._seed = seed
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.perturbs = seed is not None
         self.widens = widens
-        self.originals: set[int] = set()
-        self._borrowed: dict[int, tuple[StorageWeakRef, int]] = {}  # which keep the identities of storages
         self.writes: collections.Counter[int] = collections.Counter()
         self.draws = 0
         self.inexact: dict[str, str] = {}
@@ -151,9 +134,7 @@ class WideMode(TorchDispatchMode):
             raise NotRepeatableError(f"{func} communicates with other processes, and is not run again")
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
-        for storage in map(storage_of, _tensors(_written_by(func, args, kwargs))):
-            self._refuse_to_write(storage)
-            self.writes[storage] += 1
+        self.writes.update(storage_of(leaf) for leaf in _tensors(_written_by(func, args, kwargs)))
         if draws_numbers(func, args, kwargs):
             return self._drawn(func, args, kwargs)
         if self.widens:
@@ -177,34 +158,17 @@ class WideMode(TorchDispatchMode):
                 self.inexact[str(func)] = f"{type(error).__name__}: {error}".splitlines()[0]
         return pytree.tree_map(self.perturbed, result)
 
-    def _refuse_to_write(self, storage: int) -> None:
-        _, original = self._borrowed.get(storage, (None, storage))
-        if original in self.originals:
-            raise _WritesArgument(original)
-
-    def borrowed(self, value: torch.Tensor) -> torch.Tensor:
-        """The float64 of an argument that is not copied, or of a view of it, with its strides."""
-        elements = 1 + sum((size - 1) * stride for size, stride in zip(value.size(), value.stride(), strict=True))
-        span = value.detach().as_strided((elements if value.numel() else 0,), (1,))
-        generator = None if self._seed is None else torch.Generator().manual_seed(hash((self._seed, span.data_ptr())))
-        with _disable_current_modes():
-            wide = self.perturbed(span, generator)
-            self._borrowed[storage_of(wide)] = StorageWeakRef(wide.untyped_storage()), storage_of(value)
-            return wide.as_strided(value.size(), value.stride(), 0)
-
-    def perturbed(self, value: Any, generator: torch.Generator | None = None) -> Any:
+    def perturbed(self, value: Any) -> Any:
         """A value in float64, perturbed by some units of the dtype that it was computed in, if runs are."""
-        generator = generator or self._generator
-        if generator is None or not is_floating(value):
+        if self._generator is None or not is_floating(value):
             return widen(value)
         if value.is_complex():
-            parts = torch.view_as_real(value.resolve_conj())
-            return torch.view_as_complex(self.perturbed(parts, generator).contiguous())
+            return torch.view_as_complex(self.perturbed(torch.view_as_real(value.resolve_conj())).contiguous())
         dtype = max(value.dtype, self._rounding, key=epsilon)
         units = _UNITS if dtype is torch.float64 else 1.0
         with _disable_current_modes():
             wide = widen(value)
-            changed = perturbed(wide, units * epsilon(dtype), generator)
+            changed = perturbed(wide, units * epsilon(dtype), self._generator)
             return torch.where(
                 wide == wide.round(), wide, changed
             )  # masks and indices are exact where they are compared
@@ -299,8 +263,6 @@ class WideInterpreter(Interpreter):
             return super().run_node(n)
         if n.op in ("placeholder", "output"):
             self.computed.add(n)
-            if n.op == "placeholder" and self._mode.originals:
-                return super().run_node(n)  # widened where it is read
             return pytree.tree_map(self._widened, super().run_node(n))  # what was written into a constant is there
         if n.op == "get_attr":
             return super().run_node(n)
@@ -341,12 +303,7 @@ class WideInterpreter(Interpreter):
 
     def _widened(self, value: Any) -> Any:
         """The float64 of a constant; constants that share memory have float64 that does."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        is_original = storage_of(value) in self._mode.originals
-        if is_original and (value.dtype in WIDER or (self._mode.perturbs and is_floating(value))):
-            return self._mode.borrowed(value)
-        if value.dtype not in WIDER:
+        if not isinstance(value, torch.Tensor) or value.dtype not in WIDER:
             return value
         if not is_strided(value):
             return self._mode.perturbed(value)
@@ -469,9 +426,6 @@ class CallRuns:
         self.state = torch.get_rng_state() if state is None else state
         self._wide = wide
         self._copies: dict[object, torch.Tensor] = {}
-        self._written: set[int] = set()  # storages of arguments that a run wrote
-        if torch.is_grad_enabled():
-            self._written.update(storage_of(value) for value in arguments if isinstance(value, torch.Tensor))
 
     def run(
         self,
@@ -488,22 +442,12 @@ class CallRuns:
         Raises:
             NotRepeatableError: the program must run once only.
         """
-        while True:
-            mode = WideMode(self.state, seed, rounding=rounding, widens=self._wide)
-            try:
-                return self._run(program, mode, gradients=gradients)
-            except _WritesArgument as error:
-                self._written.add(error.storage)
-
-    def _run(self, program: Program, mode: WideMode, *, gradients: bool) -> Outcome:
+        mode = WideMode(self.state, seed, rounding=rounding, widens=self._wide)
         given, leaves = self._given(mode)
         has_gradients = torch.is_grad_enabled()
         with torch.set_grad_enabled(has_gradients), transforms_undone(), without_saved_tensors_hooks():
             returned, backward = program(given, mode)
-        results: dict[Key, object] = {
-            i: mode.borrowed(value) if _is_narrow_original(value, mode) else value
-            for i, value in enumerate(flat(returned))
-        }
+        results: dict[Key, object] = dict(enumerate(flat(returned)))
         ends = results | {("argument", j): given[j] for j in _written(given, mode)}
         values = {key: _detached(value) for key, value in results.items()}
         values |= self._memories(given, mode, "argument")
@@ -596,9 +540,6 @@ class CallRuns:
         def given(value: object, position: int) -> object:
             if not isinstance(value, torch.Tensor):
                 return value
-            if self._is_given_itself(value):
-                mode.originals.add(storage_of(value))
-                return value.detach().requires_grad_(value.requires_grad)
             base = value._base
             if base is None or not is_strided(value) or base.dtype != value.dtype or value.is_leaf:
                 return root_of(value, position)
@@ -608,23 +549,11 @@ class CallRuns:
         with torch.enable_grad():
             return [given(value, j) for j, value in enumerate(self.arguments)], leaves
 
-    def _is_given_itself(self, value: torch.Tensor) -> bool:
-        """Whether an argument is not copied: no run wrote its memory, and it gets no gradient."""
-        if not is_strided(value) or value.is_conj() or value.is_neg() or value._is_zerotensor():
-            return False
-        return storage_of(value) not in self._written
-
     def _changed(self, value: torch.Tensor, mode: WideMode) -> torch.Tensor:
         """A copy in the dtype of the runs."""
         copied = value.to(WIDER.get(value.dtype, value.dtype) if self._wide else value.dtype)
         copied = copied.clone() if copied is value else copied
         return mode.perturbed(copied) if mode.perturbs else copied
-
-
-def _is_narrow_original(value: object, mode: WideMode) -> TypeGuard[torch.Tensor]:
-    """Whether a value in float64 is still an argument that was not copied, or a view of it."""
-    is_narrow = mode.widens and isinstance(value, torch.Tensor) and value.dtype in WIDER
-    return is_narrow and storage_of(cast(torch.Tensor, value)) in mode.originals
 
 
 def _written(given: Sequence[object], mode: WideMode) -> list[int]:

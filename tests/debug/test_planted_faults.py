@@ -943,7 +943,7 @@ def test_a_call_that_cannot_be_copied_runs_all_the_same(monkeypatch: pytest.Monk
     def refuse(*args: object) -> object:
         raise NotImplementedError("no copies")
 
-    monkeypatch.setattr(wide_runs.WideMode, "borrowed", refuse)
+    monkeypatch.setattr(wide_runs, "memory_of", refuse)
     function = compiled(lambda x: x.sin(), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     with torch.no_grad():
         torch.testing.assert_close(function(torch.ones(3)), torch.ones(3).sin())

@@ -119,33 +119,6 @@ def test_views_stay_views_and_leaves_stay_leaves() -> None:
         assert differences(lambda x: x.mul_(2), lambda x: x.add_(x), X.clone().requires_grad_()) == set()
 
 
-def test_only_arguments_that_are_written_are_copied() -> None:
-    """They are most of a model's memory."""
-    weight, state = torch.randn(4, 4), torch.zeros(6)
-    arguments = weight, weight[1:, :2], state, state.view(2, 3)
-
-    def function(w: torch.Tensor, part: torch.Tensor, state: torch.Tensor, view: torch.Tensor) -> object:
-        before = view.sum()
-        state.add_(w.sum()).mul_(part.norm())
-        return before, view.sum(), w.t() @ w, w[0], F.linear(w, w)
-
-    graph, copied = fx.symbolic_trace(function), []
-
-    def program(given: Any, mode: Any) -> Any:
-        copied[:] = [new.data_ptr() != old.data_ptr() for new, old in zip(given, arguments, strict=True)]
-        return interpreted(graph)(given, mode)
-
-    with torch.no_grad():
-        runs = CallRuns(arguments)
-        found = runs.run(program)
-        assert copied == [False, False, True, True] and state.eq(0).all()
-        wide = weight.double(), torch.zeros(6, dtype=torch.float64)
-        expected: Any = function(wide[0], wide[0][1:, :2], wide[1], wide[1].view(2, 3))
-        for i, value in enumerate(expected):
-            torch.testing.assert_close(found.values[i], value)
-        assert not runs.differing(program, found, runs.run(program))
-
-
 def test_gradients_are_compared_and_nothing_of_the_users_is_touched() -> None:
     x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)
     state, hooks = torch.get_rng_state(), []
