@@ -31,7 +31,24 @@ WIDER = {
 }
 
 KERNEL_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
-"""What operators raise for a dtype that they do not support; those written in Python use assertions."""
+"""What a whole run in PyTorch may raise: an operator's exception is an ``OperatorError``."""
+
+
+class OperatorError(RuntimeError):
+    """An operator does not take its arguments: a dtype, a shape, an index. It may raise anything, a user's own too."""
+
+
+def called(function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of an operator.
+
+    Raises:
+        OperatorError: whatever the operator raises.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        raise OperatorError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
 
 BIT_CASTS = {aten.view.dtype}
 
@@ -70,8 +87,10 @@ statistics of layer normalization with float32 weights, the running statistics o
 
 
 def is_floating(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a floating-point or complex tensor."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    """Whether a value is a floating-point or complex tensor, and not one of packed numbers."""
+    if not isinstance(value, torch.Tensor) or value.dtype is torch.float4_e2m1fn_x2:
+        return False
+    return value.is_floating_point() or value.is_complex()
 
 
 def floats(values: object) -> list[torch.Tensor]:
@@ -137,9 +156,12 @@ def _method(value: object, name: str) -> Function:
 
 
 def run_eager(node: fx.Node, environment: Environment) -> object:
-    """Runs a call node in PyTorch on the values of ``environment``."""
-    args, kwargs = _arguments(node, environment)
-    return _function_of(node)(*args, **kwargs)
+    """Runs a call node in PyTorch on the values of ``environment``.
+
+    Raises:
+        OperatorError: it does not run on these values.
+    """
+    return called(_function_of(node), *_arguments(node, environment))
 
 
 def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: dict[str, str] | None = None) -> object:
@@ -152,9 +174,9 @@ def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: d
         return widened_copies(eager)
     try:
         result = run_only_exact(node, environment)
-    except KERNEL_ERRORS as error:
+    except OperatorError as error:
         if inexact is not None:
-            inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            inexact[node.name] = str(error)
         return widened_copies(eager)
     return pytree.tree_map(keep_discrete, result, eager)
 
@@ -166,11 +188,11 @@ def run_only_exact(node: fx.Node, environment: Environment) -> object:
     not widened; ``CallExecution`` widens these too.
 
     Raises:
-        KERNEL_ERRORS: PyTorch has no float64 kernel.
+        OperatorError: PyTorch has no float64 kernel.
     """
     function = _function_of(node)
     if not _has_float64(function):
-        raise NotImplementedError(f"no float64 of {function}")
+        raise OperatorError(f"no float64 of {function}")
     args, kwargs = pytree.tree_map(wider_dtype, _arguments(node, environment))
     return call_wide(_NARROWING.get(function, function), args, kwargs)
 
@@ -183,14 +205,17 @@ def call_wide(function: Function, args: Any, kwargs: dict[str, object]) -> Any:
     """Calls a function with float64 arguments, and widens the result.
 
     A result in the default dtype, which is computed in float32, is computed again in float64.
+
+    Raises:
+        OperatorError: it has no float64 kernel.
     """
-    result = function(*args, **kwargs)
+    result = called(function, args, kwargs)
     if _is_narrow(result) and _may_be_called_again(function):
         function = _ALSO_OF_TENSORS.get(function, function)
         for other_args, other_kwargs in _equivalent_calls(function, args, kwargs):
             try:
-                wide = function(*other_args, **other_kwargs)
-            except KERNEL_ERRORS:  # it does not accept these arguments
+                wide = called(function, other_args, other_kwargs)
+            except OperatorError:  # it does not accept these arguments
                 continue
             if not _is_narrow(wide):
                 return wide

@@ -31,9 +31,10 @@ from . import operator_facts as facts
 from .arrays import format_of, same_elements
 from .exact import (
     BIT_CASTS,
-    KERNEL_ERRORS,
     WIDER,
+    OperatorError,
     call_wide,
+    called,
     floats,
     is_decision,
     is_floating,
@@ -326,7 +327,7 @@ class Rerun(TorchDispatchMode):
         """The result of a random operator, with eager's random numbers."""
         stored = self._next(func)
         if stored is None:
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         if func is aten.native_dropout.default:
             probability, mask = args[1], stored.result[1]
             scale = 0.0 if probability == 1 else 1 / (1 - probability)
@@ -342,7 +343,7 @@ class Rerun(TorchDispatchMode):
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
         if not _computes(func):
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         call = self._recorded_call(func)
         if self._is_wide:
             args, kwargs = pytree.tree_map(widen, (args, kwargs))
@@ -350,13 +351,13 @@ class Rerun(TorchDispatchMode):
             dtypes = collections.deque(call.dtypes)
             args, kwargs = pytree.tree_map(lambda item: self._perturbed(item, dtypes, call.compares), (args, kwargs))
         if not self._is_wide:
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         try:
             result = call_wide(func, args, kwargs)
-        except KERNEL_ERRORS as error:
-            result = func(*pytree.tree_map(_narrowed, args), **pytree.tree_map(_narrowed, kwargs))
+        except OperatorError as error:
+            result = called(func, *pytree.tree_map(_narrowed, (args, kwargs)))
             if floats(result):  # other results are eager's in any case
-                self.inexact[str(func)] = f"no float64: {error}".splitlines()[0]
+                self.inexact[str(func)] = f"no float64: {error}"
             return widened(result)
         self._recording.terms = max(self._recording.terms, facts.terms_of(func, args, result))
         return result if self._generator is None else self._rounded_inside(func, args, kwargs, call, result)
@@ -386,7 +387,7 @@ class Rerun(TorchDispatchMode):
 
     def _rounded_inside(self, func: Any, args: Any, kwargs: Any, call: _Call, result: Any) -> Any:
         """A result off by what the function rounds inside, see ``operator_facts``."""
-        unit = max((format_of(dtype).computed for dtype in call.dtypes), default=2.0**-23)
+        unit = max(format_of(dtype).computed for dtype in call.dtypes or [self._otherwise])
         if facts.subtracts_a_mean(func) and isinstance(result, tuple):
             return type(result)((self._shifted(result[0], unit), *result[1:]))
         if facts.subtracts_a_mean(func):
