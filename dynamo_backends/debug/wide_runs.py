@@ -52,8 +52,7 @@ from ..numerics.exact import (
     wider_dtype,
 )
 from ..numerics.function_runs import NotRepeatableError, is_strided, version_of
-from ..numerics.randomness import PrivateRandomness, draws_numbers
-from ..numerics.segments import perturbed
+from ..numerics.randomness import PrivateRandomness, draws_numbers, perturbed
 from ..numerics.verdicts import epsilon
 from .interpreter import Interpreter, flat
 

@@ -110,17 +110,6 @@ def widened(values: object) -> Any:
     return pytree.tree_map(widen, values)
 
 
-def widened_copies(values: object) -> Any:
-    """``widened`` with new memory, so that in-place writes of the eager and the float64 run do not mix."""
-
-    def copied(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().to(WIDER.get(value.dtype, value.dtype), copy=True)
-
-    return pytree.tree_map(copied, values)
-
-
 def wider_dtype(value: object) -> object:
     """float64 or complex128 for a dtype argument of lower precision; anything else unchanged."""
     return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
@@ -164,28 +153,11 @@ def run_eager(node: fx.Node, environment: Environment) -> object:
     return called(_function_of(node), *_arguments(node, environment))
 
 
-def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: dict[str, str] | None = None) -> object:
-    """Runs a call node of any stage on the float64 values of ``environment``, with eager's decisions.
-
-    The ``eager`` result is used where float64 would compute another function. If PyTorch has no float64 kernel it is
-    returned, and ``inexact`` receives the node's name and the reason.
-    """
-    if not floats(eager) or not _has_float64(_function_of(node)):
-        return widened_copies(eager)
-    try:
-        result = run_only_exact(node, environment)
-    except OperatorError as error:
-        if inexact is not None:
-            inexact[node.name] = str(error)
-        return widened_copies(eager)
-    return pytree.tree_map(keep_discrete, result, eager)
-
-
 def run_only_exact(node: fx.Node, environment: Environment) -> object:
     """Runs a call node of any stage on the float64 values of ``environment``: float64 decides comparisons too.
 
     A function composed of several operators is called as a whole, so its intermediate results in the default dtype are
-    not widened; ``CallExecution`` widens these too.
+    not widened; ``function_runs.Rerun`` widens these too.
 
     Raises:
         OperatorError: PyTorch has no float64 kernel.

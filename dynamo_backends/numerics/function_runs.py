@@ -28,7 +28,7 @@ from passes.engine.fx.editing import is_view, written_by
 
 from ..graphs.operators import is_collective
 from . import operator_facts as facts
-from .arrays import format_of, same_elements
+from .arrays import format_of
 from .exact import (
     BIT_CASTS,
     WIDER,
@@ -43,8 +43,7 @@ from .exact import (
     widened,
     wider_dtype,
 )
-from .randomness import PrivateRandomness, draws_numbers
-from .segments import perturbed
+from .randomness import PrivateRandomness, draws_numbers, perturbed
 
 aten = torch.ops.aten
 
@@ -122,12 +121,6 @@ class FunctionRun:
             given = [tangent.detach().to(output, copy=True) for output, tangent in zip(outputs, tangents, strict=True)]
             with timer():
                 return torch.autograd.grad(outputs, inputs, given, allow_unused=True)
-
-
-def is_changed(before: object, after: object) -> bool:
-    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.is_nested:
-        return False  # PyTorch cannot compare nested tensors
-    return before.dtype != after.dtype or not same_elements(before.detach(), after.detach())
 
 
 def as_given(leaf: object, is_leaf: bool) -> object:

@@ -46,6 +46,7 @@ from .exact import (
     widen,
     widened,
 )
+from .randomness import perturbed
 from .rule import INSIDE, NOTHING, RUNS, UNITS, Beyond, Measure, judge, spread, sum_units
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -664,17 +665,3 @@ def _plus(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | N
     if first is None or second is None:
         return second if first is None else first
     return first + second
-
-
-def perturbed(value: Any, unit: float, generator: torch.Generator) -> Any:
-    """A float64 tensor with each finite element changed at random by up to ``unit`` of itself; others unchanged."""
-    if not is_floating(value) or not unit or not value.numel():
-        return value
-    if value.is_complex():
-        parts = (
-            perturbed(part, unit, generator) for part in torch.unbind(torch.view_as_real(value.resolve_conj()), -1)
-        )
-        return torch.complex(*parts)
-    noise = torch.empty(value.shape, dtype=torch.float32).uniform_(-unit, unit, generator=generator).to(value.device)
-    changed = value + value * noise
-    return changed if bool(value.isfinite().all()) else torch.where(value.isfinite(), changed, value)

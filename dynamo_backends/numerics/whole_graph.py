@@ -2,7 +2,7 @@
 
 ::
 
-    check = check_function(function, arguments, torch.get_rng_state())
+    check = FunctionCheck(function, arguments, torch.get_rng_state())
     check.judge(0, actual).is_wrong
 
 The rule is that of ``segments``: a result is compared with eager's, then with float64's, and then with up to
