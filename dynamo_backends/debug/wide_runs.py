@@ -41,10 +41,11 @@ from ..graphs.operators import is_collective
 from ..numerics.arrays import same_number
 from ..numerics.exact import (
     BIT_CASTS,
-    KERNEL_ERRORS,
     TOLERANT_REPLACEMENTS,
     WIDER,
+    OperatorError,
     call_wide,
+    called,
     floats,
     is_floating,
     widen,
@@ -52,8 +53,7 @@ from ..numerics.exact import (
     wider_dtype,
 )
 from ..numerics.function_runs import NotRepeatableError, is_strided
-from ..numerics.randomness import PrivateRandomness, draws_numbers
-from ..numerics.segments import perturbed
+from ..numerics.randomness import PrivateRandomness, draws_numbers, perturbed
 from ..numerics.verdicts import epsilon
 from .interpreter import Interpreter, flat
 
@@ -148,14 +148,14 @@ class WideMode(TorchDispatchMode):
         if func in BIT_CASTS and floats(args) and not args[1].is_floating_point:
             raise NotRepeatableError(f"{func} reads the bits of a number, which float64 does not have")
         if func._schema.is_mutable or is_view(func):
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         args, kwargs = widened((args, kwargs))
         try:
             result = call_wide(func, args, kwargs)
-        except KERNEL_ERRORS as error:
-            result = func(*pytree.tree_map(_narrow, args), **pytree.tree_map(_narrow, kwargs))
+        except OperatorError as error:
+            result = called(func, *pytree.tree_map(_narrow, (args, kwargs)))
             if floats(result):
-                self.inexact[str(func)] = f"{type(error).__name__}: {error}".splitlines()[0]
+                self.inexact[str(func)] = str(error)
         return pytree.tree_map(self.perturbed, result)
 
     def perturbed(self, value: Any) -> Any:

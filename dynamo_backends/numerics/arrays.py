@@ -21,14 +21,26 @@ def plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def as_array(value: torch.Tensor) -> np.ndarray:
-    """A tensor's elements; dtypes that numpy does not have, such as bfloat16, in float32."""
-    value = plain(value)
+    """A tensor's elements; dtypes that numpy does not have, such as bfloat16, in float32; packed ones as bytes."""
+    value = bits(plain(value))
     if value.dtype is torch.bool:
         return np.from_dlpack(value.contiguous().view(torch.uint8)).view(bool)
     is_known = value.dtype in (torch.float16, torch.float32, torch.float64) or not value.is_floating_point()
     if value.dtype is torch.complex32:
         value = value.to(torch.complex64)
     return np.from_dlpack((value if is_known else value.float()).contiguous())
+
+
+def bits(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of packed numbers, which have no dtype of their own, as bytes; any other unchanged."""
+    return value.view(torch.uint8) if value.dtype is torch.float4_e2m1fn_x2 else value
+
+
+def is_equal(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """``torch.equal`` for tensors of one dtype, which PyTorch does not have for each."""
+    if first.dtype in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu):
+        first, other = first.view(torch.uint8), other.view(torch.uint8)
+    return torch.equal(first, other)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -44,7 +56,7 @@ def format_of(dtype: torch.dtype) -> Format:
 
 def same_elements(first: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one dtype have the same shape and elements; NaN equals NaN."""
-    if torch.equal(first, other):
+    if is_equal(first, other):
         return True
     is_float = first.is_floating_point() or first.is_complex()
     return is_float and first.shape == other.shape and bool(((first == other) | (first.isnan() & other.isnan())).all())

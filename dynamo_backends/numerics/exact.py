@@ -31,7 +31,24 @@ WIDER = {
 }
 
 KERNEL_ERRORS = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
-"""What operators raise for a dtype that they do not support; those written in Python use assertions."""
+"""What a whole run in PyTorch may raise: an operator's exception is an ``OperatorError``."""
+
+
+class OperatorError(RuntimeError):
+    """An operator does not take its arguments: a dtype, a shape, an index. It may raise anything, a user's own too."""
+
+
+def called(function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of an operator.
+
+    Raises:
+        OperatorError: whatever the operator raises.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        raise OperatorError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
 
 BIT_CASTS = {aten.view.dtype}
 
@@ -70,8 +87,10 @@ statistics of layer normalization with float32 weights, the running statistics o
 
 
 def is_floating(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a floating-point or complex tensor."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    """Whether a value is a floating-point or complex tensor, and not one of packed numbers."""
+    if not isinstance(value, torch.Tensor) or value.dtype is torch.float4_e2m1fn_x2:
+        return False
+    return value.is_floating_point() or value.is_complex()
 
 
 def floats(values: object) -> list[torch.Tensor]:
@@ -89,17 +108,6 @@ def widen(value: object) -> Any:
 def widened(values: object) -> Any:
     """``widen`` for nested values."""
     return pytree.tree_map(widen, values)
-
-
-def widened_copies(values: object) -> Any:
-    """``widened`` with new memory, so that in-place writes of the eager and the float64 run do not mix."""
-
-    def copied(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().to(WIDER.get(value.dtype, value.dtype), copy=True)
-
-    return pytree.tree_map(copied, values)
 
 
 def wider_dtype(value: object) -> object:
@@ -137,40 +145,26 @@ def _method(value: object, name: str) -> Function:
 
 
 def run_eager(node: fx.Node, environment: Environment) -> object:
-    """Runs a call node in PyTorch on the values of ``environment``."""
-    args, kwargs = _arguments(node, environment)
-    return _function_of(node)(*args, **kwargs)
+    """Runs a call node in PyTorch on the values of ``environment``.
 
-
-def run_exact(node: fx.Node, environment: Environment, eager: object, inexact: dict[str, str] | None = None) -> object:
-    """Runs a call node of any stage on the float64 values of ``environment``, with eager's decisions.
-
-    The ``eager`` result is used where float64 would compute another function. If PyTorch has no float64 kernel it is
-    returned, and ``inexact`` receives the node's name and the reason.
+    Raises:
+        OperatorError: it does not run on these values.
     """
-    if not floats(eager) or not _has_float64(_function_of(node)):
-        return widened_copies(eager)
-    try:
-        result = run_only_exact(node, environment)
-    except KERNEL_ERRORS as error:
-        if inexact is not None:
-            inexact[node.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-        return widened_copies(eager)
-    return pytree.tree_map(keep_discrete, result, eager)
+    return called(_function_of(node), *_arguments(node, environment))
 
 
 def run_only_exact(node: fx.Node, environment: Environment) -> object:
     """Runs a call node of any stage on the float64 values of ``environment``: float64 decides comparisons too.
 
     A function composed of several operators is called as a whole, so its intermediate results in the default dtype are
-    not widened; ``CallExecution`` widens these too.
+    not widened; ``function_runs.Rerun`` widens these too.
 
     Raises:
-        KERNEL_ERRORS: PyTorch has no float64 kernel.
+        OperatorError: PyTorch has no float64 kernel.
     """
     function = _function_of(node)
     if not _has_float64(function):
-        raise NotImplementedError(f"no float64 of {function}")
+        raise OperatorError(f"no float64 of {function}")
     args, kwargs = pytree.tree_map(wider_dtype, _arguments(node, environment))
     return call_wide(_NARROWING.get(function, function), args, kwargs)
 
@@ -183,14 +177,17 @@ def call_wide(function: Function, args: Any, kwargs: dict[str, object]) -> Any:
     """Calls a function with float64 arguments, and widens the result.
 
     A result in the default dtype, which is computed in float32, is computed again in float64.
+
+    Raises:
+        OperatorError: it has no float64 kernel.
     """
-    result = function(*args, **kwargs)
+    result = called(function, args, kwargs)
     if _is_narrow(result) and _may_be_called_again(function):
         function = _ALSO_OF_TENSORS.get(function, function)
         for other_args, other_kwargs in _equivalent_calls(function, args, kwargs):
             try:
-                wide = function(*other_args, **other_kwargs)
-            except KERNEL_ERRORS:  # it does not accept these arguments
+                wide = called(function, other_args, other_kwargs)
+            except OperatorError:  # it does not accept these arguments
                 continue
             if not _is_narrow(wide):
                 return wide

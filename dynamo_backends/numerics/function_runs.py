@@ -28,12 +28,13 @@ from passes.engine.fx.editing import is_view, written_by
 
 from ..graphs.operators import is_collective
 from . import operator_facts as facts
-from .arrays import format_of, same_elements
+from .arrays import format_of
 from .exact import (
     BIT_CASTS,
-    KERNEL_ERRORS,
     WIDER,
+    OperatorError,
     call_wide,
+    called,
     floats,
     is_decision,
     is_floating,
@@ -42,8 +43,7 @@ from .exact import (
     widened,
     wider_dtype,
 )
-from .randomness import PrivateRandomness, draws_numbers
-from .segments import perturbed
+from .randomness import PrivateRandomness, draws_numbers, perturbed
 
 aten = torch.ops.aten
 
@@ -121,12 +121,6 @@ class FunctionRun:
             given = [tangent.detach().to(output, copy=True) for output, tangent in zip(outputs, tangents, strict=True)]
             with timer():
                 return torch.autograd.grad(outputs, inputs, given, allow_unused=True)
-
-
-def is_changed(before: object, after: object) -> bool:
-    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.is_nested:
-        return False  # PyTorch cannot compare nested tensors
-    return before.dtype != after.dtype or not same_elements(before.detach(), after.detach())
 
 
 def as_given(leaf: object, is_leaf: bool) -> object:
@@ -326,7 +320,7 @@ class Rerun(TorchDispatchMode):
         """The result of a random operator, with eager's random numbers."""
         stored = self._next(func)
         if stored is None:
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         if func is aten.native_dropout.default:
             probability, mask = args[1], stored.result[1]
             scale = 0.0 if probability == 1 else 1 / (1 - probability)
@@ -342,7 +336,7 @@ class Rerun(TorchDispatchMode):
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
         if not _computes(func):
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         call = self._recorded_call(func)
         if self._is_wide:
             args, kwargs = pytree.tree_map(widen, (args, kwargs))
@@ -350,13 +344,13 @@ class Rerun(TorchDispatchMode):
             dtypes = collections.deque(call.dtypes)
             args, kwargs = pytree.tree_map(lambda item: self._perturbed(item, dtypes, call.compares), (args, kwargs))
         if not self._is_wide:
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         try:
             result = call_wide(func, args, kwargs)
-        except KERNEL_ERRORS as error:
-            result = func(*pytree.tree_map(_narrowed, args), **pytree.tree_map(_narrowed, kwargs))
+        except OperatorError as error:
+            result = called(func, *pytree.tree_map(_narrowed, (args, kwargs)))
             if floats(result):  # other results are eager's in any case
-                self.inexact[str(func)] = f"no float64: {error}".splitlines()[0]
+                self.inexact[str(func)] = f"no float64: {error}"
             return widened(result)
         self._recording.terms = max(self._recording.terms, facts.terms_of(func, args, result))
         return result if self._generator is None else self._rounded_inside(func, args, kwargs, call, result)
@@ -386,7 +380,7 @@ class Rerun(TorchDispatchMode):
 
     def _rounded_inside(self, func: Any, args: Any, kwargs: Any, call: _Call, result: Any) -> Any:
         """A result off by what the function rounds inside, see ``operator_facts``."""
-        unit = max((format_of(dtype).computed for dtype in call.dtypes), default=2.0**-23)
+        unit = max(format_of(dtype).computed for dtype in call.dtypes or [self._otherwise])
         if facts.subtracts_a_mean(func) and isinstance(result, tuple):
             return type(result)((self._shifted(result[0], unit), *result[1:]))
         if facts.subtracts_a_mean(func):

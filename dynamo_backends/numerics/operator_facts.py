@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .exact import Environment, is_floating, run_eager
+from .exact import Environment, called, is_floating, run_eager
 
 SUMS = frozenset(
     {
@@ -95,14 +95,19 @@ _WRITES = frozenset({"index_put", "_unsafe_index_put", "index_copy", "put", "sca
 """Operators that may write several values to one place; PyTorch does not say which of them stays."""
 
 
+_KNOWN = ("aten", "prims", "dynamo_backends")
+"""The namespaces of operators that the names in this file mean."""
+
+
 def base_name(node: fx.Node) -> str:
-    """The name of a node's ATen operator without its overload; ``""`` for anything else."""
+    """The name of a node's operator, of PyTorch or ours, without its overload; ``""`` for anything else."""
     return name_of(node.target)
 
 
 def name_of(function: object) -> str:
-    """The same of a function."""
-    return function.overloadpacket.__name__ if isinstance(function, torch._ops.OpOverload) else ""
+    """The same of a function. Of a user's operator nothing is known, whatever its name."""
+    is_known = isinstance(function, torch._ops.OpOverload) and function.namespace in _KNOWN
+    return function.overloadpacket.__name__ if is_known else ""  # type: ignore[attr-defined]
 
 
 def moves(node: fx.Node) -> bool:
@@ -149,7 +154,7 @@ def magnitudes(node: fx.Node, sizes: Environment, values: Environment) -> Any:
         return sizes[node.args[0]][node.args[1]]  # type: ignore[index]
     if name.startswith("_scaled_dot_product"):  # it adds up the values with weights between 0 and 1
         weighted = fx.map_arg(node.args, lambda arg: (sizes if arg is node.args[2] else values)[arg])
-        return node.target(*weighted, **fx.map_arg(node.kwargs, values.__getitem__))
+        return called(node.target, weighted, fx.map_arg(node.kwargs, values.__getitem__))
     if name == "native_layer_norm_backward":  # the gradients of weight and bias are sums over rows
         grad, input, shape, mean, rstd = fx.map_arg(
             node.args[:5], lambda arg: (sizes if arg is node.args[0] else values)[arg]
@@ -164,7 +169,7 @@ def magnitudes(node: fx.Node, sizes: Environment, values: Environment) -> Any:
         return sizes[node.args[0]]
     if name == "_native_batch_norm_legit_no_training":
         input, weight, bias, mean, *rest = fx.map_arg(node.args, sizes.__getitem__)
-        return node.target(input, weight, bias, -mean, *rest)
+        return called(node.target, (input, weight, bias, -mean, *rest), {})
     if name in ("sub", "rsub", "neg"):
         read = [sizes[arg] for arg in node.all_input_nodes]
         return sum(read[1:], read[0]).expand(_shape(values[node]))  # type: ignore[call-overload]
@@ -215,7 +220,7 @@ def terms(node: fx.Node, values: Environment) -> int:
 def terms_of(function: object, args: Sequence[Any], result: object) -> int:
     """The same of a call of a function."""
     name = name_of(function)
-    if not name or name in _MOVES or torch.Tag.pointwise in function.tags:  # type: ignore[attr-defined]
+    if not isinstance(function, torch._ops.OpOverload) or name in _MOVES or torch.Tag.pointwise in function.tags:
         return 1
 
     def shape(position: int) -> tuple[int, ...]:

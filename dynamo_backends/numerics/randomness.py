@@ -4,8 +4,7 @@ PyTorch has one generator for the CPU. A comparison that set it would let other 
 operators receive another generator. The few that accept none run under a lock, with the process's generator set before
 and restored afterwards.
 
-``perturbed`` and ``perturbed_near_one`` are the random rounding with which all modules find out how sensitive a
-computation is.
+``perturbed`` is the random rounding with which all modules find out how sensitive a computation is.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from passes.engine.locks import Lock
+
+from .exact import is_floating
 
 aten = torch.ops.aten
 
@@ -107,3 +108,17 @@ def _is_on_cpu(args: object, kwargs: dict[str, Any]) -> bool:
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     device = kwargs.get("device") or (tensors[0].device if tensors else "cpu")
     return torch.device(device).type == "cpu"
+
+
+def perturbed(value: Any, unit: float, generator: torch.Generator) -> Any:
+    """A float64 tensor with each finite element changed at random by up to ``unit`` of itself; others unchanged."""
+    if not is_floating(value) or not unit or not value.numel():
+        return value
+    if value.is_complex():
+        parts = (
+            perturbed(part, unit, generator) for part in torch.unbind(torch.view_as_real(value.resolve_conj()), -1)
+        )
+        return torch.complex(*parts)
+    noise = torch.empty(value.shape, dtype=torch.float32).uniform_(-unit, unit, generator=generator).to(value.device)
+    changed = value + value * noise
+    return changed if bool(value.isfinite().all()) else torch.where(value.isfinite(), changed, value)

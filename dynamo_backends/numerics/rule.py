@@ -91,6 +91,8 @@ FORMATS = {
     "float8_e4m3fnuz": Format(2.0**-3, 2.0**-7, 240.0),
     "float8_e5m2": Format(2.0**-2, 2.0**-14, 57344.0),
     "float8_e5m2fnuz": Format(2.0**-2, 2.0**-15, 57344.0),
+    "float8_e8m0fnu": Format(1.0, 2.0**-127, 2.0**127),
+    "float4_e2m1fn": Format(2.0**-1, 1.0, 6.0),
 }
 """By the name of the dtype; for a complex one, that of its parts."""
 
@@ -185,7 +187,7 @@ def judge(
     Args:
         value: of any shape; bfloat16 and float8 as float32.
         reference: of the same shape, in the value's dtype or in float64.
-        dtype: the name of the dtype whose rounding is allowed.
+        dtype: the name of the floating-point dtype whose rounding is allowed; unused for discrete elements.
         more: for each element, what is added to its tolerance.
     """
     if value.dtype.kind == "c" or reference.dtype.kind == "c":
@@ -193,7 +195,7 @@ def judge(
     value, reference = value.reshape(-1), reference.reshape(-1)
     if value.dtype.kind in "biu":
         return _judge_discrete(value, reference)
-    rule = FORMATS.get(dtype, FORMATS["float64"])
+    rule = FORMATS[dtype]
     found = Measure()
     beyond: list[tuple[np.ndarray, np.ndarray]] = []
     with np.errstate(all="ignore"):

@@ -33,8 +33,20 @@ from torch.utils import _pytree as pytree
 from passes.engine.fx.editing import UNINITIALIZED
 
 from . import operator_facts as facts
-from .arrays import as_array, dense, format_of, same_number
-from .exact import BIT_CASTS, KERNEL_ERRORS, Environment, floats, is_floating, run_eager, run_only_exact, widen, widened
+from .arrays import as_array, dense, format_of, is_equal, same_number
+from .exact import (
+    BIT_CASTS,
+    Environment,
+    OperatorError,
+    called,
+    floats,
+    is_floating,
+    run_eager,
+    run_only_exact,
+    widen,
+    widened,
+)
+from .randomness import perturbed
 from .rule import INSIDE, NOTHING, RUNS, UNITS, Beyond, Measure, judge, spread, sum_units
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -48,14 +60,14 @@ class NotJudgedError(Exception):
 
 
 def _call(run: Callable[[fx.Node, Environment], Any], node: fx.Node, values: Environment) -> Any:
-    """Runs a node. What its kernel raises, for a wrong index or a dtype, is told as ``NotJudgedError``."""
+    """Runs a node. What its operator raises, for a wrong index or a dtype, is told as ``NotJudgedError``."""
     unknown = [arg.name for arg in node.all_input_nodes if arg not in values]
     if unknown:
         raise NotJudgedError(f"the value of {unknown[0]} is not known")
     try:
         return run(node, values)
-    except (*KERNEL_ERRORS, IndexError) as error:
-        raise NotJudgedError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+    except OperatorError as error:
+        raise NotJudgedError(str(error)) from error
 
 
 class KnownValues(Protocol):
@@ -311,7 +323,7 @@ class SegmentCheck:
             judged.complaint = _difference_in_kind(actual, expected)
             return judged
         actual, expected = dense(actual), dense(expected)
-        if torch.equal(actual, expected):
+        if is_equal(actual, expected):
             return judged
         value = _Value(self, segment, values, index, actual, expected)
         if is_floating(actual):
@@ -333,7 +345,7 @@ def _unknown(node: fx.Node, expected: Any) -> Iterator[Judged]:
 
 def _item(node: fx.Node, values: Environment) -> object:
     parent, index = node.args
-    return values[parent][index]  # type: ignore[index]
+    return called(operator.getitem, (values[parent], index), {})
 
 
 def _is_of_other_kind(actual: object, expected: object) -> bool:
@@ -472,7 +484,7 @@ class _Value:
                 continue
             try:
                 sizes[node] = pytree.tree_map(facts.magnitude, facts.magnitudes(node, sizes, self._values))
-            except KERNEL_ERRORS:  # no float32 kernel
+            except OperatorError:  # no float32 kernel
                 continue
             counts[node] = max(
                 facts.terms(node, self._values) if facts.base_name(node) in facts.SUMS else 0,
@@ -653,17 +665,3 @@ def _plus(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | N
     if first is None or second is None:
         return second if first is None else first
     return first + second
-
-
-def perturbed(value: Any, unit: float, generator: torch.Generator) -> Any:
-    """A float64 tensor with each finite element changed at random by up to ``unit`` of itself; others unchanged."""
-    if not is_floating(value) or not unit or not value.numel():
-        return value
-    if value.is_complex():
-        parts = (
-            perturbed(part, unit, generator) for part in torch.unbind(torch.view_as_real(value.resolve_conj()), -1)
-        )
-        return torch.complex(*parts)
-    noise = torch.empty(value.shape, dtype=torch.float32).uniform_(-unit, unit, generator=generator).to(value.device)
-    changed = value + value * noise
-    return changed if bool(value.isfinite().all()) else torch.where(value.isfinite(), changed, value)

@@ -2,7 +2,7 @@
 
 ::
 
-    check = check_function(function, arguments, torch.get_rng_state())
+    check = FunctionCheck(function, arguments, torch.get_rng_state())
     check.judge(0, actual).is_wrong
 
 The rule is that of ``segments``: a result is compared with eager's, then with float64's, and then with up to
@@ -23,7 +23,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..graphs.layout import significant_strides
-from .arrays import as_array, dense, dtype_name, format_of, index_of, same_number
+from .arrays import as_array, dense, dtype_name, format_of, index_of, is_equal, same_number
 from .exact import KERNEL_ERRORS, is_floating, widened
 from .function_runs import FunctionRun, Recording, Rerun, copies
 from .rule import NOTHING, RUNS, UNITS, Beyond, Measure, judge, spread, sum_units
@@ -101,7 +101,7 @@ class ResultCheck:
             return Difference(f"dtype {ours.dtype} instead of {theirs.dtype}")
         if ours.shape != theirs.shape:
             return Difference(f"shape {tuple(ours.shape)} instead of {tuple(theirs.shape)}")
-        if torch.equal(ours, theirs):
+        if is_equal(ours, theirs):
             return Difference()
         judge_elements = self._judge_numbers if is_floating(ours) else self._judge_discrete
         return judge_elements(key, ours, theirs)

@@ -15,8 +15,8 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..graphs.artifacts import RunnableRegion
 from ..graphs.locations import Frame, function_name, is_user_file
-from ..numerics.call_execution import named_tensors
 from ..numerics.function_runs import version_of
+from .call_execution import named_tensors
 from .names import may_write
 
 _OWN = __name__.partition(".")[0]

@@ -11,9 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.call_execution import FLOAT64, CallExecution, CallRun, RunTarget, named_tensors
 from ..numerics.exact import widen
 from ..numerics.whole_graph import measure
+from .call_execution import FLOAT64, CallExecution, CallRun, RunTarget, named_tensors
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
 from .dispatch_modes import without_modes

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..common.text_table import fit_table
 from ..errors import first_line
-from ..numerics.call_execution import CallExecution, ChangedSinceError
 from ..report.table_page import TablePage
 from .call import Call, are_readable
+from .call_execution import CallExecution, ChangedSinceError
 from .capture import OpCapture, description_of
 from .gradients import Gradients
 from .judge import CallJudge, ComparedValue

@@ -20,9 +20,9 @@ import torch
 
 from ..numerics import operator_facts as facts
 from ..numerics.arrays import same_number
-from ..numerics.call_execution import FLOAT64, CallExecution, Change, RunTarget
 from ..numerics.exact import WIDER, is_floating, widen
 from ..numerics.whole_graph import ResultCheck, measure
+from .call_execution import FLOAT64, CallExecution, Change, RunTarget
 from .gradients import Gradients
 from .names import is_of_pytorch
 from .tool import dtype_name

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..numerics.call_execution import FLOAT64, CallExecution, RunTarget
 from .call import Call, signature
+from .call_execution import FLOAT64, CallExecution, RunTarget
 from .names import function_name, may_write
 
 ONNX = RunTarget(device=torch.device("cpu"))

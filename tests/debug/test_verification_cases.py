@@ -251,6 +251,40 @@ def test_a_right_program(name: str, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- called right, and wrong
 
 
+class RejectedError(Exception):
+    """Of a user's own."""
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_an_operator_that_rejects_float64_with_an_exception_of_its_own(writes: bool, tmp_path: Path) -> None:
+    name = "doubled_" if writes else "doubled"
+
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            raise RejectedError(str(x.dtype))
+        return x
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return checked(x) * 2
+
+    def doubled_(x: torch.Tensor) -> None:
+        checked(x).mul_(2)
+
+    written = ("x",) if writes else ()
+    operator_ = torch.library.custom_op(f"cases::{name}", doubled_ if writes else doubled, mutates_args=written)
+    operator_.register_fake(lambda x: None if writes else torch.empty_like(x))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        z = operator_(y)
+        return (y if writes else z).cos()
+
+    graphs = graphs_of(function, tmp_path, [torch.randn(4)])
+    assert_all_ok(graphs)
+    unchecked = [text for graph in graphs for text in graph.entry.unchecked]
+    assert any("RejectedError" in text for text in unchecked), unchecked
+
+
 def test_a_pass_that_writes_into_the_users_input(planted: Callable[[Pass], None], tmp_path: Path) -> None:
     """Eager changes no argument."""
     planted(Pass("post_grad.wrong", "Planted by a test.", replaced(aten.sin.default, aten.sin_.default)))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from conftest import assert_same_values
 
-from dynamo_backends.numerics.call_execution import as_float64
 from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
 
 aten = torch.ops.aten
@@ -58,10 +57,3 @@ def test_a_generator_of_the_users_own_draws_its_own_numbers() -> None:
 def test_which_operators_draw() -> None:
     targets = [aten.rand.default, aten.bernoulli_.float, aten.normal.float_Tensor, aten.sin.default, torch.rand, "rand"]
     assert [is_random(target) for target in targets] == [True, True, True, False, False, False]
-
-
-def test_one_operator_in_float64() -> None:
-    x = torch.rand(3)
-    assert_same_values(as_float64(aten.div.Tensor, (x, 3), {}), x.double() / 3)
-    values, indices = as_float64(aten.sort.default, (x,), {})  # type: ignore[misc]
-    assert values.dtype is torch.float64 and indices.dtype is torch.int64

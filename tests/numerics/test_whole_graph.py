@@ -11,7 +11,7 @@ from conftest import assert_same_values
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.numerics.exact import widen
-from dynamo_backends.numerics.function_runs import FunctionRun
+from dynamo_backends.numerics.function_runs import FunctionRun, Recording, Rerun
 from dynamo_backends.numerics.whole_graph import FunctionCheck, difference_of_results, graph_check
 
 aten = torch.ops.aten
@@ -52,16 +52,32 @@ def test_float64_does_not_decide_what_is_not_continuous(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), state), "random numbers leave no trace"
 
 
-def test_an_operator_that_float64_does_not_have() -> None:
-    @torch.library.custom_op("test_whole_graph::single", mutates_args=())
+class RejectedError(Exception):
+    """Of a user's own."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, RejectedError])
+def test_an_operator_that_float64_does_not_have(error: type[Exception]) -> None:
+    name = f"single_{error.__name__.lower()}"
+
+    @torch.library.custom_op(f"test_whole_graph::{name}", mutates_args=())
     def single(x: torch.Tensor) -> torch.Tensor:
         if x.dtype is not torch.float32:
-            raise RuntimeError("float32 only\nand more")
+            raise error("float32 only\nand more")
         return x * 2
 
     check = check_of(lambda x: [single(x) / 3], torch.rand(3))
     assert check.exact[0].dtype is torch.float64
-    assert check.inexact == {"test_whole_graph.single.default": "no float64: float32 only"}
+    assert check.inexact == {f"test_whole_graph.{name}.default": f"no float64: {error.__name__}: float32 only"}
+
+
+def test_what_was_not_recorded_is_rounded_as_it_is_told() -> None:
+    """A function inside of another may have no call in the recorded run; in float64, it is rounded as float64 is."""
+    x = torch.rand(50, dtype=torch.float64)
+    exact = Rerun(Recording(), seed=1, otherwise=torch.float64)
+    with exact:
+        changed = torch.sigmoid(x)
+    assert float((changed - x.sigmoid()).abs().max()) < 1e-14
 
 
 def test_terms_that_cancel() -> None:

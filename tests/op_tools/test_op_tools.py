@@ -32,8 +32,8 @@ from dynamo_backends import op_tools
 from dynamo_backends.cli import main
 from dynamo_backends.common import operator_watchers
 from dynamo_backends.numerics import rule, whole_graph
-from dynamo_backends.numerics.call_execution import FLOAT64, CallExecution
 from dynamo_backends.op_tools import judge
+from dynamo_backends.op_tools.call_execution import FLOAT64, CallExecution
 from dynamo_backends.op_tools.capture import operator_folder
 from dynamo_backends.op_tools.captures import find_calls
 from dynamo_backends.op_tools.names import function_name, function_of, is_query

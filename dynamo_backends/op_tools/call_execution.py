@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from .exact import WIDER, is_floating
-from .function_runs import Context, FunctionRun, Recording, Rerun, copies, requires_grad, version_of
+from ..numerics.exact import WIDER, is_floating
+from ..numerics.function_runs import Context, FunctionRun, Recording, Rerun, copies, requires_grad, version_of
 
 Change: TypeAlias = Callable[[str, torch.Tensor], torch.Tensor]
 """Takes an argument's name and the argument; returns another of the same shape."""
@@ -193,18 +193,6 @@ class CallRun:
         given = [tangents[name] for name in outputs]
         found = self._run.gradients(list(outputs.values()), given, list(self._leaves.values()), self._target.timer)
         return {name: value for name, value in zip(self._leaves, found, strict=True) if value is not None}
-
-
-def as_float64(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """A function's result in float64; discrete results that are computed from floating-point values are eager's.
-
-    Raises:
-        RuntimeError, TypeError, NotImplementedError: it has no float64 kernel.
-    """
-    execution = CallExecution(function, args, kwargs)
-    with execution.recording:
-        function(*args, **kwargs)
-    return execution.run(FLOAT64).returned
 
 
 def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
