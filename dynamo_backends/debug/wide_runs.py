@@ -38,6 +38,7 @@ from passes.engine.fx.editing import is_view, value_in, written_by
 from ..common.operator_watchers import transforms_undone, without_saved_tensors_hooks
 from ..exporter.upstream_faults import UNINITIALIZED
 from ..graphs.operators import is_collective
+from ..numerics import operator_facts as facts
 from ..numerics.arrays import same_number
 from ..numerics.exact import (
     BIT_CASTS,
@@ -156,7 +157,23 @@ class WideMode(TorchDispatchMode):
             result = called(func, *pytree.tree_map(_narrow, (args, kwargs)))
             if floats(result):
                 self.inexact[str(func)] = str(error)
-        return pytree.tree_map(self.perturbed, result)
+        return self._rounded_inside(func, args, kwargs, pytree.tree_map(self.perturbed, result))
+
+    def _rounded_inside(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """A result off by what the function rounds inside, see ``operator_facts``, if values are perturbed."""
+        if self._generator is None or not isinstance(result, torch.Tensor) or result.is_complex():
+            return result
+        with _disable_current_modes(), torch.no_grad():
+            size = facts.size_inside(func, args, kwargs)
+            if size is None or size.shape != result.shape:
+                return result
+            change = perturbed(size.double(), self._unit(torch.float64), self._generator) - size
+        return result + change
+
+    def _unit(self, dtype: torch.dtype) -> float:
+        """By how much a value of a dtype is perturbed, relative to itself."""
+        dtype = max(dtype, self._rounding, key=epsilon)
+        return (_UNITS if dtype is torch.float64 else 1.0) * epsilon(dtype)
 
     def perturbed(self, value: Any) -> Any:
         """A value in float64, perturbed by some units of the dtype that it was computed in, if runs are."""
@@ -164,11 +181,9 @@ class WideMode(TorchDispatchMode):
             return widen(value)
         if value.is_complex():
             return torch.view_as_complex(self.perturbed(torch.view_as_real(value.resolve_conj())).contiguous())
-        dtype = max(value.dtype, self._rounding, key=epsilon)
-        units = _UNITS if dtype is torch.float64 else 1.0
         with _disable_current_modes():
             wide = widen(value)
-            changed = perturbed(wide, units * epsilon(dtype), self._generator)
+            changed = perturbed(wide, self._unit(value.dtype), self._generator)
             return torch.where(
                 wide == wide.round(), wide, changed
             )  # masks and indices are exact where they are compared

@@ -266,12 +266,22 @@ def size_inside(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]
         near = _POOLS[read[0].dim()](read[0].abs(), 5, 1, 2)  # a cubic function reads two elements on each side
         size = function(near, *args[1:], **kwargs)  # type: ignore[operator]
         return size.abs().double() * max(size.shape[2:], default=1)
+    if name in ("_softmax_backward_data", "_log_softmax_backward_data"):
+        return _before_cancelling(name, *args[:3])
     if name in _OF_ARGUMENT:
         return read[0].double().abs()
     if name in _OF_ONE:
         return torch.ones(read[0].shape, dtype=torch.float64, device=read[0].device)
     is_derivative = name.removesuffix("_backward") in _OF_ARGUMENT | _OF_ONE and len(read) > 1
     return read[0].double().abs() * read[1].double().abs().clamp(min=1.0) if is_derivative else None
+
+
+def _before_cancelling(name: str, grad: torch.Tensor, output: torch.Tensor, dim: int) -> torch.Tensor:
+    """The numbers whose difference is the gradient of a softmax or of its logarithm."""
+    size, output = grad.double().abs(), output.double()
+    if name == "_softmax_backward_data":
+        return (size + (size * output).sum(dim, keepdim=True)) * output.abs()
+    return size + output.exp() * size.sum(dim, keepdim=True)
 
 
 def subtracts_a_mean(function: object) -> bool:

@@ -224,7 +224,22 @@ def cancelling(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def positions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What is computed from positions, which are larger than the result."""
     resized = [F.interpolate(x, size, mode="bilinear") for size in ((224, 224), (32, 32), (130, 97))]
+    resized.append(F.interpolate(x[..., :14, :14], (16, 20), mode="bicubic"))  # as embeddings of positions
     return *resized, torch.linspace(-1, 1, 224) + x[0, 0, 0, 0], torch.linspace(-0.5, 0.5, 7) * x[0, 0, 0, 0]
+
+
+class Confident(nn.Module):
+    """A classifier that is sure, so that the gradient of its loss cancels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        labels = torch.arange(len(x))
+        return (
+            F.cross_entropy(self.linear(x) + 15 * F.one_hot(labels, 32), labels) + (20 * x).softmax(-1).square().sum()
+        )
 
 
 RIGHT: dict[str, tuple[Callable[[], Callable[..., object]], Callable[[], torch.Tensor], bool]] = {
@@ -238,6 +253,7 @@ RIGHT: dict[str, tuple[Callable[[], Callable[..., object]], Callable[[], torch.T
     "infinities": (lambda: not_finite, lambda: torch.randn(8, 64), False),
     "cancellation": (lambda: cancelling, lambda: torch.randn(8, 64), False),
     "positions": (lambda: positions, lambda: torch.randn(1, 3, 100, 75), False),
+    "a confident classifier": (Confident, lambda: torch.randn(16, 32), True),
     "a long sum": (lambda: lambda x: x @ x.square(), lambda: torch.rand(200_000), False),
 }
 
