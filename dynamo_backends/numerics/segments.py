@@ -447,10 +447,12 @@ class _Value:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether rounding changes nothing: the segment only compares and selects, and reads no half precision, which
-        a session may read as it was before it was rounded."""
+        """Whether rounding changes nothing: the segment only compares and selects, and reads no half precision that was
+        computed, which a session may read as it was before it was rounded."""
         read = floats(list(self._values_read()))
-        return not read or (all(map(facts.is_exact, self._segment.nodes)) and not any(map(_is_half, read)))
+        computed = [node for node in self._segment.inputs if node not in self._check._given]
+        is_rounded = any(map(_is_half, floats([self._values[node] for node in computed])))
+        return not read or (all(map(facts.is_exact, self._segment.nodes)) and not is_rounded)
 
     def _values_read(self) -> Iterator[object]:
         return (self._values[node] for node in self._segment.inputs)

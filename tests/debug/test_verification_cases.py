@@ -473,3 +473,15 @@ def test_the_number_of_threads_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(torch, "set_num_threads", changed.append)
     graphs_of(lambda x: x.sinh().cos(), tmp_path, [torch.randn(64)])
     assert not changed and torch.get_num_threads() == 2
+
+
+def test_a_wrong_comparison_of_half_precision_that_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No session reads an argument as it was before it was rounded."""
+
+    def wrong(x: ir.Value, other: float) -> ir.Value:
+        return op.GreaterOrEqual(x, op.CastLike(op.Constant(value_float=other), x))
+
+    monkeypatch.setitem(CONVERTERS, aten.gt.Scalar, wrong)
+    x = torch.randint(-4, 4, (64,)).half() / 4
+    (graph,) = graphs_of(lambda x: x > 0.25, tmp_path, [x])
+    assert graph.verdict is not None and graph.verdict.startswith("diverges at gt ")
