@@ -263,9 +263,10 @@ def size_inside(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     if not read:
         return None
     if ("upsample_" in name or name == "interpolate") and not name.endswith("_backward"):
-        near = _POOLS[read[0].dim()](read[0].abs(), 5, 1, 2)  # a cubic function reads two elements on each side
+        # a cubic function reads two elements on each side; what is infinite is so in the result
+        near = _POOLS[read[0].dim()](read[0].abs().nan_to_num(0.0, 0.0, 0.0), 5, 1, 2)
         size = function(near, *args[1:], **kwargs)  # type: ignore[operator]
-        return size.abs().double() * max(size.shape[2:], default=1)
+        return size.abs().double() * max(*size.shape[2:], *read[0].shape[2:])
     if name in ("_softmax_backward_data", "_log_softmax_backward_data"):
         return _before_cancelling(name, *args[:3])
     if name in _OF_ARGUMENT:
