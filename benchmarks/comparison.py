@@ -122,6 +122,7 @@ class Phases:
 def _watch_comparison(phases: Phases) -> None:
     """All that a compared call does more than another."""
     from dynamo_backends.debug import (
+        call_runs,
         captured_graph,
         node_comparison,
         observer,
@@ -130,7 +131,6 @@ def _watch_comparison(phases: Phases) -> None:
         run_comparison,
         run_values,
         session_values,
-        wide_runs,
     )
     from dynamo_backends.numerics import operator_facts, segments
 
@@ -139,7 +139,7 @@ def _watch_comparison(phases: Phases) -> None:
     phases.watch(recorded_run, "repeat_region", "run again")
     phases.watch(run_comparison, "call_in_eager", "captured graph")
     phases.watch(captured_graph.CapturedGraph, "check", "stages")
-    phases.watch(wide_runs.CallRuns, "run", "stages: in float64")
+    phases.watch(call_runs.CallRuns, "run", "stages: in float64")
     phases.watch(run_comparison, "compare_run", "values: the rest")
     phases.watch(session_values.SessionValues, "__init__", "values: the model that shows them")
     phases.watch(run_values.RunValues, "_show", "values: in the session")

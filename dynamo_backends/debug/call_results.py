@@ -5,24 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from xxhash import xxh3_64_intdigest
 
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.layout import significant_strides
-from ..numerics.arrays import as_array
+from ..numerics.arrays import same_number
 from ..numerics.exact import KERNEL_ERRORS, is_floating
-from ..numerics.function_runs import FunctionRun, NotRepeatableError, Recording, Rerun, copies, is_strided
+from ..numerics.function_runs import FunctionRun, NotRepeatableError, Recording, Rerun, copies, is_strided, storage_of
 from ..numerics.verdicts import Verdict
+from .call_runs import CallRuns, Key, hashes, interpreted, is_value
 from .captured_graph import CapturedGraph, why
 from .interpreter import flat
 from .rows import Blame, Finding
 from .stage_graphs import place_of_result
-from .wide_runs import CallRuns, Key, Outcome, interpreted, is_close, storage_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,53 +44,12 @@ def call_in_eager(captured: CapturedGraph, arguments: Sequence[object]) -> Eager
         eager = runs.run(interpreted(captured.pre_grad.first), gradients=False)
     except (NotRepeatableError, *KERNEL_ERRORS, IndexError) as error:  # also in the user's call
         return EagerCall(unchecked=f"the captured graph: {why(error, arguments)}")
-    written = [key for key in eager.values if isinstance(key, tuple)]
-    captured.written |= {j for _, j in written}
+    changed = frozenset(key[1] for key in eager.values if isinstance(key, tuple))
+    captured.written |= changed
     captured.has_run = True
-    changed = frozenset(key[1] for key in written if not is_close(*runs.pair_of(key, _NOTHING, eager)))
     return EagerCall(
         {key: value if is_floating(value) else _layout(value) for key, value in eager.values.items()}, changed
     )
-
-
-_NOTHING = Outcome({}, {})
-
-
-def hashes(values: Sequence[object]) -> list[int | None]:
-    """For each value, a hash of the memory that its elements are in, which is read once; 0 of a value that is no
-    tensor, ``None`` if the memory cannot be read."""
-    known: dict[int, int] = {}
-
-    def hash_of(value: torch.Tensor) -> int | None:
-        if is_strided(value):
-            storage = storage_of(value)
-            if storage not in known and value.device.type != "meta":
-                memory: Any = as_array(_bytes_of(value).cpu())  # ``Tensor.numpy`` would keep the user from resizing it
-                known[storage] = xxh3_64_intdigest(memory)
-            return known.get(storage)
-        parts = list(map(hash_of, _parts_of(value)))
-        return None if not parts or None in parts else hash(tuple(parts))
-
-    with torch.no_grad():
-        return [hash_of(value) if isinstance(value, torch.Tensor) else 0 for value in values]
-
-
-def _bytes_of(value: torch.Tensor) -> torch.Tensor:
-    storage = value.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage, 0, (storage.nbytes(),), (1,))
-
-
-def _parts_of(value: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a sparse tensor or one of a subclass consists of; empty if they are not known."""
-    if is_traceable_wrapper_subclass(value):
-        return [getattr(value, name) for name in value.__tensor_flatten__()[0]]
-    if value.layout is torch.sparse_coo:
-        return [value._indices(), value._values()]
-    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [value.crow_indices(), value.col_indices(), value.values()]
-    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [value.ccol_indices(), value.row_indices(), value.values()]
-    return []
 
 
 def compare_call(
@@ -158,7 +114,10 @@ def _layout(value: object) -> object:
 def _complaint(expected: object, actual: object) -> str:
     """How a result differs from eager's, but for the numbers in tensors."""
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-        return "" if is_close(expected, actual) else f"{_in_words(actual)} instead of {_in_words(expected)}"
+        is_same = isinstance(expected, torch.Tensor) == isinstance(actual, torch.Tensor) and (
+            same_number(expected, actual) or not is_value(expected) or not is_value(actual)
+        )
+        return "" if is_same else f"{_in_words(actual)} instead of {_in_words(expected)}"
     if expected.dtype != actual.dtype:
         return f"dtype {actual.dtype} instead of {expected.dtype}"
     if expected.shape != actual.shape:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,26 +25,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..dumps.blame import Cause, CauseKind
 from ..exporter.decompositions import decomposition_table
 from ..graphs.artifacts import GraphName
-from ..graphs.locations import Place, place_of
 from ..numerics.exact import KERNEL_ERRORS
-from ..numerics.function_runs import NotRepeatableError, copies
-from ..numerics.verdicts import Verdict
-from .first_changed_node import ChangedNode, difference, first_changed_node
-from .rows import Blame, Finding, exception_text
-from .stage_graphs import PreGradGraphs, StageGraphs, Step, place_of_result
-from .wide_runs import (
+from ..numerics.function_runs import NotRepeatableError, copies, memory_of, storage_of
+from .call_runs import (
+    CallInterpreter,
+    CallMode,
     CallRuns,
     Key,
     Outcome,
     Program,
-    WideInterpreter,
-    WideMode,
     interpreted,
     is_of_backward,
-    memory_of,
-    storage_of,
 )
+from .first_changed_node import difference
+from .rows import Blame, Finding, exception_text
+from .stage_graphs import PreGradGraphs, StageGraphs, place_of_result
 from .wrong_decomposition import DecompositionCheck, NodeTracker
+from .wrong_step import blame_of, changing_step, first_wrong_step, wrong_step
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -89,7 +85,7 @@ class Interpretation:
     """
 
     captured: CapturedGraph
-    mode: WideMode
+    mode: CallMode
     attributes: Mapping[int, torch.Tensor]
     arguments: dict[str, Sequence[object]] | None
     graphs: set[str] = dataclasses.field(default_factory=set)
@@ -104,7 +100,7 @@ class Interpretation:
             with _disable_current_modes():
                 self.arguments[direction] = copies(given)
         with torch.no_grad(), self.mode.alone():
-            return WideInterpreter(module, self.mode).run(*given, enable_io_processing=False)
+            return CallInterpreter(module, self.mode).run(*given, enable_io_processing=False)
 
     def _copy(self, value: object) -> object:
         copied = self.attributes.get(storage_of(value)) if isinstance(value, torch.Tensor) else None
@@ -173,7 +169,7 @@ class CapturedGraph:
     def program(self, compiled: Callable[..., object], arguments: dict[str, Sequence[object]] | None = None) -> Program:
         """The compiled function, whose graphs are interpreted; ``arguments`` receives what they get."""
 
-        def run(given: Sequence[object], mode: WideMode) -> tuple[object, contextlib.AbstractContextManager[None]]:
+        def run(given: Sequence[object], mode: CallMode) -> tuple[object, contextlib.AbstractContextManager[None]]:
             attributes = self.pre_grad.attributes
             copied = {storage_of(own): value for own, value in zip(attributes, given, strict=False)}
             interpretation = Interpretation(self, mode, copied, arguments)
@@ -222,38 +218,26 @@ class _Search:
     def _blames(self, keys: Sequence[Key], expected: Outcome, actual: Outcome) -> dict[str, Blame]:
         """What is to blame for wrong values, by direction."""
         directions = list(dict.fromkeys(BACKWARD if is_of_backward(key) else FORWARD for key in keys))
-        captured, state = self._captured, self._runs.state
-        blame = first_wrong_step(self._runs, captured.pre_grad, self._arguments) or self._wrong_decomposition()
+        captured, runs = self._captured, self._runs
+        blame = first_wrong_step(runs, captured.pre_grad, self._arguments) or self._wrong_decomposition()
         if blame is not None:
             return dict.fromkeys(directions, blame)
         wide: dict[str, Sequence[object]] = {}
-        self._runs.run(captured.program(self._compiled, wide))
-        narrow = self._graph_arguments
-        given = self._joint_arguments(narrow), self._joint_arguments(wide)
-        if given[0] is not None:
-            blame = wrong_step(captured.joint, given[0], state, given[1])
-            if blame is not None:
-                return dict.fromkeys(directions, blame)
-        found = (
-            (direction, wrong_step(graphs, narrow[direction], state, wide[direction]))
-            for direction, graphs in captured.post_grad.items()
-            if direction in wide and direction in narrow
-        )
-        blames = {direction: blame for direction, blame in found if blame is not None}
+        runs.run(captured.program(self._compiled, wide))
+        blames = self._in_later_stages(functools.partial(wrong_step, runs.state), directions, wide)
         if blames:
             return blames
         graph, dtype = captured.pre_grad.first, captured.pre_grad.steps[0].dtype
-        rounded = self._runs.differing(interpreted(graph), expected, actual, rounding=dtype)
+        rounded = runs.differing(interpreted(graph), expected, actual, rounding=dtype)
         if rounded:  # decompositions compute constants, such as positions between pixels, in the model's dtype
-            again = self._runs.differing(captured.program(self._compiled), actual, expected, rounding=dtype)
+            again = runs.differing(captured.program(self._compiled), actual, expected, rounding=dtype)
             rounded = [key for key in rounded if key in again]
         if not rounded:  # a pass rounded a constant
             return {}
-        keys = rounded
-        key = next((key for key in keys if is_of_backward(key) == (directions[0] == BACKWARD)), keys[0])
+        key = next((key for key in rounded if is_of_backward(key) == (directions[0] == BACKWARD)), rounded[0])
         place = place_of_result(captured.pre_grad.last, key)
-        found_difference = difference(*self._runs.pair_of(key, expected, actual))
-        return {directions[0]: _blame(place, Cause(CauseKind.TRACE), found_difference)}
+        found = difference(runs.value_of(key, expected), runs.value_of(key, actual))
+        return {directions[0]: blame_of(place, Cause(CauseKind.TRACE), found)}
 
     @functools.cached_property
     def _graph_arguments(self) -> Mapping[str, Sequence[object]]:
@@ -279,7 +263,7 @@ class _Search:
     def _wrong_decomposition(self) -> Blame | None:
         checks: list[DecompositionCheck] = []
 
-        def run(given: Sequence[object], mode: WideMode) -> tuple[object, contextlib.AbstractContextManager[None]]:
+        def run(given: Sequence[object], mode: CallMode) -> tuple[object, contextlib.AbstractContextManager[None]]:
             tracker = NodeTracker(self._captured.pre_grad.last, mode)
             check = DecompositionCheck(self._captured.decompositions(), tracker, self._runs.state)
             checks.append(check)
@@ -298,102 +282,33 @@ class _Search:
 
     def in_passes(self, *, casts: bool) -> dict[str, Blame]:
         """The first pass that changed a node, by direction; ``casts``: of those that added some, by these."""
-        captured, state = self._captured, self._runs.state
-        blame = changing_step(captured.pre_grad, self._arguments, state, casts=casts)
+        captured, find = self._captured, functools.partial(changing_step, self._runs.state, casts=casts)
+        blame = find(captured.pre_grad, self._arguments)
         if blame is not None:
             return {FORWARD: blame}
         later = captured.joint, *captured.post_grad.values()
         if not any(graphs.lowering_steps if casts else graphs.has_passes for graphs in later):
             return {}
-        given = self._joint_arguments(self._graph_arguments)
-        blame = changing_step(captured.joint, given, state, casts=casts) if given is not None else None
+        return self._in_later_stages(find, [FORWARD], {})
+
+    def _in_later_stages(
+        self, find: Callable[..., Blame | None], directions: Sequence[str], wide: Mapping[str, Sequence[object]]
+    ) -> dict[str, Blame]:
+        """What is to blame in the joint graph, or else in the graphs after it, by direction.
+
+        ``find`` gets the graphs of a stage and their arguments, in the model's dtypes and as they are in ``wide``.
+        """
+        captured, narrow = self._captured, self._graph_arguments
+        given = self._joint_arguments(narrow)
+        blame = find(captured.joint, given, self._joint_arguments(wide)) if given is not None else None
         if blame is not None:
-            return {FORWARD: blame}
+            return dict.fromkeys(directions, blame)
         found = (
-            (direction, changing_step(graphs, self._graph_arguments[direction], state, casts=casts))
+            (direction, find(graphs, narrow[direction], wide.get(direction)))
             for direction, graphs in captured.post_grad.items()
-            if direction in self._graph_arguments
+            if direction in narrow
         )
         return {direction: blame for direction, blame in found if blame is not None}
-
-
-def wrong_step(
-    graphs: StageGraphs, arguments: Sequence[object], state: torch.Tensor, wide: Sequence[object] | None = None
-) -> Blame | None:
-    """The first pass of a stage after AOTAutograd's trace that changed what the graph computes in float64.
-
-    Args:
-        graphs: of the stage.
-        arguments: of its graphs, in the model's dtypes.
-        state: of the CPU's random numbers.
-        wide: the arguments in float64, if they are not those in the model's dtypes.
-    """
-    with torch.no_grad():
-        return first_wrong_step(CallRuns(wide or arguments, state), graphs, arguments)
-
-
-def first_wrong_step(runs: CallRuns, graphs: StageGraphs, narrow: Sequence[object]) -> Blame | None:
-    """The first pass of a stage that changed what the graph computes; ``narrow``: arguments in the model's dtypes."""
-    if graphs.is_unchanged:
-        return None
-    before, old = graphs.steps[0], runs.run(interpreted(graphs.first))
-    if not runs.differing(interpreted(graphs.first), old, runs.run(interpreted(graphs.last))):
-        return None
-    for step in graphs.steps[1:]:
-        new = runs.run(interpreted(step.graph))
-        keys = runs.differing(interpreted(before.graph), old, new)
-        found = _changed_place(runs, before, step, narrow, keys, old, new) if keys else None
-        if found is not None:
-            return _blame(found.place, step.cause, found.difference)
-        before, old = step, new
-    return None
-
-
-def _changed_place(
-    runs: CallRuns,
-    before: Step,
-    step: Step,
-    arguments: Sequence[object],
-    keys: Sequence[Key],
-    old: Outcome,
-    new: Outcome,
-) -> ChangedNode | None:
-    """The node that a pass changed, or else the result; ``None`` if it rounded a constant to the model's dtype."""
-    with contextlib.suppress(*KERNEL_ERRORS, IndexError):
-        node = first_changed_node(before.graph, step.graph, arguments, runs.state, casts=False)
-        if node is not None:
-            return node
-    keys = runs.differing(interpreted(before.graph), old, new, rounding=before.dtype)
-    if not keys:
-        return None
-    found = difference(*runs.pair_of(keys[0], old, new))
-    matched = next((node for node in before.graph.graph.nodes if node.name in step.matches), None)
-    if matched is None:
-        return ChangedNode(place_of_result(before.graph, keys[0]), found)
-    return ChangedNode(place_of(matched), dataclasses.replace(found, elements=None))  # they are those of the result
-
-
-def changing_step(
-    graphs: StageGraphs, arguments: Sequence[object], state: torch.Tensor, *, casts: bool
-) -> Blame | None:
-    """The first pass of a stage that changed a node, see ``first_changed_node``.
-
-    With ``casts``, the first of those that added casts to a lower precision, if these made a value less precise.
-    ``arguments`` are those of the stage's graphs, in the model's dtypes.
-    """
-    if graphs.is_unchanged:
-        return None
-    for before, step in graphs.lowering_steps if casts else itertools.pairwise(graphs.steps):
-        node = first_changed_node(before.graph, step.graph, arguments, state, casts=casts)
-        if node is not None:
-            return _blame(node.place, step.cause, node.difference)
-    return None
-
-
-def _blame(place: Place, cause: Cause, found: Verdict) -> Blame:
-    if not found.is_wrong:  # less than the rounding of single operators
-        found = dataclasses.replace(found, complaint="differs in float64")
-    return Blame(place.name, cause, source=place.source, module=place.module, difference=found)
 
 
 def why(error: Exception, arguments: Sequence[object]) -> str:

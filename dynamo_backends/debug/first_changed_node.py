@@ -1,36 +1,35 @@
 """Finds the node at which a pass changed what a graph computes.
 
-The graph after the pass runs once, in the model's dtypes. Each of its nodes that the pass changed is compared with the
-node of the same name in the graph before the pass, both computed from values of this run that both graphs have. So a
-difference is of this node, and not of those before it.
+The graph after the pass runs once. Each of its nodes that the pass changed is judged by the graph before the pass: the
+node of the same name there, computed from values of this run, see ``numerics.segments``. So a difference is of this
+node, and not of those before it.
 
-- In float64, more than rounding in float32 is wrong: a pass may compute a constant in the model's dtype.
+- In float64, more than rounding in the model's dtype is wrong: a pass may compute a constant in it.
 - In the model's dtypes, for a pass that adds casts, which float64 does not see.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
-from passes.engine.fx.editing import changes_memory
+from passes.engine.fx.editing import changes_memory, value_in
 
 from ..exporter.upstream_faults import is_uninitialized
 from ..graphs import aot
 from ..graphs.locations import Place, changed_nodes, operands, place_of
-from ..numerics.exact import KERNEL_ERRORS, widened
+from ..numerics.exact import Environment, widened
 from ..numerics.function_runs import copies
+from ..numerics.randomness import PrivateRandomness
+from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import RIGHT, Verdict, epsilon, verdict
+from .call_runs import CallInterpreter, CallMode, constants_of, is_value, tangent
 from .interpreter import flat
-from .wide_runs import WideInterpreter, WideMode, is_value, tangent, unexplained
-
-_OF_HALF = 0.5
-"""A constant that a pass computes in half precision may change a value by so many units of it."""
 
 
 class ChangedNode(NamedTuple):
@@ -58,172 +57,119 @@ def first_changed_node(
     for node in after.graph.nodes:
         if changes_memory(node) and (node.name not in names or not changes_memory(names[node.name])):
             return ChangedNode(place_of(node, names.get(node.name)), Verdict("writes into its argument"))
-    pairs = _changed_pairs(before, after, names)
-    common = {node.name for node in after.graph.nodes} & names.keys()
-    ends = [node for pair in pairs.items() for node in pair]
-    needed = {name for node in ends for item in (node, *operands(node)) for name in _read(item, common)}
-    run = Walk(after, copies(arguments), WideMode(state, widens=False))
-    values = _Values(common, _computed(after), {}, state)
-    for node in after.graph.nodes:
-        if node.op == "output":
-            break
-        value = run.step(node)
-        theirs = pairs.get(node)
-        if theirs is not None:
-            found = values.difference(theirs, node, value, casts=casts)
-            if found.is_wrong:
-                replaced, added = changed_nodes(theirs, node, names)
-                if added is not node:  # its own difference, if it has the shape of what it replaces
-                    own = values.difference(replaced, added, run.env.get(added), casts=casts)
-                    found = own if own.elements is not None else dataclasses.replace(found, elements=None)
-                return ChangedNode(place_of(added, replaced), found)
-        if node.name in needed or node.op == "placeholder":
-            values.known[node.name] = value
-        run.free(node)
+    run = _Values(after, CallMode(state, is_wide=not casts))
+    with torch.no_grad(), run.mode.alone():
+        run.run(*copies(arguments, wide=not casts), enable_io_processing=False)
+    pairs = _pairs(before, after, names, run)
+    changed = {theirs: ours for theirs, ours in pairs.items() if _is_changed(theirs, ours) and ours not in run.random}
+    given = {theirs: run.values[ours] for theirs, ours in pairs.items() if theirs not in changed}
+    with torch.no_grad(), _disable_current_modes(), PrivateRandomness(state):
+        constants = _constants(before, given)
+        for theirs, value in constants.items():
+            if theirs in changed and (found := difference(value, run.values[changed[theirs]])).is_wrong:
+                return ChangedNode(place_of(changed[theirs], theirs), found)
+        given |= constants if casts else widened(constants)
+        known = _Known({node: changed[node] for node in changed.keys() - constants.keys()}, pairs, run, casts=casts)
+        for judged in SegmentCheck(before.graph.nodes, given, known, wide=not casts).judge():
+            if judged.is_wrong and judged.node in changed:
+                return _changed_node(judged, changed[judged.node], names, run)
     return None
 
 
-def _computed(module: fx.GraphModule) -> set[str]:
-    """The names of the nodes that depend on arguments."""
-    found: set[fx.Node] = set()
-    for node in module.graph.nodes:
-        if node.op == "placeholder" or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return {node.name for node in found}
+def _changed_node(judged: Judged, ours: fx.Node, names: Mapping[str, fx.Node], run: _Values) -> ChangedNode:
+    """Names the node that the pass added, with its own difference if it has the shape of what it replaces."""
+    replaced, added = changed_nodes(judged.node, ours, names)
+    fake = value_in(judged.node.meta)
+    model = fake.dtype if isinstance(fake, torch.Tensor) and fake.is_floating_point() else None
+    found = (difference(judged.expected, judged.value, judged.exact, dtype=dtype) for dtype in (model, None))
+    differs = next((item for item in found if item.is_wrong), Verdict("differs in float64"))
+    if added is not ours:
+        expected = judged.expected if replaced is judged.node else judged.read.get(replaced)
+        own = difference(expected, run.values.get(added), dtype=model)
+        differs = own if own.elements is not None else dataclasses.replace(differs, elements=None)
+    return ChangedNode(place_of(added, replaced), differs)
 
 
-def _changed_pairs(
-    before: fx.GraphModule, after: fx.GraphModule, names: Mapping[str, fx.Node]
+class _Values(CallInterpreter):
+    """Runs a graph, and keeps the values of its nodes as they are before other nodes write into them.
+
+    Attributes:
+        mode: in which it runs.
+        values: by node.
+        random: the nodes that draw random numbers.
+    """
+
+    def __init__(self, module: fx.GraphModule, mode: CallMode) -> None:
+        super().__init__(module, mode)
+        self.mode = mode
+        self.values: Environment = {}
+        self.random: set[fx.Node] = set()
+        self._writes = any(map(changes_memory, module.graph.nodes))
+
+    def run_node(self, n: fx.Node) -> object:
+        draws = self.mode.randomness.draws
+        value = super().run_node(n)
+        if self.mode.randomness.draws > draws:
+            self.random.add(n)
+        kept = widened(value) if self.mode.is_wide else value
+        self.values[n] = copies([kept])[0] if self._writes and isinstance(kept, torch.Tensor) else kept
+        return value
+
+
+class _Known(RecordedValues):
+    """The values of changed nodes. Those in half precision are not compared in the model's dtypes: they had no more
+    digits before the pass."""
+
+    def __init__(
+        self, changed: Mapping[fx.Node, fx.Node], pairs: Mapping[fx.Node, fx.Node], run: _Values, *, casts: bool
+    ) -> None:
+        values: dict[tuple[fx.Node, int | None], object] = {}
+        for theirs, ours in changed.items():
+            value, fake = run.values[ours], value_in(theirs.meta)
+            if casts and isinstance(fake, torch.Tensor) and epsilon(fake.dtype) > epsilon(torch.float32):
+                continue
+            several = isinstance(value, (tuple, list))
+            values |= {(theirs, i if several else None): item for i, item in enumerate(flat(value))}
+        super().__init__(values)
+        self._pairs = pairs
+        self._common = set(pairs.values())
+
+    def reads(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether the node after the pass is computed from the value of ``source`` there."""
+        waiting, wanted = list(self._pairs[node].all_input_nodes), self._pairs.get(source)
+        while waiting:
+            item = waiting.pop()
+            if item is wanted:
+                return True
+            waiting += item.all_input_nodes if item not in self._common else []
+        return False
+
+
+def _pairs(
+    before: fx.GraphModule, after: fx.GraphModule, names: Mapping[str, fx.Node], run: _Values
 ) -> dict[fx.Node, fx.Node]:
-    """The nodes of ``after`` that differ from those of the same name, or else result, in ``before``, with these."""
+    """The nodes of ``after``, by the node of the same name, or else result, in ``before``."""
     results = dict(zip(operands(after.graph.output_node()), operands(before.graph.output_node()), strict=False))
-    pairs = {node: names.get(node.name) or results.get(node) for node in after.graph.nodes}
-    return {
-        ours: theirs
-        for ours, theirs in pairs.items()
-        if theirs is not None and ours.op not in ("placeholder", "output")
-        if not is_uninitialized(ours) and (_described(ours) != _described(theirs) or ours.op == "get_attr")
-    }
+    pairs = ((names.get(ours.name) or results.get(ours), ours) for ours in run.values if ours.op != "output")
+    return {theirs: ours for theirs, ours in pairs if theirs is not None and not is_uninitialized(ours)}
+
+
+def _is_changed(theirs: fx.Node, ours: fx.Node) -> bool:
+    return ours.op == "get_attr" or (ours.op != "placeholder" and _described(ours) != _described(theirs))
 
 
 def _described(node: fx.Node) -> tuple[object, ...]:
     return node.op, node.target, repr(node.args), repr(node.kwargs)
 
 
-def _read(node: fx.Node, common: set[str]) -> set[str]:
-    """The names of the nearest nodes, of those that both graphs have, that a node is computed from."""
-    found: set[str] = set()
-    waiting = list(node.all_input_nodes)
-    while waiting:
-        item = waiting.pop()
-        if item.name in common:
-            found.add(item.name)
-        else:
-            waiting += item.all_input_nodes
-    return found
-
-
-class Walk(WideInterpreter):
-    """Runs a graph node by node."""
-
-    def __init__(self, module: fx.GraphModule, arguments: Sequence[object], mode: WideMode) -> None:
-        super().__init__(module, mode)
-        self.mode = mode
-        self.args_iter = iter(arguments)
-
-    def step(self, node: fx.Node) -> object:
-        """The value of the next node."""
-        with torch.no_grad(), self.mode.alone():
-            self.env[node] = value = self.run_node(node)
-        return value
-
-    def free(self, node: fx.Node) -> None:
-        """Frees the values that no node after this one reads."""
-        for item in self.user_to_last_uses.get(node, ()):
-            self.env.pop(item, None)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Values:
-    """Computes nodes of two graphs from values of nodes that both have.
-
-    Attributes:
-        common: the names that both graphs have.
-        computed: the names of nodes that depend on arguments.
-        known: values by name, in the model's dtypes.
-        state: of the CPU's random numbers.
-    """
-
-    common: set[str]
-    computed: set[str]
-    known: dict[str, object]
-    state: torch.Tensor
-
-    def difference(self, theirs: fx.Node, ours: fx.Node, actual: object, *, casts: bool) -> Verdict:
-        """How the value of ``ours`` differs from that of ``theirs``, in float64 or in the model's dtypes.
-
-        ``theirs`` may read a rounded value that ``ours`` does not read, and then is computed without it.
-        """
-        compare = self._difference_in_model if casts else self._difference_in_float64
-        found = compare(theirs, ours, actual, self.common)
-        read = _read(ours, self.common)
-        if found.is_wrong and not _read(theirs, self.common) <= read:
-            with contextlib.suppress(*KERNEL_ERRORS, IndexError):  # of an index that float64 does not have
-                other = compare(theirs, ours, actual, read)
-                return found if other.is_wrong else other
-        return found
-
-    def _difference_in_model(self, theirs: fx.Node, ours: fx.Node, actual: object, given: set[str]) -> Verdict:
-        fake = theirs.meta.get("val", theirs.meta.get("example_value"))
-        if isinstance(fake, torch.Tensor) and epsilon(fake.dtype) > epsilon(torch.float32):
-            return RIGHT  # it had no more digits before the pass
-        mode = WideMode(self.state, widens=False)
-        expected = self._value(theirs, mode, given)
-        if mode.draws:  # other random numbers than in the run
-            return RIGHT
-        dtype = fake.dtype if isinstance(fake, torch.Tensor) and fake.is_floating_point() else None
-        return difference(expected, actual, self._value(theirs, WideMode(self.state), given), dtype=dtype)
-
-    def _difference_in_float64(self, theirs: fx.Node, ours: fx.Node, actual: object, given: set[str]) -> Verdict:
-        modes = WideMode(self.state), WideMode(self.state)
-        others = self.common - {theirs.name}  # a node that the pass added may read the one that it replaces
-        olds, news = flat(self._value(theirs, modes[0], given)), flat(self._value(ours, modes[1], others))
-        if any(mode.draws for mode in modes):
-            return RIGHT
-        fake = theirs.meta.get("val", theirs.meta.get("example_value"))
-        unit = epsilon(fake.dtype) if isinstance(fake, torch.Tensor) else 0.0
-        relative = _OF_HALF * unit if unit > epsilon(torch.float32) else 0.0
-
-        def again(seed: int) -> dict[int, object]:
-            return dict(enumerate(flat(self._value(theirs, WideMode(self.state, seed, rounding=torch.float32), given))))
-
-        pairs = dict(enumerate(zip(olds, news, strict=False)))
-        if len(olds) == len(news) and not unexplained(pairs, again, relative):
-            return RIGHT
-        model = fake.dtype if isinstance(fake, torch.Tensor) and fake.is_floating_point() else None
-        found = (difference(olds, news, dtype=dtype) for dtype in (model, None))
-        return next((item for item in found if item.is_wrong), Verdict("differs in float64"))
-
-    def _value(self, node: fx.Node, mode: WideMode, given: set[str]) -> object:
-        """The value of a node, from those of ``given`` and the arguments."""
-        module = node.graph.owning_module
-        assert isinstance(module, fx.GraphModule)
-        walk = Walk(module, (), mode)
-        waiting = [node]
-        if node.op == "placeholder":
-            return widened(self.known[node.name]) if mode.widens else self.known[node.name]
-        while waiting:
-            item = waiting[-1]
-            for read in item.all_input_nodes:
-                if read not in walk.env and (read.name in given or read.op == "placeholder"):
-                    with mode.alone():
-                        walk.give(read, self.known[read.name], computed=read.name in self.computed)
-            missing = [read for read in item.all_input_nodes if read not in walk.env]
-            waiting += missing
-            if not missing:
-                waiting.pop()
-                walk.step(item)
-        return walk.env[node]
+def _constants(module: fx.GraphModule, given: Mapping[fx.Node, object]) -> Environment:
+    """The values of nodes that depend on no argument and are not given, in the model's dtypes."""
+    run = CallInterpreter(module, CallMode(torch.get_rng_state(), is_wide=False))
+    found = constants_of(module.graph)
+    for node in module.graph.nodes:
+        if node in found and node not in given and all(item in run.env for item in node.all_input_nodes):
+            run.env[node] = run.run_node(node)
+    return run.env
 
 
 def difference(expected: object, actual: object, exact: object = None, *, dtype: torch.dtype | None = None) -> Verdict:
@@ -254,13 +200,14 @@ def with_tangents(graph: fx.GraphModule, known: Mapping[str, object], state: tor
     leaves = flat(graph.graph.output_node().args[0])
     keys = aot.keys_of_results(graph)
     results = {leaf: missing[key] for key, leaf in zip(keys, leaves, strict=True) if key in missing}
-    run = Walk(graph, copies(arguments), WideMode(state, widens=False))
-    for node in graph.graph.nodes if results else ():
-        value = run.step(node)
-        run.free(node)
-        if node in results:
-            i = results.pop(node)
-            arguments[i] = tangent(i, value)
-        if not results:
-            break
+    run = _Values(graph, CallMode(state, is_wide=False))
+    run.args_iter = iter(copies(arguments))
+    with torch.no_grad(), run.mode.alone():
+        for node in graph.graph.nodes if results else ():
+            run.env[node] = value = run.run_node(node)
+            if node in results:
+                i = results.pop(node)
+                arguments[i] = tangent(i, value)
+            if not results:
+                break
     return arguments

@@ -18,17 +18,16 @@ from ..numerics.arrays import same_elements, same_number
 from ..numerics.function_runs import NotRepeatableError
 from ..numerics.verdicts import Verdict
 from ..runtime.system_memory import give_back
-from .call_results import EagerCall, call_in_eager, compare_call, hashes
+from .call_results import EagerCall, call_in_eager, compare_call
+from .call_runs import hashes
 from .captured_graph import (
     BACKWARD,
     COMPARING,
     FORWARD,
     CapturedGraph,
     Interpretation,
-    changing_step,
     doing,
     what_is_done,
-    wrong_step,
 )
 from .chosen_runs import RunSelector, SelectedRun, SizesByName
 from .first_changed_node import with_tangents
@@ -39,6 +38,7 @@ from .recorded_run import RecordedRun, can_be_compared
 from .rows import Blame, Finding, GraphComparison, exception_text
 from .stage_graphs import StageGraphs
 from .wrong_rewrite import ModelStep
+from .wrong_step import changing_step, wrong_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class Judge:
 
 def _finding(graphs: StageGraphs, arguments: Sequence[object], state: torch.Tensor) -> Finding:
     """Compares the passes of a stage, on the arguments of its graphs."""
-    culprit = wrong_step(graphs, arguments, state) or changing_step(graphs, arguments, state, casts=True)
+    culprit = wrong_step(state, graphs, arguments) or changing_step(state, graphs, arguments, casts=True)
     return Finding(culprit)
 
 

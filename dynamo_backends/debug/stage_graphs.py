@@ -164,7 +164,7 @@ def place_of_result(graph: fx.GraphModule, key: object) -> Place:
     """The name and the source line of a result.
 
     The line of a gradient is where its argument is first read; that of a changed argument, where it is last used. The
-    key is the result's position, or its kind and the position of an argument, see ``wide_runs.Key``.
+    key is the result's position, or its kind and the position of an argument, see ``call_runs.Key``.
     """
     if isinstance(key, int):
         results = flat(graph.graph.output_node().args[0])

@@ -18,10 +18,11 @@ from passes.engine.origins import written_at
 
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.locations import Place, place_of
+from ..numerics.operator_facts import terms_of
 from ..numerics.randomness import is_random
+from .call_runs import CallInterpreter, CallMode, differing
 from .first_changed_node import difference
 from .rows import Blame
-from .wide_runs import WideInterpreter, WideMode, unexplained
 
 Table = Mapping[object, Callable[..., Any]]
 
@@ -52,16 +53,15 @@ class DecompositionCheck(TorchDispatchMode):
         native = pytree.tree_leaves(operator(*args, **kwargs))
 
         def again(seed: int) -> dict[int, object]:
-            mode = WideMode(self._state, seed)
-            given, named = pytree.tree_map(mode.perturbed, (args, kwargs))
+            mode = CallMode(self._state, seed, otherwise=torch.float64)
             with mode.alone():
-                return dict(enumerate(pytree.tree_leaves(operator(*given, **named))))
+                return dict(enumerate(pytree.tree_leaves(operator(*args, **kwargs))))
 
         # an operator may return ``None`` for a result that is not needed, which its decomposition computes
         pairs = enumerate(zip(native, pytree.tree_leaves(result), strict=False))
         leaves = {i: pair for i, pair in pairs if pair[0] is not None}
         with _disable_current_modes():
-            wrong = [leaves[i] for i in unexplained(leaves, again)]
+            wrong = [leaves[i] for i in differing(leaves, again, terms_of(operator, args, native[0]))]
             if wrong:
                 self._blame(operator, *wrong[0])
 
@@ -91,10 +91,10 @@ def _copy(value: object) -> object:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-class NodeTracker(WideInterpreter):
+class NodeTracker(CallInterpreter):
     """Runs a captured graph, and knows which node its forward or backward is computing."""
 
-    def __init__(self, module: fx.GraphModule, mode: WideMode) -> None:
+    def __init__(self, module: fx.GraphModule, mode: CallMode) -> None:
         super().__init__(module, mode)
         self._node: fx.Node | None = None
         self._by_grad_fn: dict[object, fx.Node] = {}

@@ -17,14 +17,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard, cast
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from passes.engine.fx.editing import is_view, written_by
+from passes.engine.fx.editing import UNINITIALIZED, is_view, written_by
 
 from ..graphs.operators import is_collective
 from . import operator_facts as facts
@@ -43,7 +45,7 @@ from .exact import (
     widened,
     wider_dtype,
 )
-from .randomness import PrivateRandomness, draws_numbers, perturbed
+from .randomness import CALL_A_RANDOM_OPERATOR, PrivateRandomness, draws_numbers, perturbed
 
 aten = torch.ops.aten
 
@@ -60,7 +62,7 @@ class FunctionRun:
     Args:
         function: called once with the arguments.
         leaves: copies of the arguments; autograd's leaves.
-        are_leaves: for each argument, whether the function gets the leaf itself; see ``as_given``.
+        are_leaves: for each argument, whether the function gets the leaf itself; if not, it may change it in place.
         state: of the CPU's random numbers, at the start of the forward and of the backward.
         mode: sees the operators of the function.
         is_elsewhere: whether the function runs on another runtime, where no dispatch mode can be active.
@@ -85,7 +87,10 @@ class FunctionRun:
         self.leaves = leaves
         self._state, self._mode, self._is_elsewhere = state, mode, is_elsewhere
         with torch.enable_grad():
-            self.arguments = list(map(as_given, leaves, are_leaves))
+            self.arguments = [
+                passed(leaf) if requires_grad(leaf) and not is_leaf else leaf
+                for leaf, is_leaf in zip(leaves, are_leaves, strict=True)
+            ]
         versions = list(map(version_of, self.arguments))
         with self._context():
             self.returned = function(*self.arguments)
@@ -123,42 +128,70 @@ class FunctionRun:
                 return torch.autograd.grad(outputs, inputs, given, allow_unused=True)
 
 
-def as_given(leaf: object, is_leaf: bool) -> object:
-    """What a function gets for a leaf: if the user's tensor was not a leaf, a result, which may be changed in place."""
-    return leaf.clone() if requires_grad(leaf) and not is_leaf else leaf
+def storage_of(value: torch.Tensor) -> int:
+    """Identifies the memory of a tensor; a tensor without one storage identifies itself."""
+    return value.untyped_storage()._cdata if is_strided(value) else id(value)
+
+
+def memory_of(value: torch.Tensor) -> torch.Tensor:
+    """The whole memory of a strided tensor, as one dimension."""
+    storage = value.untyped_storage()
+    with _disable_current_modes():
+        return value.new_empty(0).set_(storage, 0, (storage.nbytes() // value.element_size(),), (1,)).detach()
+
+
+class _Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def passed(leaf: torch.Tensor) -> torch.Tensor:
+    """A result in the same memory as a leaf of autograd, which may be changed in place."""
+    result: torch.Tensor = _Passed.apply(leaf)
+    return result
+
+
+class CopiedMemory:
+    """Copies of memory: of tensors that share it, the copies share it too.
+
+    Args:
+        wide: whether the copies are in float64.
+    """
+
+    def __init__(self, *, wide: bool = False) -> None:
+        self._wide = wide
+        self._copies: dict[object, torch.Tensor] = {}
+
+    def copy(self, value: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor, without gradients. The same memory is copied once, so it must live on until then."""
+        dtype = WIDER.get(value.dtype, value.dtype) if self._wide else value.dtype
+        source = value.detach()
+        if not is_strided(value) or value.is_conj() or value.is_neg() or value._is_zerotensor():
+            return source.clone().resolve_conj().resolve_neg().to(dtype)
+        key = storage_of(value), value.dtype
+        if key not in self._copies:
+            self._copies[key] = memory_of(source).to(dtype, copy=True)
+        storage = self._copies[key].untyped_storage()
+        return self._copies[key].new_empty(0).set_(storage, value.storage_offset(), value.size(), value.stride())
+
+    def forget(self, storages: Collection[int]) -> None:
+        """The next copies are others than those in these storages."""
+        self._copies = {key: copy for key, copy in self._copies.items() if storage_of(copy) not in storages}
 
 
 def copies(values: Sequence[object], *, wide: bool = False) -> list[object]:
     """Copies of tensors, in float64 with ``wide``, that share memory where the originals do; other values unchanged."""
-    storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-
-    def copy(value: torch.Tensor) -> torch.Tensor:
-        dtype = WIDER.get(value.dtype, value.dtype) if wide else value.dtype
-        if not is_strided(value):
-            return value.clone().to(dtype)
-        storage = value.untyped_storage()
-        key = storage._cdata, value.dtype
-        if key not in storages:
-            elements = storage.nbytes() // value.element_size()
-            storages[key] = value.new_empty(0).set_(storage, 0, (elements,), (1,)).to(dtype, copy=True)
-        return storages[key].as_strided(value.size(), value.stride(), value.storage_offset()).detach()
-
+    memory = CopiedMemory(wide=wide)
     with torch.no_grad():
-        sources = list(map(_source, values))  # all are alive at once: their storages are compared by address
         return [
-            copy(source).requires_grad_(requires_grad(value)) if isinstance(source, torch.Tensor) else value
-            for value, source in zip(values, sources, strict=True)
+            memory.copy(value).requires_grad_(requires_grad(value)) if isinstance(value, torch.Tensor) else value
+            for value in values
         ]
-
-
-def _source(value: object) -> object:
-    """A detached tensor whose memory holds its values: no conjugate or negative bit, no zero tensor without memory."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    source = value.detach()
-    if is_strided(source):
-        source = source.resolve_conj().resolve_neg()
-    return source.clone() if source._is_zerotensor() else source
 
 
 def is_strided(value: object) -> TypeGuard[torch.Tensor]:
@@ -193,7 +226,7 @@ class _Call:
     """A call of an operator that computes new values, in the recorded run."""
 
     dtypes: Sequence[torch.dtype]  # of its floating-point arguments, in order
-    compares: bool  # whether its results are discrete
+    compares: bool  # whether its results are discrete, or it selects
 
 
 class Recording(TorchDispatchMode):
@@ -226,6 +259,8 @@ class Recording(TorchDispatchMode):
             self.failure = f"{func} runs once in all processes, and cannot run again for a comparison"
             if self._raises:
                 raise NotRepeatableError(self.failure)
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return _with_subgraphs_in(self, func, args, kwargs)
         result = func(*args, **kwargs)
         if _computes(func):
             self.calls[func].append(_Call([leaf.dtype for leaf in floats((args, kwargs))], not floats(result)))
@@ -250,11 +285,32 @@ def _is_stored(func: object, args: Sequence[object], kwargs: Mapping[str, object
     return any(map(is_decision, pytree.tree_leaves(result))) and bool(floats((args, kwargs)))
 
 
-class Rerun(TorchDispatchMode):
-    """Runs again with the random numbers of a recorded run: in float64, and with its decisions; or perturbed.
+class _Subgraph(torch.nn.Module):
+    """A subgraph of a higher-order operator, which runs in a mode."""
 
-    A perturbed run decides comparisons and indices itself. The floating-point arguments of each operator are off by a
-    rounding of the dtype that they had in the recorded run, and so are numbers inside of functions.
+    def __init__(self, mode: TorchDispatchMode, module: fx.GraphModule) -> None:
+        super().__init__()
+        self._mode, self._module = mode, module
+
+    def forward(self, *args: object) -> object:
+        with self._mode:
+            return self._module(*args)
+
+
+def _with_subgraphs_in(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> object:
+    def inside(value: object) -> object:
+        return _Subgraph(mode, value) if isinstance(value, fx.GraphModule) else value
+
+    return func(*map(inside, args), **kwargs)
+
+
+class Rerun(TorchDispatchMode):
+    """Runs again: in float64, and perturbed.
+
+    With the random numbers of a recorded run, if there is one, and its decisions; a perturbed run decides comparisons
+    and indices itself. Without, random numbers are drawn in float32. In a perturbed run, the floating-point arguments
+    of each operator are off by a rounding of the dtype that they had in the recorded run, and so are numbers inside of
+    functions. Uninitialized memory is zero; in a perturbed run it is NaN, and so is what depends on it.
 
     Args:
         recording: of the eager run.
@@ -271,7 +327,7 @@ class Rerun(TorchDispatchMode):
 
     def __init__(
         self,
-        recording: Recording,
+        recording: Recording | None = None,
         seed: int | None = None,
         *,
         is_wide: bool = True,
@@ -281,19 +337,34 @@ class Rerun(TorchDispatchMode):
         super().__init__()
         self._otherwise = otherwise
         self.inexact: dict[str, str] = {}
-        self._recording = recording
+        self._recording = Recording() if recording is None else recording
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._decides = seed is not None
-        self._is_wide, self._coarser = is_wide, coarser
+        self._is_recorded, self._decides = recording is not None, seed is not None or recording is None
+        self.is_wide, self._coarser = is_wide, coarser
         self._position: collections.Counter[object] = collections.Counter()
         self._calls: collections.Counter[object] = collections.Counter()
 
+    @property
+    def terms(self) -> int:
+        """The most terms that an operator added up."""
+        return self._recording.terms
+
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
-        if self._is_wide:
+        if is_collective(func):
+            raise NotRepeatableError(f"{func} communicates with other processes, and is not run again")
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            if func.name() in CALL_A_RANDOM_OPERATOR and self.is_wide:
+                args = pytree.tree_map(_narrowed, args)
+            return self._widened(_with_subgraphs_in(self, func, args, kwargs))
+        if self.is_wide:
             args, kwargs = pytree.tree_map(wider_dtype, (args, kwargs))
         if draws_numbers(func, args, kwargs):
             return self._drawn(func, args, kwargs)
+        if func in UNINITIALIZED:
+            return facts.filled(self._widened(called(func, args, kwargs)), 0.0 if self._generator is None else math.nan)
+        if func in BIT_CASTS and not self._is_recorded and self.is_wide and floats(args):
+            raise NotRepeatableError(f"{func} reads the bits of a number, which float64 does not have")
         result = self._compute(func, args, kwargs)
         if not (func in BIT_CASTS if self._decides else _is_stored(func, args, kwargs, result)):
             return result
@@ -305,7 +376,7 @@ class Rerun(TorchDispatchMode):
         return pytree.tree_map(keep_discrete, result, stored.result)
 
     def _widened(self, values: Any) -> Any:
-        return widened(values) if self._is_wide else values
+        return widened(values) if self.is_wide else values
 
     def _next(self, func: object) -> _Stored | None:
         """What the eager run stored for the same call of the operator; a copy, since the run may write into it."""
@@ -313,19 +384,23 @@ class Rerun(TorchDispatchMode):
         self._position[func] += 1
         if position < len(stored):
             return dataclasses.replace(stored[position], result=_cloned(stored[position].result))
-        self.inexact[str(func)] = "float64 calls it more often than eager"
+        if self._is_recorded:
+            self.inexact[str(func)] = "float64 calls it more often than eager"
         return None
 
     def _drawn(self, func: Any, args: Any, kwargs: Any) -> object:
-        """The result of a random operator, with eager's random numbers."""
+        """The result of a random operator, with eager's random numbers, or new ones of float32."""
         stored = self._next(func)
+        written = written_by(func, args, kwargs)
+        if stored is None and self.is_wide:
+            narrow_args, narrow_kwargs = pytree.tree_map(_narrowed, pytree.tree_map(_single_dtype, (args, kwargs)))
+            stored = _Stored(called(func, narrow_args, narrow_kwargs), written_by(func, narrow_args, narrow_kwargs))
         if stored is None:
             return called(func, args, kwargs)
         if func is aten.native_dropout.default:
-            probability, mask = args[1], stored.result[1]
-            scale = 0.0 if probability == 1 else 1 / (1 - probability)
+            (_, probability, is_training), mask = args, stored.result[1]
+            scale = 1.0 if is_training is False else 0.0 if probability == 1 else 1 / (1 - probability)
             return self._widened(args[0]) * mask * scale, mask
-        written = written_by(func, args, kwargs)
         for name, value in written.items():
             with torch.no_grad():
                 value.copy_(stored.written[name])
@@ -338,12 +413,12 @@ class Rerun(TorchDispatchMode):
         if not _computes(func):
             return called(func, args, kwargs)
         call = self._recorded_call(func)
-        if self._is_wide:
+        if self.is_wide:
             args, kwargs = pytree.tree_map(widen, (args, kwargs))
         if self._generator is not None:
             dtypes = collections.deque(call.dtypes)
             args, kwargs = pytree.tree_map(lambda item: self._perturbed(item, dtypes, call.compares), (args, kwargs))
-        if not self._is_wide:
+        if not self.is_wide:
             return called(func, args, kwargs)
         try:
             result = call_wide(func, args, kwargs)
@@ -351,7 +426,7 @@ class Rerun(TorchDispatchMode):
             result = called(func, *pytree.tree_map(_narrowed, (args, kwargs)))
             if floats(result):  # other results are eager's in any case
                 self.inexact[str(func)] = f"no float64: {error}"
-            return widened(result)
+            return pytree.tree_map(self._off_by_float32, widened(result))
         self._recording.terms = max(self._recording.terms, facts.terms_of(func, args, result))
         return result if self._generator is None else self._rounded_inside(func, args, kwargs, call, result)
 
@@ -360,23 +435,28 @@ class Rerun(TorchDispatchMode):
         float32."""
         calls, position = self._recording.calls.get(func), self._calls[func]
         self._calls[func] += 1
-        return calls[min(position, len(calls) - 1)] if calls else _Call([], False)
+        return calls[min(position, len(calls) - 1)] if calls else _Call([], facts.selects(func))
 
     def _perturbed(self, value: object, dtypes: collections.deque[torch.dtype], compares: bool) -> object:
         """A floating-point value off by a rounding. Whole numbers that are compared are exact: masks, indices; and
         those of a model without float64, which are integers of a quantization."""
         if not is_floating(value):
             return value
-        dtype = dtypes.popleft() if dtypes else self._otherwise if self._is_wide else value.dtype
+        dtype = dtypes.popleft() if dtypes else self._otherwise if self.is_wide else value.dtype
         if not is_strided(value) or not value.numel():
             return value
         unit = format_of(self._coarser if dtype is torch.float32 else dtype).epsilon
         assert self._generator is not None
         wide = widen(value)
         changed = perturbed(wide, unit, self._generator)
-        if (compares or not self._is_wide) and not value.is_complex():
+        if (compares or not self.is_wide) and not value.is_complex():
             changed = torch.where(wide == wide.round(), wide, changed)
         return changed.to(value.dtype)
+
+    def _off_by_float32(self, value: Any) -> Any:
+        if self._generator is None or not is_floating(value):
+            return value
+        return perturbed(value, format_of(torch.float32).epsilon, self._generator)
 
     def _rounded_inside(self, func: Any, args: Any, kwargs: Any, call: _Call, result: Any) -> Any:
         """A result off by what the function rounds inside, see ``operator_facts``."""
@@ -401,3 +481,7 @@ class Rerun(TorchDispatchMode):
 
 def _narrowed(value: object) -> object:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype is torch.float64 else value
+
+
+def _single_dtype(value: object) -> object:
+    return torch.float32 if value in (torch.float16, torch.bfloat16, torch.float64) else value

@@ -117,7 +117,12 @@ def moves(node: fx.Node) -> bool:
 
 def is_exact(node: fx.Node) -> bool:
     """Whether a node computes nothing that may be rounded otherwise."""
-    return base_name(node) in _EXACT or moves(node)
+    return selects(node.target) or moves(node)
+
+
+def selects(function: object) -> bool:
+    """Whether a function compares, selects or rounds to whole numbers."""
+    return name_of(function) in _EXACT
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -327,7 +332,9 @@ def with_reversed_writes(node: fx.Node, values: Environment) -> object:
 
 
 def filled(value: Any, number: float) -> Any:
-    """Uninitialized memory, filled with a number."""
+    """Uninitialized memory, filled with a number; if that is NaN, integers with zero."""
     if isinstance(value, (tuple, list)):
         return type(value)(filled(item, number) for item in value)
-    return value.fill_(number) if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.fill_(number if is_floating(value) or number == number else 0)

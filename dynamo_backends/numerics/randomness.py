@@ -24,6 +24,9 @@ aten = torch.ops.aten
 
 _process_generator = Lock()
 
+CALL_A_RANDOM_OPERATOR = ("run_and_save_rng_state", "run_with_rng_state")
+"""Higher-order operators that call an operator that draws random numbers."""
+
 
 def is_random(function: object) -> bool:
     """Whether an ATen operator draws random numbers."""
@@ -67,6 +70,7 @@ class PrivateRandomness(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):  # its subgraph may draw, or read the state
+            self.draws += func.name() in CALL_A_RANDOM_OPERATOR
             return self._with_process_generator(func, args, kwargs)
         if not draws_numbers(func, args, kwargs) or kwargs.get("generator") is not None or not _is_on_cpu(args, kwargs):
             return func(*args, **kwargs)

@@ -30,10 +30,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.engine.fx.editing import UNINITIALIZED
+from passes.engine.fx.editing import UNINITIALIZED, value_in
 
 from . import operator_facts as facts
-from .arrays import as_array, dense, format_of, is_equal, same_number
+from .arrays import as_array, dense, dtype_name, format_of, is_equal, same_number
 from .exact import (
     BIT_CASTS,
     Environment,
@@ -47,9 +47,11 @@ from .exact import (
     widened,
 )
 from .randomness import perturbed
-from .rule import INSIDE, NOTHING, RUNS, UNITS, Beyond, Measure, judge, spread, sum_units
+from .rule import INSIDE, NOTHING, RUNS, UNITS, Beyond, Format, Measure, judge, spread, sum_units
 
 _HALF = (torch.float16, torch.bfloat16)
+
+_CALLS = ("call_function", "call_method", "call_module")
 
 _QUICK_RUNS = 4
 """Perturbed runs that do not compute sums again, before those that do."""
@@ -141,13 +143,17 @@ class SegmentCheck:
         nodes: of an ATen graph, in execution order.
         given: values that are not judged: arguments, random numbers, results of operators with side effects.
         known: the values of the run.
+        wide: whether the run was in float64, and PyTorch is; what float32 and the dtypes of the nodes round is allowed.
 
     Attributes:
         unchecked: by node name, why a known value could not be judged.
     """
 
-    def __init__(self, nodes: Sequence[fx.Node], given: Mapping[fx.Node, object], known: KnownValues) -> None:
+    def __init__(
+        self, nodes: Sequence[fx.Node], given: Mapping[fx.Node, object], known: KnownValues, *, wide: bool = False
+    ) -> None:
         self.unchecked: dict[str, str] = {}
+        self._is_wide, self._run_node = wide, run_only_exact if wide else run_eager
         self._given, self._known = given, known
         self._exact: Environment = {}  # float64 of nodes between known values
         self._generator = torch.Generator().manual_seed(0)
@@ -183,18 +189,18 @@ class SegmentCheck:
             parent, index = node.args
             assert isinstance(parent, fx.Node) and isinstance(index, int)
             return parent in self._given or self._known.has(parent, index)
-        if node.op != "call_function":
+        if node.op not in _CALLS:
             return False
-        fake = node.meta.get("val")
+        fake = value_in(node.meta)
         if not isinstance(fake, (tuple, list)):
             return self._known.has(node, None)
         read = {user.args[1] for user in node.users if user.target is operator.getitem}
         return all(self._known.has(node, index) for index in read if isinstance(index, int))
 
     def _is_judged(self, node: fx.Node) -> bool:
-        if node in self._given or node.op != "call_function" or node.target is operator.getitem:
+        if node in self._given or node.op not in _CALLS or node.target is operator.getitem:
             return False
-        fake = node.meta.get("val")
+        fake = value_in(node.meta)
         indices = range(len(fake)) if isinstance(fake, (tuple, list)) else [None]
         return any(self._known.has(node, index) for index in indices)
 
@@ -219,10 +225,10 @@ class SegmentCheck:
 
     def _is_bypassed(self, source: fx.Node, node: fx.Node) -> bool:
         """Whether the run computes a node from what a half-precision value was rounded from."""
-        fake = source.meta.get("val")
+        fake = value_in(source.meta)
         if source in self._given or not isinstance(fake, torch.Tensor) or fake.dtype not in _HALF:
             return False
-        return source.op == "call_function" and not self._known.reads(node, source)
+        return source.op in _CALLS and not self._known.reads(node, source)
 
     def _find_last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """By node, the nodes whose values no later segment reads."""
@@ -243,7 +249,7 @@ class SegmentCheck:
             self._values[node] = self._given[node]
             yield from _unknown(node, self._given[node])
             return
-        if node.op != "call_function":
+        if node.op not in _CALLS:
             raise NotJudgedError("its value is not known")
         if node.target is operator.getitem:
             self._values[node] = _call(_item, node, self._values)
@@ -252,19 +258,19 @@ class SegmentCheck:
         if node.target in UNINITIALIZED:
             known = segment is not None
             self._values[node] = (
-                self._known.get(node, None) if known else facts.filled(_call(run_eager, node, self._values), 0)
+                self._known.get(node, None) if known else facts.filled(_call(self._run_node, node, self._values), 0)
             )
             return
         values = self._values
         if segment is None:
-            values[node] = _call(run_eager, node, values)
+            values[node] = _call(self._run_node, node, values)
             yield from _unknown(node, values[node])
             return
         if segment.is_bypassed:
             local = self._run(segment)
         else:
             read = (*segment.inputs, *segment.nodes[:-1])
-            local = {item: values[item] for item in read} | {node: _call(run_eager, node, values)}
+            local = {item: values[item] for item in read} | {node: _call(self._run_node, node, values)}
         expected = local[node]
         if not isinstance(expected, (tuple, list)):
             actual = self._known.get(node, None)
@@ -289,7 +295,7 @@ class SegmentCheck:
         """Tells that a node does not run on the run's numbers; those that read it go on with the known value."""
         if node in self._segments:
             self.unchecked[node.name] = str(error)
-        fake = node.meta.get("val")
+        fake = value_in(node.meta)
         if node not in self._values and self._is_known[node] and node.target is not operator.getitem:
             several = isinstance(fake, (tuple, list))
             indices: Sequence[Any] = range(len(fake)) if several else [None]
@@ -300,10 +306,23 @@ class SegmentCheck:
         """Eager on a segment's inputs alone."""
         values = {node: self._values[node] for node in segment.inputs}
         for node in segment.nodes:
-            values[node] = _item(node, values) if node.target is operator.getitem else _call(run_eager, node, values)
+            values[node] = (
+                _item(node, values) if node.target is operator.getitem else _call(self._run_node, node, values)
+            )
         return values
 
     # one value
+
+    def format_of(self, dtype: torch.dtype) -> Format:
+        """The format in which a value of the run was computed, if that is known."""
+        return format_of(torch.float32 if self._is_wide else dtype)
+
+    def name_of_format(self, node: fx.Node, index: int | None, actual: torch.Tensor) -> str:
+        """The name of the format that the values of a node have in the model."""
+        fake = value_in(node.meta)
+        fake = fake[index] if isinstance(fake, (tuple, list)) and index is not None else fake
+        dtype = fake.dtype if is_floating(fake) else torch.float32
+        return dtype_name(dtype if self._is_wide and is_floating(actual) else actual.dtype)
 
     def judge_other(self, judged: Judged, value: object) -> Judged:
         """Judges another computation of the value that was yielded last."""
@@ -377,7 +396,7 @@ class _Value:
     ) -> None:
         self._check, self._segment, self._values, self._index = check, segment, values, index
         self._actual, self._expected = actual, expected
-        self._array, self._dtype = as_array(actual), str(actual.dtype).removeprefix("torch.")
+        self._array, self._dtype = as_array(actual), check.name_of_format(segment.nodes[-1], index, actual)
         self._format = format_of(actual.dtype) if is_floating(actual) else None
         self._wide_values: Environment = {}  # float64, after ``_exact``
 
@@ -499,7 +518,7 @@ class _Value:
     def _unit(self) -> float:
         """The epsilon of the dtype that the segment computes in."""
         read = floats(list(self._values_read()))
-        return min((format_of(item.dtype).computed for item in read), default=2.0**-23)
+        return min((self._check.format_of(item.dtype).computed for item in read), default=2.0**-23)
 
     def _inside(self) -> np.ndarray | None:
         """What the last function of the segment may round, if it is accurate relative to numbers inside of it."""
@@ -562,7 +581,8 @@ class _Value:
             return _off_by(item, most + item.abs() * (UNITS * self._unit), factor, generator)
 
         def rounded(item: Any, known: Any) -> Any:
-            return perturbed(item, _epsilon(known), generator)
+            unit = self._check.format_of(known.dtype).epsilon if is_floating(known) else 0.0
+            return perturbed(item, unit, generator)
 
         for node in self._segment.nodes:
             only_adds &= facts.only_adds(node)
@@ -608,7 +628,7 @@ class _Value:
             if not is_floating(value):
                 return value
             is_cast = facts.base_name(reader) in ("_to_copy", "convert_element_type") and value.dtype in _HALF
-            rule = format_of(value.dtype)
+            rule = self._check.format_of(value.dtype)
             unit = rule.epsilon / 2 if is_cast else rule.computed
             wide = widen(dense(value))
             found = perturbed(wide, unit, self._check._generator)
@@ -638,7 +658,7 @@ class _Value:
             elif facts.may_overwrite(node):
                 values[node] = facts.with_reversed_writes(node, values)
             else:
-                values[node] = _call(run_eager, node, values)
+                values[node] = _call(self._check._run_node, node, values)
         other, first = as_array(dense(self._of(values[nodes[-1]]))), as_array(self._expected)
         with np.errstate(all="ignore"):
             return (other == first) | ((other != other) & (first != first))
@@ -657,10 +677,6 @@ def _dense(value: object) -> object:
 
 def _is_half(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in _HALF
-
-
-def _epsilon(value: object) -> float:
-    return format_of(value.dtype).epsilon if is_floating(value) else 0.0
 
 
 def _plus(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:

@@ -176,9 +176,12 @@ class ResultCheck:
             return
         with np.errstate(all="ignore"):
             change = np.abs(as_array(changed) - as_array(exact))
-        change = np.nan_to_num(change, nan=0.0, posinf=0.0)
+        undefined = np.isnan(change) & np.isfinite(as_array(exact))  # it depends on uninitialized memory
+        change = np.where(undefined, 1e37, np.nan_to_num(change, nan=0.0, posinf=0.0))
         self.largest_change[key] = max(self.largest_change[key], _norm(change) / max(_norm(exact), 1e-300))
-        self._furthest[key] = np.maximum(self._furthest.get(key, change), change).astype(np.float32)
+        is_double = expected.dtype in (torch.float64, torch.complex128)  # float32 takes half the memory
+        change = np.maximum(self._furthest.get(key, change), change)
+        self._furthest[key] = change.astype(np.float64 if is_double else np.float32)
 
 
 def _difference(found: Measure, beyond: Beyond, actual: torch.Tensor) -> Difference:

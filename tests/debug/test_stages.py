@@ -18,11 +18,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from dynamo_backends.debug import call_results
-from dynamo_backends.debug.captured_graph import changing_step, wrong_step
+from dynamo_backends.debug import call_runs
+from dynamo_backends.debug.call_runs import CallRuns, interpreted
 from dynamo_backends.debug.first_changed_node import first_changed_node
 from dynamo_backends.debug.stage_graphs import StageGraphs, copy_of, place_of_result
-from dynamo_backends.debug.wide_runs import CallRuns, interpreted
+from dynamo_backends.debug.wrong_step import changing_step, wrong_step
 from dynamo_backends.dumps.blame import Cause, CauseKind
 from passes import Pass, PassContext
 from passes.engine.results import PassResult
@@ -216,7 +216,7 @@ def stage(*graphs: tuple[str, fx.GraphModule]) -> StageGraphs:
 
 
 def culprit(graphs: StageGraphs, *args: torch.Tensor) -> tuple[str, Cause] | None:
-    found = wrong_step(graphs, args or (X.clone(),), torch.get_rng_state())
+    found = wrong_step(torch.get_rng_state(), graphs, args or (X.clone(),))
     return None if found is None else (found.value, found.cause)
 
 
@@ -409,7 +409,7 @@ def test_a_collective_is_not_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path
         return x * 2
 
     all_reduce.register_fake(torch.empty_like)
-    monkeypatch.setattr("dynamo_backends.debug.wide_runs.is_collective", lambda func: "all_reduce" in str(func))
+    monkeypatch.setattr("dynamo_backends.numerics.function_runs.is_collective", lambda func: "all_reduce" in str(func))
     with torch.no_grad():
         debugged(lambda x: all_reduce(x).sin(), tmp_path)(torch.randn(4))
     (graph,) = graphs_of(tmp_path).values()
@@ -422,7 +422,7 @@ def test_a_pass_that_adds_a_cast_and_is_right() -> None:
     x = X.half()
     before = traced(lambda x: x.float() * 2, x)
     after = traced(lambda x: x.float().half().float() * 2, x)
-    assert changing_step(stage(("post_grad", before), ("right", after)), [x], torch.get_rng_state(), casts=True) is None
+    assert changing_step(torch.get_rng_state(), stage(("post_grad", before), ("right", after)), [x], casts=True) is None
 
 
 def test_a_pass_that_computes_a_float64_function_in_float32(planted: Callable[[Pass], None], tmp_path: Path) -> None:
@@ -480,14 +480,14 @@ def test_functions_with_limits_of_their_dtype(dtype: torch.dtype, tmp_path: Path
 
 def test_the_memory_of_arguments_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    digest = call_results.xxh3_64_intdigest
-    monkeypatch.setattr(call_results, "xxh3_64_intdigest", lambda data: read.append(data.nbytes) or digest(data))
+    digest = call_runs.xxh3_64_intdigest
+    monkeypatch.setattr(call_runs, "xxh3_64_intdigest", lambda data: read.append(data.nbytes) or digest(data))
     memory = torch.randn(64)
     views = memory.split(8)
-    before = call_results.hashes([*views, 3])
+    before = call_runs.hashes([*views, 3])
     assert read == [memory.nbytes] and len({*before[:-1]}) == 1
     views[3].mul_(2)
-    assert before != call_results.hashes([*views, 3])
+    assert before != call_runs.hashes([*views, 3])
 
 
 @pytest.mark.parametrize("kind", ["subclass", "coo", "csr", "parameter"])
@@ -500,9 +500,9 @@ def test_whether_arguments_of_any_kind_are_changed(kind: str) -> None:
         "parameter": lambda: nn.Parameter(memory),
     }
     value = make[kind]()
-    before = call_results.hashes([value])
-    assert None not in before and before == call_results.hashes([value])
+    before = call_runs.hashes([value])
+    assert None not in before and before == call_runs.hashes([value])
     with torch.no_grad():
         (value.b if isinstance(value, TwoTensor) else value).mul_(2)
-    assert before != call_results.hashes([value])
-    assert call_results.hashes([torch.ones(3, device="meta")]) == [None]
+    assert before != call_runs.hashes([value])
+    assert call_runs.hashes([torch.ones(3, device="meta")]) == [None]

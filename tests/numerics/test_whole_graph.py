@@ -139,3 +139,18 @@ def test_a_fault_of_a_graph(name: str, dtype: torch.dtype) -> None:
     expected, size = function(*given), 200 * torch.finfo(dtype).eps
     wrong = FAULTS[name](expected.double(), size).to(dtype)
     assert difference_of_results([expected], [wrong], lambda: check) == "result 0 has other values"
+
+
+def test_what_is_not_initialized_may_have_any_value() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = torch.empty_like(x)
+        y[0] = x[0]
+        return [y, y + x]
+
+    check = check_of(function, torch.ones(3, 4))
+    for i, number in ((0, 1.0), (1, 2.0)):
+        value = torch.full((3, 4), 1e20)
+        value[0] = number
+        assert not check.judge(i, value).is_wrong
+        value[0, 1] = number * 1.001
+        assert check.judge(i, value).is_wrong
