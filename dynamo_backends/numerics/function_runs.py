@@ -226,7 +226,7 @@ class _Call:
     """A call of an operator that computes new values, in the recorded run."""
 
     dtypes: Sequence[torch.dtype]  # of its floating-point arguments, in order
-    compares: bool  # whether its results are discrete, or it selects
+    compares: bool  # whether its results are discrete, or that is not known
 
 
 class Recording(TorchDispatchMode):
@@ -435,7 +435,7 @@ class Rerun(TorchDispatchMode):
         float32."""
         calls, position = self._recording.calls.get(func), self._calls[func]
         self._calls[func] += 1
-        return calls[min(position, len(calls) - 1)] if calls else _Call([], facts.selects(func))
+        return calls[min(position, len(calls) - 1)] if calls else _Call([], True)
 
     def _perturbed(self, value: object, dtypes: collections.deque[torch.dtype], compares: bool) -> object:
         """A floating-point value off by a rounding. Whole numbers that are compared are exact: masks, indices; and
