@@ -105,7 +105,9 @@ def base_name(node: fx.Node) -> str:
 
 
 def name_of(function: object) -> str:
-    """The same of a function. Of a user's operator nothing is known, whatever its name."""
+    """The same of a function, or of Python's operator. Of a user's operator nothing is known, whatever its name."""
+    if getattr(function, "__module__", "") == "_operator":
+        return function.__name__  # type: ignore[attr-defined]
     is_known = isinstance(function, torch._ops.OpOverload) and function.namespace in _KNOWN
     return function.overloadpacket.__name__ if is_known else ""  # type: ignore[attr-defined]
 
