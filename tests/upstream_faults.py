@@ -402,12 +402,6 @@ DEMONSTRATIONS: dict[str, Callable[[], bool]] = {
     "baddbmm with beta=0 and NaN": differs(
         lambda x, a: torch.baddbmm(x, a, a, beta=0), torch.full((1, 2, 2), nan), torch.ones(1, 2, 2)
     ),
-    "scatter_reduce mean and extrema": differs(
-        lambda x, i, y: x.scatter_reduce(0, i, y, "mean"),
-        torch.tensor([-5.0, 2.0, 3.0]),
-        torch.tensor([0, 0, 1]),
-        torch.tensor([2.0, -4.0, 3.0]),
-    ),
     "sort of equal numbers": differs(lambda x: x.sort(0), TABLE.repeat(16, 1)),
     "topk of equal numbers": differs(lambda x: x.topk(2), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])),
     "NaN among the elements of unique": _unique_loses_nan,

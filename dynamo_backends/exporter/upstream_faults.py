@@ -239,10 +239,6 @@ def _is_above_0(size: sympy.Expr, environment: ShapeEnv) -> bool:
     return bool(environment.bound_sympy(size).lower > 0)
 
 
-def _includes_self(node: fx.Node) -> bool:
-    return bool(node.kwargs.get("include_self", node.args[5] if len(node.args) > 5 else True))
-
-
 _translation = functools.partial(Fault[fx.Node], library="onnxscript", versions=">=0.7")
 """A fault of torchlib, first observed in onnxscript 0.7."""
 
@@ -309,12 +305,6 @@ FAULTS: tuple[Fault[fx.Node], ...] = (
         {aten.baddbmm.default, aten.addbmm.default, aten.addr.default},
         "with beta=0 its translation multiplies NaN by zero, and eager ignores the input",
         lambda node: node.kwargs.get("beta", 1) == 0,
-    ),
-    _translation(
-        "scatter_reduce mean and extrema",
-        {aten.scatter_reduce.two},
-        "its translation does not average, and starts extrema at the largest finite number instead of infinity",
-        lambda node: node.args[4] == "mean" or (node.args[4] in ("amax", "amin") and not _includes_self(node)),
     ),
     Fault(
         "sort of equal numbers",

@@ -89,6 +89,8 @@ _EXACT = frozenset(
 )  # fmt: skip
 """Operators that compare, select or round to whole numbers: on the same numbers, no rounding changes their result."""
 
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+
 _POOLS = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}
 
 _WRITES = frozenset({"index_put", "_unsafe_index_put", "index_copy", "put", "scatter"})
@@ -105,8 +107,8 @@ def base_name(node: fx.Node) -> str:
 
 
 def name_of(function: object) -> str:
-    """The same of a function, or of Python's operator. Of a user's operator nothing is known, whatever its name."""
-    if getattr(function, "__module__", "") == "_operator":
+    """The same of a function, or of Python's comparison. Of a user's operator nothing is known, whatever its name."""
+    if function in _COMPARISONS:
         return function.__name__  # type: ignore[attr-defined]
     is_known = isinstance(function, torch._ops.OpOverload) and function.namespace in _KNOWN
     return function.overloadpacket.__name__ if is_known else ""  # type: ignore[attr-defined]

@@ -122,6 +122,10 @@ CASES: dict[str, tuple[Callable[..., object], Sequence[torch.Tensor]]] = {
         ),
         [torch.zeros(2)],
     ),
+    "extrema of scattered NaN": (
+        lambda x: x.scatter_reduce(0, torch.tensor([0, 1]), torch.tensor([nan, 2.0]), "amax"),
+        [torch.tensor([1.0, nan, 3.0])],
+    ),
     "added to a matrix by vector": (
         lambda x, a, b: torch.addmv(x, a.t(), b),
         [torch.ones(3), torch.eye(4, 3), SPECIAL[3:7]],

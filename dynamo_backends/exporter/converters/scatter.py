@@ -11,12 +11,13 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from . import shapes
-from .registry import converter
+from .registry import NotTranslatable, converter
 
 aten = torch.ops.aten
 
 
-_REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max"}
+_REDUCTIONS = {"sum": ("add", 0), "prod": ("mul", 1)}
+"""By PyTorch's name, ONNX's and the number that changes nothing."""
 
 
 @converter(aten.scatter.src)
@@ -35,18 +36,18 @@ def scatter_add(input: ir.Value, dim: int, index: ir.Value, src: ir.Value) -> ir
 def scatter_reduce(
     input: ir.Value, dim: int, index: ir.Value, src: ir.Value, reduce: str, include_self: bool = True
 ) -> ir.Value:
-    """``input`` reduced with elements of ``src`` at indices of a dimension; see ``torch.Tensor.scatter_reduce``.
-
-    Means, and extrema without ``input``, run in PyTorch, see ``exporter.upstream_faults``.
-    """
+    """``input`` reduced with elements of ``src`` at indices of a dimension; see ``torch.Tensor.scatter_reduce``."""
+    if reduce not in _REDUCTIONS:
+        raise NotTranslatable("ONNX has no mean of scattered values, and ONNX Runtime's extrema lose NaN")
+    reduction, start = _REDUCTIONS[reduce]
     returned, dtype = input.dtype, shapes.computing_dtype(input)
     assert returned is not None
     given, source = shapes.cast(input, dtype), shapes.cast(_first(src, index), dtype)
     axis = dim if shapes.rank(input) else None
     if not include_self:
-        start = op.ConstantOfShape(op.Shape(source), value=ir.tensor([int(reduce == "prod")], dtype=dtype))
-        given = _scattered(given, axis, index, start, "none")
-    return shapes.cast(_scattered(given, axis, index, source, _REDUCTIONS[reduce]), returned)
+        starts = op.ConstantOfShape(op.Shape(source), value=ir.tensor([start], dtype=dtype))
+        given = _scattered(given, axis, index, starts, "none")
+    return shapes.cast(_scattered(given, axis, index, source, reduction), returned)
 
 
 def _scattered(input: ir.Value, dim: int | None, index: ir.Value, source: ir.Value, reduction: str) -> ir.Value:
