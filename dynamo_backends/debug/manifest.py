@@ -321,7 +321,7 @@ def _set_verdict(entry: schema.GraphEntry, comparison: GraphComparison) -> None:
     entry.verdict, entry.note, entry.sizes = comparison.verdict, comparison.note, comparison.sizes
     entry.blame = comparison.blame.entry if comparison.blame is not None else None
     entry.wrong_nodes = [row.wrong_node for row in comparison.wrong_nodes[:MOST_WRONG_NODES]]
-    entry.worst = msgspec.convert(comparison.worst, schema.ErrorEntry | None, from_attributes=True)
+    entry.worst = msgspec.convert(comparison.worst, schema.Error[schema.MeasureEntry] | None, from_attributes=True)
     entry.unchecked, entry.rescued = comparison.unchecked, comparison.rescued
 
 

@@ -18,7 +18,7 @@ from torch import fx
 from ..common.progress import progress
 from ..common.safety_net import caught, net
 from ..dumps.blame import Cause, CauseKind
-from ..dumps.schema import node_of
+from ..dumps.schema import Instability, node_of
 from ..errors import SessionError, TranslationError, first_line
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph, CompiledRegion
@@ -28,7 +28,7 @@ from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun
-from .repeated_runs import Instability, differing
+from .repeated_runs import differing
 from .row_making import RowMaker
 from .rows import Blame, ExpectedValues, GraphComparison, Row, exception_text
 from .run_values import Hidden, NotShownError, RunValues, given_values

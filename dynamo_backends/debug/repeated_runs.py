@@ -8,23 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from ..numerics.arrays import same_elements
-from ..numerics.rule import Measure
 from ..runtime.binding import BoundSession
 
 REPEATS = 2
 """Runs after the real one. A race shows in one of two to four runs, more rarely if other work is done in between; the
 command ``determinism`` makes more runs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Instability:
-    """A value that was right in one run and wrong in another, or wrong in both and not the same."""
-
-    threads: int  # of the session
-    difference: Measure  # of the wrong value
-
-    def __str__(self) -> str:
-        return f"with {self.threads} thread{'s' if self.threads > 1 else ''}, run to run"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,12 +6,10 @@ import cmath
 import operator
 from typing import Any
 
-import msgspec
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..dumps.schema import ElementEntry
 from ..exporter.registration import position_of, registered_converter, written_at
 from ..exporter.translate import find_translation, value_names
 from ..exporter.upstream_faults import is_uninitialized
@@ -19,9 +17,10 @@ from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, is_operator, operator_name
 from ..graphs.locations import module_path, short_file, source_line, stack, user_name
 from ..numerics.arrays import as_array, dense
+from ..numerics.element_records import Extent
 from ..numerics.operator_facts import is_pointwise
 from ..numerics.segments import Judged
-from ..numerics.value_range import Extent, extent, nonfinite_elements
+from ..numerics.value_range import extent, nonfinite_elements
 from ..numerics.wrong_elements import wrong_elements
 from .recorded_run import RecordedRun
 from .rows import MOST_WRONG_NODES, Row
@@ -123,7 +122,7 @@ class RowMaker:
         ours = judged.value if isinstance(judged.value, torch.Tensor) else eager
         result = dense(eager if not _is_finite(row.eager_extent) else ours)
         read = [(value_names(arg)[0], value) for arg, value in judged.read.items() if value_names(arg)]
-        row.nonfinite_elements = [msgspec.convert(item, ElementEntry) for item in nonfinite_elements(result, read)]
+        row.nonfinite_elements = nonfinite_elements(result, read)
 
 
 def _is_finite(found: Extent | None) -> bool:

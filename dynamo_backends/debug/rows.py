@@ -10,15 +10,13 @@ import msgspec
 import torch
 
 from ..dumps.blame import Cause, CauseKind
-from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, MeasureEntry, RowEntry, ValueFacts, WrongNodeEntry
+from ..dumps.schema import BlamedValue, BlameEntry, Error, MeasureEntry, RowEntry, ValueRow, WrongNodeEntry
 from ..errors import first_line
 from ..graphs.locations import Frame, location_text
 from ..numerics.rule import Measure
 from ..numerics.segments import Judged
-from ..numerics.value_range import Extent
 from ..numerics.verdicts import RIGHT, Verdict
 from .chosen_runs import SizesByName, sizes_text
-from .repeated_runs import Instability
 
 OK = "ok"
 
@@ -35,16 +33,10 @@ def exception_text(error: Exception) -> str:
 
 
 @dataclasses.dataclass
-class Row(ValueFacts):
-    """One value of the graph, with the measures that ``RowEntry`` describes."""
+class Row(ValueRow[Measure]):
+    """One value of the graph, of which ``entry`` is written."""
 
-    stack: Sequence[Frame] = ()
-    error: Measure | None = None
-    eager: Measure | None = None
-    instability: Instability | None = None
-    eager_extent: Extent | None = None
-    extent: Extent | None = None
-    nonfinite_elements: Sequence[ElementEntry] = ()
+    stack: Sequence[Frame] = ()  # outermost first
     judged: Judged | None = None  # of the first wrong value
     is_returned: bool = False  # whether the run has it without looking into a session
 
@@ -149,15 +141,6 @@ class Blame(BlamedValue):
 
 
 @dataclasses.dataclass(frozen=True)
-class Error:
-    """The error of one value against float64, and eager's error if it is known."""
-
-    value: str
-    onnx: Measure
-    eager: Measure | None
-
-
-@dataclasses.dataclass(frozen=True)
 class Finding:
     """The comparison of one stage, or of the results with the captured graph."""
 
@@ -188,7 +171,7 @@ class GraphComparison:
     unchecked: list[str] = dataclasses.field(default_factory=list)
     sizes: SizesByName = dataclasses.field(default_factory=dict)  # those of the run that may differ between runs
     wrong_nodes: Sequence[Row] = ()  # those that are wrong by themselves, the largest errors first
-    faults: Sequence[Error] = ()  # of wrong stages, passes and results, in addition to those of the rows
+    faults: Sequence[Error[Measure]] = ()  # of wrong stages, passes and results, in addition to those of the rows
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
     expected: ExpectedValues | None = None
 
@@ -208,7 +191,7 @@ class GraphComparison:
         return next((row for row in self.rows if row.name == value), None)
 
     @property
-    def worst(self) -> Error | None:
+    def worst(self) -> Error[Measure] | None:
         """The largest error relative to its scale.
 
         If the run is right: among the outputs. If not: among ``faults`` and the blamed value; ``None`` if none of them

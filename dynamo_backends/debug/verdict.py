@@ -10,10 +10,11 @@ from passes.engine.manager import all_passes
 from passes.engine.origins import written_at
 
 from ..dumps.blame import CauseKind
+from ..dumps.schema import Error
 from ..numerics.rule import FORMATS
 from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
 from .chosen_runs import SizesByName
-from .rows import Blame, Error, Finding, GraphComparison, Row
+from .rows import Blame, Finding, GraphComparison, Row
 
 _STEPS = 3
 """The gradients of one module, of its weight and its bias, are at most so many nodes apart."""
