@@ -203,7 +203,10 @@ class Manifest:
             self._changed()
 
     def count_run(self, name: GraphName, *, at_other_sizes: bool) -> None:
-        """Counts a run before its comparison, with the next write; for ``at_other_sizes`` see ``ComparedSizes``."""
+        """Counts a run before its comparison, with the next write.
+
+        ``at_other_sizes``: whether runs were compared, but none at its sizes.
+        """
         with self._lock:
             self._is_behind = True
             entry = self._graphs[name]

@@ -36,7 +36,7 @@ from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernel_faults import serialized
 from ..runtime.memory_arena import ARENA
 from .captured_graph import BACKWARD, COMPARING, CapturedGraph, Interpretation, doing
-from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, SizesByName, VaryingSizes
+from .chosen_runs import RunSelector, SelectedRun, SizesByName
 from .comparison_tables import side_by_side_json, side_by_side_text
 from .dump_folder import DumpFolder, dump_folder, graph_folder
 from .manifest import Manifest
@@ -75,7 +75,7 @@ class _GraphState:
     """What is kept of one of Dynamo's graphs, or of its forward, backward or inference graph.
 
     Attributes:
-        captured: of Dynamo's graph; its ``selector`` selects calls, another one runs.
+        captured, selector: of Dynamo's graph; the selector selects its calls.
         joint: the graphs of this stage if there is no captured graph.
         rejected: how many models ONNX Runtime rejected.
         compile: in which it was compiled, for PyTorch's structured log.
@@ -165,7 +165,7 @@ class DebugObserver(Observer):
         of_dynamo = self._graphs[GraphName(graph.index)]
         if name == "dynamo" and self._compares:
             of_dynamo.captured = CapturedGraph(self._options.opset)
-            of_dynamo.selector = RunSelector(VaryingSizes(module), self._options.compare)
+            of_dynamo.selector = RunSelector(module, self._options.compare)
         if name == "aten":
             self._graphs[graph].judge = Judge(graph, of_dynamo.captured, of_dynamo.joint)
             if graph.direction == "inference":
@@ -234,9 +234,8 @@ class DebugObserver(Observer):
         self._manifest.add_graph(graph, self._options, reference=reference)
         if judge.captured is not None and graph.name.direction == BACKWARD:
             self._tell_gradients(graph.name, judge.captured)  # a dynamic backward may be compiled twice
-        sizes = VaryingSizes(graph.module)
-        state.selector = RunSelector(sizes, self._options.compare) if judge.selects_runs else None
-        compared = _ComparedGraph(graph, loaded, self, judge, state.selector, ComparedSizes(sizes))
+        selector = RunSelector(graph.module, self._options.compare)
+        compared = _ComparedGraph(graph, loaded, self, judge, selector)
         if self._recorder is None:
             return compared.run
         state.record = self._recorder.add(graph)
@@ -341,15 +340,14 @@ class DebugObserver(Observer):
 class _ComparedGraph:
     """A compiled graph, whose runs are compared if they belong to a compared call of the captured graph.
 
-    A backward, or a graph without a captured graph, has a ``selector`` of its runs.
+    Those of a backward, or of a graph without a captured graph, are selected one by one.
     """
 
     graph: CompiledGraph
     loaded: LoadedProgram
     observer: DebugObserver
     judge: Judge
-    selector: RunSelector | None
-    compared_sizes: ComparedSizes
+    selector: RunSelector
 
     def run(self, args: list[object]) -> object:
         what = self.judge.doing
@@ -358,10 +356,11 @@ class _ComparedGraph:
         selected: SelectedRun | None = None
         try:
             if what is not COMPARING and self.observer.is_open and can_be_compared(args):
-                selected = self.selector.begin(args) if self.selector is not None else None
-                is_compared = selected is not None or isinstance(what, Recording)
-                at_other_sizes = self.compared_sizes.is_at_other_sizes(args, compared=is_compared)
-                self.observer.count_run(self.graph, at_other_sizes=at_other_sizes)
+                if isinstance(what, Recording):
+                    self.selector.add(args)
+                elif self.judge.selects_runs:
+                    selected = self.selector.begin(args)
+                self.observer.count_run(self.graph, at_other_sizes=self.selector.has_only_others(args))
         except Exception as error:
             self._fail(selected, error)
             selected = None
@@ -381,7 +380,6 @@ class _ComparedGraph:
 
     def _compared(self, args: list[object], selected: SelectedRun) -> Sequence[object]:
         """A run that is compared by itself, in order."""
-        assert self.selector is not None
         try:
             run = record_run(self.graph, self.loaded, args)
         except BaseException:
@@ -405,7 +403,7 @@ class _ComparedGraph:
 
     def _fail(self, selected: SelectedRun | None, error: Exception) -> None:
         """The comparison failed, and not the user's call."""
-        if selected is not None and self.selector is not None:
+        if selected is not None:
             self.selector.fail(selected)
         self.observer.comparison_failed(self.graph.name, error)
 

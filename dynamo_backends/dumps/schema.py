@@ -154,7 +154,7 @@ class BlamedValue:
     value: str  # the FX node, with ``__i`` for the i-th of several results; or the name of a result without a row
     _: dataclasses.KW_ONLY
     user_name: str = ""  # such as ``grad of fc.weight``
-    gradients: Sequence[str] = ()  # in a backward, the user's gradients that are computed from it first
+    gradients: Sequence[str] = ()  # in a backward, the user's gradients that depend on it, in execution order
     region: int | None = None  # ``None`` in PyTorch, or if the fault is in a stage before the regions
     source: str = ""  # the user's line, see ``graphs.locations.location_text``
     module: str = ""  # the path of the ``nn.Module``
