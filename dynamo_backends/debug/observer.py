@@ -38,8 +38,8 @@ from ..runtime.memory_arena import ARENA
 from .captured_graph import BACKWARD, COMPARING, CapturedGraph, Interpretation, doing
 from .chosen_runs import RunSelector, SelectedRun, SizesByName
 from .comparison_tables import side_by_side_json, side_by_side_text
-from .dump_folder import DumpFolder, dump_folder, graph_folder
-from .manifest import Manifest
+from .dump_folder import dump_folder, graph_folder
+from .manifest import manifest_of
 from .node_sessions import NodeSessions
 from .pass_diffs import PassDiffs
 from .record import Record, RecordObserver
@@ -56,18 +56,6 @@ logger = logging.getLogger(__name__)
 
 _MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "session": "model.session.onnx"}
 """The file of each stage that is a model of a region."""
-
-
-_manifests: dict[DumpFolder, Manifest] = {}
-_manifests_lock = Lock()
-
-
-def _manifest_of(folder: DumpFolder) -> Manifest:
-    """The manifest of a folder, which all compiled models of a process share."""
-    with _manifests_lock:
-        if folder not in _manifests:
-            _manifests[folder] = Manifest(folder)
-        return _manifests[folder]
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,7 +94,7 @@ class DebugObserver(Observer):
         self._recorder = RecordObserver(records) if records is not None else None
         self.is_open = True
         self._folder = dump_folder(options.dump_dir)
-        self._manifest = _manifest_of(self._folder)
+        self._manifest = manifest_of(self._folder)
         self._stage_files = StageFiles(self._folder)
         self._sessions = NodeSessions(options.opset, options.providers, options.threads)
         self._lock = Lock()
@@ -223,7 +211,7 @@ class DebugObserver(Observer):
         else:
             self._folder.remove(file)  # a graph that is compiled twice may have one of the first time
         entry = StageEntry(stage, nodes, None if same_as else file, same_as)
-        self._manifest.add_region_stage(compiled, entry)
+        self._manifest.add_stage(compiled.graph, entry, compiled.region.index)
 
     def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         if not self.is_open:

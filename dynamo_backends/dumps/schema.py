@@ -310,7 +310,7 @@ class DynamoGraphEntry:
         return sum(result.milliseconds for result in self.passes) / 1e3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class RunEntry:
     """``manifest.json``. Graphs are checked one by one when they are read, so that a damaged one hides no others."""
 
