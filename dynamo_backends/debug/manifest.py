@@ -38,7 +38,7 @@ from ..options import Options
 from ..pipeline.usage import ExtensionUsage
 from .chosen_runs import MOST_SIZES, SizesByName
 from .dump_folder import DumpFolder, graph_folder
-from .repeated_runs import RepeatedRegion
+from .recorded_run import RepeatedRegion
 from .rows import MOST_WRONG_NODES, GraphComparison
 
 logger = logging.getLogger(__name__)

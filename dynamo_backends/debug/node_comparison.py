@@ -27,8 +27,7 @@ from ..numerics.exact import Environment, widen
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict
 from .node_sessions import NodeSessions
-from .recorded_run import RecordedRun
-from .repeated_runs import differing
+from .recorded_run import RecordedRun, differing
 from .row_making import RowMaker
 from .rows import Blame, ExpectedValues, GraphComparison, Row, exception_text
 from .run_values import Hidden, NotShownError, RunValues, given_values

@@ -41,12 +41,11 @@ from .comparison_tables import side_by_side_json, side_by_side_text
 from .dump_folder import dump_folder, graph_folder
 from .manifest import manifest_of
 from .node_sessions import NodeSessions
-from .pass_diffs import PassDiffs
 from .record import Record, RecordObserver
 from .recorded_run import RecordedRun, can_be_compared, record_run
 from .rows import ExpectedValues, Finding, GraphComparison, exception_text
 from .run_comparison import ComparedEntry, Judge, JudgedRun, Recording
-from .stage_files import StageFiles
+from .stage_files import PassDiffs, StageFiles
 from .stage_graphs import StageGraphs
 from .tensor_files import write_tensor
 from .verdict import conclude, with_precision

@@ -74,10 +74,9 @@ class Row(ValueRow[Measure]):
     @property
     def fault(self) -> str:
         """The error, its element and tolerance; ``""`` if it is rounding or of a discrete dtype."""
-        found, dtype = self.error, self.torch_dtype
-        if found is None or found.is_rounding or not (dtype.is_floating_point or dtype.is_complex):
-            return ""
-        return found.text(f" at element {list(self.index)}" if self.index else "")
+        dtype = self.torch_dtype
+        is_discrete = not dtype.is_floating_point and not dtype.is_complex
+        return "" if is_discrete else str(Verdict(ours=self.error, index=self.index))
 
     @property
     def mark(self) -> str:
