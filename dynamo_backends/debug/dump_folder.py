@@ -84,8 +84,6 @@ class DumpFolder:
                     self._location = self._make_run_folder()
                 except OSError as error:
                     self._disable(error)
-                else:
-                    logger.info("dumping to %s", self._location)
             return self._location
 
     def announce(self) -> None:

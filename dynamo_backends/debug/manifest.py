@@ -16,7 +16,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import TypeVar, cast
 
@@ -30,7 +30,7 @@ from passes.engine.results import PassResult
 from ..common.fork_safety import renew_in_children
 from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
-from ..dumps.schema import DIRECTIONS, Cost, Direction
+from ..dumps.schema import DIRECTIONS, Direction
 from ..graphs.aot import call_being_compiled, frame_being_compiled
 from ..graphs.artifacts import CompiledGraph, GraphName, operator_name
 from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
@@ -38,7 +38,7 @@ from ..options import Options
 from ..pipeline.usage import ExtensionUsage
 from .chosen_runs import MOST_SIZES, SizesByName
 from .dump_folder import DumpFolder, graph_folder
-from .recorded_run import RepeatedRegion
+from .recorded_run import RecordedRun
 from .rows import MOST_WRONG_NODES, GraphComparison
 
 logger = logging.getLogger(__name__)
@@ -246,12 +246,7 @@ class Manifest:
                 entry.unchecked = ["its runs: none of them was compared"]
 
     def add_comparison(
-        self,
-        name: GraphName,
-        comparison: GraphComparison,
-        repeated: Mapping[int, RepeatedRegion],
-        cost: Cost,
-        run_sizes: SizesByName,
+        self, name: GraphName, comparison: GraphComparison, run: RecordedRun, run_sizes: SizesByName
     ) -> None:
         """Adds a compared run. The first verdict that is not ``ok`` stays.
 
@@ -267,9 +262,9 @@ class Manifest:
             is_first_fault = not comparison.ok and not self._faulty
             if name not in self._faulty:
                 _set_verdict(entry, comparison)
-                entry.cost = cost
+                entry.cost, entry.rescued = run.cost, run.rescued
                 entry.repeated = {
-                    i: schema.RepeatedEntry(len(item.others), item.failure) for i, item in repeated.items()
+                    i: schema.RepeatedEntry(len(item.others), item.failure) for i, item in run.repeated.items()
                 }
             if not comparison.ok:
                 self._faulty.add(name)
@@ -353,7 +348,7 @@ def _set_verdict(entry: schema.GraphEntry, comparison: GraphComparison) -> None:
     entry.blame = comparison.blame.entry if comparison.blame is not None else None
     entry.wrong_nodes = [row.wrong_node for row in comparison.wrong_nodes[:MOST_WRONG_NODES]]
     entry.worst = msgspec.convert(comparison.worst, schema.Error[schema.MeasureEntry] | None, from_attributes=True)
-    entry.unchecked, entry.rescued = comparison.unchecked, comparison.rescued
+    entry.unchecked = comparison.unchecked
 
 
 def _in_utf8(value: T) -> T | str:

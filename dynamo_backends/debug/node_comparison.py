@@ -67,9 +67,7 @@ def compare_run(graph: CompiledGraph, run: RecordedRun, models: Models, sessions
         comparison.not_comparable = "; ".join(reasons)
     repeats = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
     unchecked = [*search.unchecked(), *repeats, *failures]
-    return dataclasses.replace(
-        comparison, rows=search.rows, unchecked=unchecked, rescued=run.rescued, expected=search.expected
-    )
+    return dataclasses.replace(comparison, rows=search.rows, unchecked=unchecked, expected=search.expected)
 
 
 @dataclasses.dataclass(eq=False)

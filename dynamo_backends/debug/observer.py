@@ -99,7 +99,7 @@ class DebugObserver(Observer):
         self._lock = Lock()
         self._graphs: collections.defaultdict[GraphName, _GraphState] = collections.defaultdict(_GraphState)
 
-    def close(self) -> None:
+    def close(self) -> Observer:
         """Stops observing: compiled graphs run on without comparisons. Writes the manifest."""
         self.is_open = False
         with self._lock:
@@ -107,11 +107,10 @@ class DebugObserver(Observer):
                 if state.judge is not None:
                     state.judge.drop()
         self._manifest.flush()
+        return Observer() if self._recorder is None else self._recorder
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         super().stage(name, graph, artifact)
-        if not self.is_open:
-            return
         self._folder.announce()
         if isinstance(artifact, fx.GraphModule):
             self._manifest.add_stage(graph, self._stage_files.write(name, graph, artifact))
@@ -120,24 +119,18 @@ class DebugObserver(Observer):
             self._write_region(name, artifact)
 
     def gave_up(self, graph: GraphName, why: str) -> None:
-        if self.is_open:
-            self._manifest.add_given_up(graph, why)
+        self._manifest.add_given_up(graph, why)
 
     def not_compiled(self, graph: GraphName, why: str) -> None:
-        if self.is_open:
-            self._manifest.add_not_compiled(graph, why)
+        self._manifest.add_not_compiled(graph, why)
 
     def failed(self, graph: GraphName, why: str) -> None:
-        if self.is_open:
-            self._manifest.add_failure(graph, why)
+        self._manifest.add_failure(graph, why)
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
-        if self.is_open:
-            self._manifest.add_passes(graph, results)
+        self._manifest.add_passes(graph, results)
 
     def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
-        if not self.is_open:
-            return None
         if region is None:
             return PassDiffs(self._folder, graph_folder(graph), lambda stage: self._stage_graphs(stage, graph))
         steps = ModelSteps(self._judge_of(graph).models.setdefault(region, [])) if self._compares else None
@@ -175,13 +168,11 @@ class DebugObserver(Observer):
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
         state = self._graphs[GraphName(graph.index)]
-        if state.captured is None or state.selector is None or not self.is_open:
+        if state.captured is None or state.selector is None:
             return compiled
         return ComparedEntry(graph, compiled, state.captured, state.selector, self)
 
     def rejected(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
-        if not self.is_open:
-            return
         self._graphs[graph].rejected += 1
         file = f"{graph_folder(graph)}/rejected/{self._graphs[graph].rejected:03d}_region_{region}"
         self._folder.write_bytes(f"{file}.onnx", serialize(model))
@@ -213,8 +204,6 @@ class DebugObserver(Observer):
         self._manifest.add_stage(compiled.graph, entry, compiled.region.index)
 
     def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
-        if not self.is_open:
-            return loaded.run if self._recorder is None else self._recorder.runner(graph, loaded)
         state, judge = self._graphs[graph.name], self._judge_of(graph.name)
         state.compile = CompileContext.try_get()
         reference = "AOTAutograd's graph" if judge.captured is None else "Dynamo's graph"
@@ -256,6 +245,10 @@ class DebugObserver(Observer):
                 write_tensor(self._folder, f"{folder}/{kind}_{i}", value, name, self._options.tensor_limit)
 
     def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
+        """The stages of a call were compared: what was found about its gradients, whose backward may never run.
+
+        Returns whether the backward has a verdict of its own.
+        """
         name, captured = GraphName(graph.index, BACKWARD), self._graphs[GraphName(graph.index)].captured
         if captured is None or not self._manifest.has_graph(name):
             return False
@@ -271,7 +264,10 @@ class DebugObserver(Observer):
             self._log(name, comparison)
 
     def conclude(self, judged: JudgedRun, findings: Sequence[Finding], sizes: SizesByName) -> None:
-        """Makes the verdict on a run; writes it to the log, the tables and the manifest."""
+        """Makes the verdict on a run; writes it to the log, the tables and the manifest.
+
+        ``findings`` are those on the stages before it, and on its call.
+        """
         name, run = judged.graph.name, judged.run
         comparison = conclude(judged.comparison, [*findings, *judged.findings], sizes)
         comparison = with_precision(comparison, self._options.providers)
@@ -283,7 +279,7 @@ class DebugObserver(Observer):
                 self._folder.write_text(f"{table}.txt", text)
                 self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
             trace(name, "side_by_side", lambda: text, self._graphs[name].compile)
-            self._manifest.add_comparison(name, comparison, run.repeated, run.cost, sizes)
+            self._manifest.add_comparison(name, comparison, run, sizes)
             record = self._graphs[name].record
             if record is not None and (record.comparison is None or record.comparison.ok):
                 record.comparison = comparison
@@ -296,6 +292,7 @@ class DebugObserver(Observer):
         logger.log(level, "%s: %s%s", name, comparison.verdict, note)
 
     def all_compared(self, graph: GraphName) -> None:
+        """No further run of the graph is compared."""
         self._judge_of(graph).drop()
 
     def comparison_failed(self, graph: GraphName, error: Exception) -> None:

@@ -171,7 +171,6 @@ class GraphComparison:
     sizes: SizesByName = dataclasses.field(default_factory=dict)  # those of the run that may differ between runs
     wrong_nodes: Sequence[Row] = ()  # those that are wrong by themselves, the largest errors first
     faults: Sequence[Error[Measure]] = ()  # of wrong stages, passes and results, in addition to those of the rows
-    rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
     expected: ExpectedValues | None = None
 
     @property
