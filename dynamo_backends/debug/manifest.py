@@ -166,15 +166,7 @@ class Manifest:
         """Adds why a graph, or a Dynamo graph with all its directions, was not dumped or compared."""
         with self._lock:
             self._failures.setdefault(name, why)
-            for other, entry in self._graphs.items():
-                self._apply_failure(other, entry)
             self._changed(at_once=True)
-
-    def _apply_failure(self, name: GraphName, entry: schema.GraphEntry) -> None:
-        """Sets the verdict to ``not comparable``, unless a comparison found the graph wrong."""
-        why = self._failures.get(name) or self._failures.get(GraphName(name.index))
-        if why is not None and name not in self._faulty:
-            entry.verdict = f"not comparable: {why}"
 
     def add_passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
         """Adds the passes of ``pre_grad`` or ``joint``, with the next write."""
@@ -229,7 +221,6 @@ class Manifest:
             self._usage.add_passes([*graph.passes, *(result for item in graph.regions for result in item.passes)])
             self._run.unused = self._usage.unused()
             self._faulty.discard(graph.name)
-            self._apply_failure(graph.name, entry)
             self._changed()
 
     def count_run(self, name: GraphName, *, at_other_sizes: bool) -> None:
@@ -268,7 +259,6 @@ class Manifest:
                 }
             if not comparison.ok:
                 self._faulty.add(name)
-            self._apply_failure(name, entry)
             self._changed(at_once=is_first_fault)
 
     def add_fault_of_stages(self, name: GraphName, comparison: GraphComparison) -> bool:
@@ -317,6 +307,10 @@ class Manifest:
         self._next_write = end + (end - start) * _WAIT if len(text) > _SMALL else end
 
     def _text(self) -> str:
+        for name, entry in self._graphs.items():
+            why = self._failures.get(name) or self._failures.get(GraphName(name.index))
+            if why is not None and name not in self._faulty:
+                entry.verdict = f"not comparable: {why}"
         self._run.dynamo_graphs = [graph for _, graph in sorted(self._dynamo_graphs.items())]
         graphs = sorted(self._graphs.values(), key=lambda entry: (entry.index, DIRECTIONS.index(entry.direction)))
         self._run.graphs = graphs

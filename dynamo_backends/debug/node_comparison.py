@@ -107,7 +107,7 @@ class _Search:
                 if row is not None:
                     self._compare_runs(row, judged)
                     self.rows.append(row)
-                    if self.first is None and (not row.is_right or row.is_unstable):
+                    if self.first is None and (not row.is_right or row.instability is not None):
                         self.first = row
                         row.judged = judged
         return True
@@ -179,7 +179,7 @@ class _Search:
         if row.region is None or judged is None:
             return Cause(CauseKind.PYTORCH), row
         compiled = self.graph.regions[row.region]
-        if row.is_unstable or self._differs_again(row, judged, compiled):
+        if row.instability is not None or self._differs_again(row, judged, compiled):
             return Cause(CauseKind.UNSTABLE, "runs"), row
         stale = self._stale_weight(compiled)
         if stale is not None:

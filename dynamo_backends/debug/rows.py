@@ -60,11 +60,6 @@ class Row(ValueRow[Measure]):
         return not self.complaint and (self.error is None or self.error.is_rounding)
 
     @property
-    def is_unstable(self) -> bool:
-        """Whether repeats of the session differ by more than rounding."""
-        return self.instability is not None
-
-    @property
     def eager_overflows(self) -> bool:
         """Whether eager is NaN or infinite at elements where the run is not, on the same inputs."""
         if self.eager_extent is None or self.extent is None:
@@ -82,7 +77,7 @@ class Row(ValueRow[Measure]):
     def mark(self) -> str:
         """``=`` bitwise equal to eager, ``~`` within rounding, ``!`` wrong, ``?`` not deterministic, blank: not
         known."""
-        if self.is_unstable:
+        if self.instability is not None:
             return "?"
         if not self.is_right:
             return "!"
