@@ -12,7 +12,7 @@ from .common import add_graph_arguments, for_each_graph, try_next
 if TYPE_CHECKING:
     from ..dumps.nonfinite import Nonfinite, Origin
     from ..dumps.reading import DumpedGraph
-    from ..dumps.schema import ElementEntry, ExtentEntry
+    from ..numerics.element_records import Extent, NonfiniteElement
 
 DETAILS = "Also reports values that are masked later, and whether eager has them too. Exit code 1: a node produces one."
 
@@ -74,7 +74,7 @@ def _counts(origin: Origin) -> str:
     return f"{onnx} {of} on ONNX Runtime, {eager} in eager"
 
 
-def _range(extent: ExtentEntry | None) -> str:
+def _range(extent: Extent | None) -> str:
     if extent is None:
         return "integers"
     parts = [] if extent.smallest is None else [f"{extent.smallest:.4g} to {extent.largest:.4g}"]
@@ -82,7 +82,7 @@ def _range(extent: ExtentEntry | None) -> str:
     return ", ".join(parts) or "empty"
 
 
-def _example(element: ElementEntry) -> str:
+def _example(element: NonfiniteElement) -> str:
     inputs = ", ".join(
         f"{name} = {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in element.inputs.items()
     )

@@ -91,14 +91,14 @@ class RunSelector:
     With ``compare="first"``: the first run at each set of sizes, at most ``MOST_SIZES``.
 
     Args:
-        sizes: of the graph.
+        module: the graph.
         compare: the option ``compare``.
     """
 
-    def __init__(self, sizes: VaryingSizes, compare: str) -> None:
-        self._sizes = sizes
+    def __init__(self, module: fx.GraphModule, compare: str) -> None:
+        self._sizes = VaryingSizes(module)
         self._compare = compare
-        self._most = MOST_SIZES if sizes.are_symbolic else 1
+        self._most = MOST_SIZES if self._sizes.are_symbolic else 1
         self._lock = Lock()
         self._compared: set[Hashable] = set()
         self._running = 0
@@ -110,10 +110,18 @@ class RunSelector:
             is_first = key not in self._compared and len(self._compared) < self._most
             if self._compare == "never" or (self._compare == "first" and not is_first):
                 return None
-            if is_first:
-                self._compared.add(key)
+            self._compared.add(key)
             self._running += 1
         return SelectedRun(key, self._sizes.by_name(args), is_first)
+
+    def add(self, args: Sequence[object]) -> None:
+        """A run with these arguments is compared, as part of a call that another one selected."""
+        with self._lock:
+            self._compared.add(self._sizes.key(args))
+
+    def has_only_others(self, args: Sequence[object]) -> bool:
+        """Whether runs were compared, but none at the sizes of these arguments."""
+        return bool(self._compared) and self._sizes.key(args) not in self._compared
 
     def end(self) -> bool:
         """A selected run was compared; returns whether no run will be any more, and none is being compared."""
@@ -126,18 +134,3 @@ class RunSelector:
         with self._lock:
             self._running -= 1
             self._compared.discard(run.key)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ComparedSizes:
-    """The sizes at which runs of a compiled graph were compared."""
-
-    sizes: VaryingSizes
-    _keys: set[Hashable] = dataclasses.field(default_factory=set)
-
-    def is_at_other_sizes(self, args: Sequence[object], *, compared: bool) -> bool:
-        """Whether runs were compared, but none at the sizes of this run; ``compared``: whether this run is."""
-        key = self.sizes.key(args)
-        if compared and len(self._keys) < MOST_SIZES:
-            self._keys.add(key)
-        return not compared and bool(self._keys) and key not in self._keys

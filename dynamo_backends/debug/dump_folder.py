@@ -59,13 +59,10 @@ class DumpFolder:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
-        self._lock = threading.RLock()
-        self._location: Path | None = None
         self.is_enabled = True
-        self._is_announced = False
-        self._by_digest: dict[bytes, str] = {}
-        self._digests: dict[str, bytes] = {}
         self.forked_from: str | None = None  # the name of the run folder of the parent process
+        self._location: Path | None = None
+        self.renew_in_child()
         renew_in_children(self)
 
     def renew_in_child(self) -> None:
@@ -75,8 +72,8 @@ class DumpFolder:
             self.forked_from = self._location.name
         self._location = None
         self._is_announced = False
-        self._by_digest = {}
-        self._digests = {}
+        self._by_digest: dict[bytes, str] = {}  # the first file with a content
+        self._digests: dict[str, bytes] = {}  # by file
 
     @property
     def location(self) -> Path | None:
@@ -87,8 +84,6 @@ class DumpFolder:
                     self._location = self._make_run_folder()
                 except OSError as error:
                     self._disable(error)
-                else:
-                    logger.info("dumping to %s", self._location)
             return self._location
 
     def announce(self) -> None:

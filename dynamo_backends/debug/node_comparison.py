@@ -18,7 +18,7 @@ from torch import fx
 from ..common.progress import progress
 from ..common.safety_net import caught, net
 from ..dumps.blame import Cause, CauseKind
-from ..dumps.schema import node_of
+from ..dumps.schema import Instability, node_of
 from ..errors import SessionError, TranslationError, first_line
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph, CompiledRegion
@@ -27,8 +27,7 @@ from ..numerics.exact import Environment, widen
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict
 from .node_sessions import NodeSessions
-from .recorded_run import RecordedRun
-from .repeated_runs import Instability, differing
+from .recorded_run import RecordedRun, differing
 from .row_making import RowMaker
 from .rows import Blame, ExpectedValues, GraphComparison, Row, exception_text
 from .run_values import Hidden, NotShownError, RunValues, given_values
@@ -68,9 +67,7 @@ def compare_run(graph: CompiledGraph, run: RecordedRun, models: Models, sessions
         comparison.not_comparable = "; ".join(reasons)
     repeats = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
     unchecked = [*search.unchecked(), *repeats, *failures]
-    return dataclasses.replace(
-        comparison, rows=search.rows, unchecked=unchecked, rescued=run.rescued, expected=search.expected
-    )
+    return dataclasses.replace(comparison, rows=search.rows, unchecked=unchecked, expected=search.expected)
 
 
 @dataclasses.dataclass(eq=False)
@@ -110,7 +107,7 @@ class _Search:
                 if row is not None:
                     self._compare_runs(row, judged)
                     self.rows.append(row)
-                    if self.first is None and (not row.is_right or row.is_unstable):
+                    if self.first is None and (not row.is_right or row.instability is not None):
                         self.first = row
                         row.judged = judged
         return True
@@ -182,7 +179,7 @@ class _Search:
         if row.region is None or judged is None:
             return Cause(CauseKind.PYTORCH), row
         compiled = self.graph.regions[row.region]
-        if row.is_unstable or self._differs_again(row, judged, compiled):
+        if row.instability is not None or self._differs_again(row, judged, compiled):
             return Cause(CauseKind.UNSTABLE, "runs"), row
         stale = self._stale_weight(compiled)
         if stale is not None:

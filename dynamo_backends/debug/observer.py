@@ -36,17 +36,16 @@ from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernel_faults import serialized
 from ..runtime.memory_arena import ARENA
 from .captured_graph import BACKWARD, COMPARING, CapturedGraph, Interpretation, doing
-from .chosen_runs import ComparedSizes, RunSelector, SelectedRun, SizesByName, VaryingSizes
+from .chosen_runs import RunSelector, SelectedRun, SizesByName
 from .comparison_tables import side_by_side_json, side_by_side_text
-from .dump_folder import DumpFolder, dump_folder, graph_folder
-from .manifest import Manifest
+from .dump_folder import dump_folder, graph_folder
+from .manifest import manifest_of
 from .node_sessions import NodeSessions
-from .pass_diffs import PassDiffs
 from .record import Record, RecordObserver
 from .recorded_run import RecordedRun, can_be_compared, record_run
 from .rows import ExpectedValues, Finding, GraphComparison, exception_text
 from .run_comparison import ComparedEntry, Judge, JudgedRun, Recording
-from .stage_files import StageFiles
+from .stage_files import PassDiffs, StageFiles
 from .stage_graphs import StageGraphs
 from .tensor_files import write_tensor
 from .verdict import conclude, with_precision
@@ -58,24 +57,12 @@ _MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "sess
 """The file of each stage that is a model of a region."""
 
 
-_manifests: dict[DumpFolder, Manifest] = {}
-_manifests_lock = Lock()
-
-
-def _manifest_of(folder: DumpFolder) -> Manifest:
-    """The manifest of a folder, which all compiled models of a process share."""
-    with _manifests_lock:
-        if folder not in _manifests:
-            _manifests[folder] = Manifest(folder)
-        return _manifests[folder]
-
-
 @dataclasses.dataclass(eq=False)
 class _GraphState:
     """What is kept of one of Dynamo's graphs, or of its forward, backward or inference graph.
 
     Attributes:
-        captured: of Dynamo's graph; its ``selector`` selects calls, another one runs.
+        captured, selector: of Dynamo's graph; the selector selects its calls.
         joint: the graphs of this stage if there is no captured graph.
         rejected: how many models ONNX Runtime rejected.
         compile: in which it was compiled, for PyTorch's structured log.
@@ -106,13 +93,13 @@ class DebugObserver(Observer):
         self._recorder = RecordObserver(records) if records is not None else None
         self.is_open = True
         self._folder = dump_folder(options.dump_dir)
-        self._manifest = _manifest_of(self._folder)
+        self._manifest = manifest_of(self._folder)
         self._stage_files = StageFiles(self._folder)
         self._sessions = NodeSessions(options.opset, options.providers, options.threads)
         self._lock = Lock()
         self._graphs: collections.defaultdict[GraphName, _GraphState] = collections.defaultdict(_GraphState)
 
-    def close(self) -> None:
+    def close(self) -> Observer:
         """Stops observing: compiled graphs run on without comparisons. Writes the manifest."""
         self.is_open = False
         with self._lock:
@@ -120,11 +107,10 @@ class DebugObserver(Observer):
                 if state.judge is not None:
                     state.judge.drop()
         self._manifest.flush()
+        return Observer() if self._recorder is None else self._recorder
 
     def stage(self, name: str, graph: GraphName, artifact: object) -> None:
         super().stage(name, graph, artifact)
-        if not self.is_open:
-            return
         self._folder.announce()
         if isinstance(artifact, fx.GraphModule):
             self._manifest.add_stage(graph, self._stage_files.write(name, graph, artifact))
@@ -133,24 +119,18 @@ class DebugObserver(Observer):
             self._write_region(name, artifact)
 
     def gave_up(self, graph: GraphName, why: str) -> None:
-        if self.is_open:
-            self._manifest.add_given_up(graph, why)
+        self._manifest.add_given_up(graph, why)
 
     def not_compiled(self, graph: GraphName, why: str) -> None:
-        if self.is_open:
-            self._manifest.add_not_compiled(graph, why)
+        self._manifest.add_not_compiled(graph, why)
 
     def failed(self, graph: GraphName, why: str) -> None:
-        if self.is_open:
-            self._manifest.add_failure(graph, why)
+        self._manifest.add_failure(graph, why)
 
     def passes(self, graph: GraphName, results: Sequence[PassResult]) -> None:
-        if self.is_open:
-            self._manifest.add_passes(graph, results)
+        self._manifest.add_passes(graph, results)
 
     def pass_listener(self, graph: GraphName, region: int | None = None) -> Listener | None:
-        if not self.is_open:
-            return None
         if region is None:
             return PassDiffs(self._folder, graph_folder(graph), lambda stage: self._stage_graphs(stage, graph))
         steps = ModelSteps(self._judge_of(graph).models.setdefault(region, [])) if self._compares else None
@@ -165,7 +145,7 @@ class DebugObserver(Observer):
         of_dynamo = self._graphs[GraphName(graph.index)]
         if name == "dynamo" and self._compares:
             of_dynamo.captured = CapturedGraph(self._options.opset)
-            of_dynamo.selector = RunSelector(VaryingSizes(module), self._options.compare)
+            of_dynamo.selector = RunSelector(module, self._options.compare)
         if name == "aten":
             self._graphs[graph].judge = Judge(graph, of_dynamo.captured, of_dynamo.joint)
             if graph.direction == "inference":
@@ -188,13 +168,11 @@ class DebugObserver(Observer):
 
     def entry(self, graph: GraphName, compiled: Callable[..., object]) -> Callable[..., object]:
         state = self._graphs[GraphName(graph.index)]
-        if state.captured is None or state.selector is None or not self.is_open:
+        if state.captured is None or state.selector is None:
             return compiled
         return ComparedEntry(graph, compiled, state.captured, state.selector, self)
 
     def rejected(self, graph: GraphName, region: int, model: ir.Model, error: SessionError) -> None:
-        if not self.is_open:
-            return
         self._graphs[graph].rejected += 1
         file = f"{graph_folder(graph)}/rejected/{self._graphs[graph].rejected:03d}_region_{region}"
         self._folder.write_bytes(f"{file}.onnx", serialize(model))
@@ -223,20 +201,17 @@ class DebugObserver(Observer):
         else:
             self._folder.remove(file)  # a graph that is compiled twice may have one of the first time
         entry = StageEntry(stage, nodes, None if same_as else file, same_as)
-        self._manifest.add_region_stage(compiled, entry)
+        self._manifest.add_stage(compiled.graph, entry, compiled.region.index)
 
     def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
-        if not self.is_open:
-            return loaded.run if self._recorder is None else self._recorder.runner(graph, loaded)
         state, judge = self._graphs[graph.name], self._judge_of(graph.name)
         state.compile = CompileContext.try_get()
         reference = "AOTAutograd's graph" if judge.captured is None else "Dynamo's graph"
         self._manifest.add_graph(graph, self._options, reference=reference)
         if judge.captured is not None and graph.name.direction == BACKWARD:
             self._tell_gradients(graph.name, judge.captured)  # a dynamic backward may be compiled twice
-        sizes = VaryingSizes(graph.module)
-        state.selector = RunSelector(sizes, self._options.compare) if judge.selects_runs else None
-        compared = _ComparedGraph(graph, loaded, self, judge, state.selector, ComparedSizes(sizes))
+        selector = RunSelector(graph.module, self._options.compare)
+        compared = _ComparedGraph(graph, loaded, self, judge, selector)
         if self._recorder is None:
             return compared.run
         state.record = self._recorder.add(graph)
@@ -270,6 +245,10 @@ class DebugObserver(Observer):
                 write_tensor(self._folder, f"{folder}/{kind}_{i}", value, name, self._options.tensor_limit)
 
     def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
+        """The stages of a call were compared: what was found about its gradients, whose backward may never run.
+
+        Returns whether the backward has a verdict of its own.
+        """
         name, captured = GraphName(graph.index, BACKWARD), self._graphs[GraphName(graph.index)].captured
         if captured is None or not self._manifest.has_graph(name):
             return False
@@ -285,7 +264,10 @@ class DebugObserver(Observer):
             self._log(name, comparison)
 
     def conclude(self, judged: JudgedRun, findings: Sequence[Finding], sizes: SizesByName) -> None:
-        """Makes the verdict on a run; writes it to the log, the tables and the manifest."""
+        """Makes the verdict on a run; writes it to the log, the tables and the manifest.
+
+        ``findings`` are those on the stages before it, and on its call.
+        """
         name, run = judged.graph.name, judged.run
         comparison = conclude(judged.comparison, [*findings, *judged.findings], sizes)
         comparison = with_precision(comparison, self._options.providers)
@@ -297,7 +279,7 @@ class DebugObserver(Observer):
                 self._folder.write_text(f"{table}.txt", text)
                 self._folder.write_text(f"{table}.json", side_by_side_json(comparison))
             trace(name, "side_by_side", lambda: text, self._graphs[name].compile)
-            self._manifest.add_comparison(name, comparison, run.repeated, run.cost, sizes)
+            self._manifest.add_comparison(name, comparison, run, sizes)
             record = self._graphs[name].record
             if record is not None and (record.comparison is None or record.comparison.ok):
                 record.comparison = comparison
@@ -310,6 +292,7 @@ class DebugObserver(Observer):
         logger.log(level, "%s: %s%s", name, comparison.verdict, note)
 
     def all_compared(self, graph: GraphName) -> None:
+        """No further run of the graph is compared."""
         self._judge_of(graph).drop()
 
     def comparison_failed(self, graph: GraphName, error: Exception) -> None:
@@ -341,15 +324,14 @@ class DebugObserver(Observer):
 class _ComparedGraph:
     """A compiled graph, whose runs are compared if they belong to a compared call of the captured graph.
 
-    A backward, or a graph without a captured graph, has a ``selector`` of its runs.
+    Those of a backward, or of a graph without a captured graph, are selected one by one.
     """
 
     graph: CompiledGraph
     loaded: LoadedProgram
     observer: DebugObserver
     judge: Judge
-    selector: RunSelector | None
-    compared_sizes: ComparedSizes
+    selector: RunSelector
 
     def run(self, args: list[object]) -> object:
         what = self.judge.doing
@@ -358,10 +340,11 @@ class _ComparedGraph:
         selected: SelectedRun | None = None
         try:
             if what is not COMPARING and self.observer.is_open and can_be_compared(args):
-                selected = self.selector.begin(args) if self.selector is not None else None
-                is_compared = selected is not None or isinstance(what, Recording)
-                at_other_sizes = self.compared_sizes.is_at_other_sizes(args, compared=is_compared)
-                self.observer.count_run(self.graph, at_other_sizes=at_other_sizes)
+                if isinstance(what, Recording):
+                    self.selector.add(args)
+                elif self.judge.selects_runs:
+                    selected = self.selector.begin(args)
+                self.observer.count_run(self.graph, at_other_sizes=self.selector.has_only_others(args))
         except Exception as error:
             self._fail(selected, error)
             selected = None
@@ -381,7 +364,6 @@ class _ComparedGraph:
 
     def _compared(self, args: list[object], selected: SelectedRun) -> Sequence[object]:
         """A run that is compared by itself, in order."""
-        assert self.selector is not None
         try:
             run = record_run(self.graph, self.loaded, args)
         except BaseException:
@@ -405,7 +387,7 @@ class _ComparedGraph:
 
     def _fail(self, selected: SelectedRun | None, error: Exception) -> None:
         """The comparison failed, and not the user's call."""
-        if selected is not None and self.selector is not None:
+        if selected is not None:
             self.selector.fail(selected)
         self.observer.comparison_failed(self.graph.name, error)
 

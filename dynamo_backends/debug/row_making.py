@@ -6,12 +6,10 @@ import cmath
 import operator
 from typing import Any
 
-import msgspec
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..dumps.schema import ElementEntry
 from ..exporter.registration import position_of, registered_converter, written_at
 from ..exporter.translate import find_translation, value_names
 from ..exporter.upstream_faults import is_uninitialized
@@ -19,9 +17,10 @@ from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, is_operator, operator_name
 from ..graphs.locations import module_path, short_file, source_line, stack, user_name
 from ..numerics.arrays import as_array, dense
+from ..numerics.element_records import Extent
 from ..numerics.operator_facts import is_pointwise
 from ..numerics.segments import Judged
-from ..numerics.value_range import Extent, extent, nonfinite_elements
+from ..numerics.value_range import extent, nonfinite_elements
 from ..numerics.wrong_elements import wrong_elements
 from .recorded_run import RecordedRun
 from .rows import MOST_WRONG_NODES, Row
@@ -65,6 +64,7 @@ class RowMaker:
     def _facts(self, node: fx.Node, index: int | None, eager: torch.Tensor) -> Row:
         region = self._region_of.get(node)
         is_computed = node.op not in ("placeholder", "get_attr")
+        nodes = {node, *(user for user in node.users if index is not None and _is_item(user, index))}
         return Row(
             name=node.name if index is None else f"{node.name}__{index}",
             operator=operator_name(node) if node.op == "call_function" else node.op,
@@ -77,12 +77,12 @@ class RowMaker:
             region=region,
             origin=("PyTorch" if region is None else "session") if is_computed else "argument",
             inputs=list(dict.fromkeys(name for arg in node.all_input_nodes for name in value_names(arg))),
-            is_output=is_computed and self._is_returned(node, index),
+            is_output=is_computed and not nodes.isdisjoint(self._returned),
             has_infinite_argument=_has_infinite_argument(node),
             is_uninitialized=is_uninitialized(node),
             converter=self._converter(node) if is_computed else "",
             is_registered=registered_converter(node.target) is not None,
-            is_returned=self._is_returned_by_region(node, index),
+            is_returned=not nodes.isdisjoint(self._run.values),
         )
 
     def _converter(self, node: fx.Node) -> str:
@@ -91,17 +91,6 @@ class RowMaker:
         function = find_translation(node.target, self._opset) if node in self._region_of else None
         file, line = position_of(function) if callable(function) else ("", 0)
         return f"{short_file(file)}:{line}" if file else ""
-
-    def _items(self, node: fx.Node, index: int | None) -> list[fx.Node]:
-        return [user for user in node.users if index is not None and _is_item(user, index)]
-
-    def _is_returned(self, node: fx.Node, index: int | None) -> bool:
-        """Whether the graph returns a value."""
-        return node in self._returned or any(item in self._returned for item in self._items(node, index))
-
-    def _is_returned_by_region(self, node: fx.Node, index: int | None) -> bool:
-        """Whether the run has a value without looking into a session."""
-        return any(item in self._run.values for item in (node, *self._items(node, index)))
 
     def _describe(self, row: Row, judged: Judged, value: torch.Tensor, eager: torch.Tensor) -> None:
         """Adds the place of the worst element, and what the wrong elements have in common."""
@@ -123,7 +112,7 @@ class RowMaker:
         ours = judged.value if isinstance(judged.value, torch.Tensor) else eager
         result = dense(eager if not _is_finite(row.eager_extent) else ours)
         read = [(value_names(arg)[0], value) for arg, value in judged.read.items() if value_names(arg)]
-        row.nonfinite_elements = [msgspec.convert(item, ElementEntry) for item in nonfinite_elements(result, read)]
+        row.nonfinite_elements = nonfinite_elements(result, read)
 
 
 def _is_finite(found: Extent | None) -> bool:

@@ -10,15 +10,13 @@ import msgspec
 import torch
 
 from ..dumps.blame import Cause, CauseKind
-from ..dumps.schema import BlamedValue, BlameEntry, ElementEntry, MeasureEntry, RowEntry, ValueFacts, WrongNodeEntry
+from ..dumps.schema import BlamedValue, BlameEntry, Error, MeasureEntry, RowEntry, ValueRow, WrongNodeEntry
 from ..errors import first_line
 from ..graphs.locations import Frame, location_text
 from ..numerics.rule import Measure
 from ..numerics.segments import Judged
-from ..numerics.value_range import Extent
 from ..numerics.verdicts import RIGHT, Verdict
 from .chosen_runs import SizesByName, sizes_text
-from .repeated_runs import Instability
 
 OK = "ok"
 
@@ -35,16 +33,10 @@ def exception_text(error: Exception) -> str:
 
 
 @dataclasses.dataclass
-class Row(ValueFacts):
-    """One value of the graph, with the measures that ``RowEntry`` describes."""
+class Row(ValueRow[Measure]):
+    """One value of the graph, of which ``entry`` is written."""
 
-    stack: Sequence[Frame] = ()
-    error: Measure | None = None
-    eager: Measure | None = None
-    instability: Instability | None = None
-    eager_extent: Extent | None = None
-    extent: Extent | None = None
-    nonfinite_elements: Sequence[ElementEntry] = ()
+    stack: Sequence[Frame] = ()  # outermost first
     judged: Judged | None = None  # of the first wrong value
     is_returned: bool = False  # whether the run has it without looking into a session
 
@@ -68,11 +60,6 @@ class Row(ValueFacts):
         return not self.complaint and (self.error is None or self.error.is_rounding)
 
     @property
-    def is_unstable(self) -> bool:
-        """Whether repeats of the session differ by more than rounding."""
-        return self.instability is not None
-
-    @property
     def eager_overflows(self) -> bool:
         """Whether eager is NaN or infinite at elements where the run is not, on the same inputs."""
         if self.eager_extent is None or self.extent is None:
@@ -82,16 +69,15 @@ class Row(ValueFacts):
     @property
     def fault(self) -> str:
         """The error, its element and tolerance; ``""`` if it is rounding or of a discrete dtype."""
-        found, dtype = self.error, self.torch_dtype
-        if found is None or found.is_rounding or not (dtype.is_floating_point or dtype.is_complex):
-            return ""
-        return found.text(f" at element {list(self.index)}" if self.index else "")
+        dtype = self.torch_dtype
+        is_discrete = not dtype.is_floating_point and not dtype.is_complex
+        return "" if is_discrete else str(Verdict(ours=self.error, index=self.index))
 
     @property
     def mark(self) -> str:
         """``=`` bitwise equal to eager, ``~`` within rounding, ``!`` wrong, ``?`` not deterministic, blank: not
         known."""
-        if self.is_unstable:
+        if self.instability is not None:
             return "?"
         if not self.is_right:
             return "!"
@@ -149,15 +135,6 @@ class Blame(BlamedValue):
 
 
 @dataclasses.dataclass(frozen=True)
-class Error:
-    """The error of one value against float64, and eager's error if it is known."""
-
-    value: str
-    onnx: Measure
-    eager: Measure | None
-
-
-@dataclasses.dataclass(frozen=True)
 class Finding:
     """The comparison of one stage, or of the results with the captured graph."""
 
@@ -188,8 +165,7 @@ class GraphComparison:
     unchecked: list[str] = dataclasses.field(default_factory=list)
     sizes: SizesByName = dataclasses.field(default_factory=dict)  # those of the run that may differ between runs
     wrong_nodes: Sequence[Row] = ()  # those that are wrong by themselves, the largest errors first
-    faults: Sequence[Error] = ()  # of wrong stages, passes and results, in addition to those of the rows
-    rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    faults: Sequence[Error[Measure]] = ()  # of wrong stages, passes and results, in addition to those of the rows
     expected: ExpectedValues | None = None
 
     @property
@@ -208,7 +184,7 @@ class GraphComparison:
         return next((row for row in self.rows if row.name == value), None)
 
     @property
-    def worst(self) -> Error | None:
+    def worst(self) -> Error[Measure] | None:
         """The largest error relative to its scale.
 
         If the run is right: among the outputs. If not: among ``faults`` and the blamed value; ``None`` if none of them

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -29,7 +29,7 @@ from .captured_graph import (
     doing,
     what_is_done,
 )
-from .chosen_runs import RunSelector, SelectedRun, SizesByName
+from .chosen_runs import RunSelector, SelectedRun
 from .first_changed_node import with_tangents
 from .interpreter import flat
 from .node_comparison import compare_run
@@ -39,6 +39,9 @@ from .rows import Blame, Finding, GraphComparison, exception_text
 from .stage_graphs import StageGraphs
 from .wrong_rewrite import ModelStep
 from .wrong_step import changing_step, wrong_step
+
+if TYPE_CHECKING:
+    from .observer import DebugObserver
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,29 +171,6 @@ def finding_of(what: str, compare: Callable[[], Finding]) -> Finding:
         return Finding(unchecked=[f"{what}: {exception_text(error)}"])
 
 
-class CallObserver(Protocol):
-    """What is told of the calls of a captured graph."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether calls are compared."""
-
-    def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
-        """The stages of a call were compared: what was found about its gradients, whose backward may never run.
-
-        Returns whether the backward has a verdict of its own.
-        """
-
-    def conclude(self, judged: JudgedRun, findings: Sequence[Finding], sizes: SizesByName) -> None:
-        """Makes the verdict on a run; ``findings`` are those on the stages before it, and on its call."""
-
-    def all_compared(self, graph: GraphName) -> None:
-        """No further run of the graph is compared."""
-
-    def comparison_failed(self, graph: GraphName, error: Exception) -> None:
-        """A comparison raised an exception."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedEntry:
     """What Dynamo calls: the compiled graph; in the selected calls, everything is compared."""
@@ -199,7 +179,7 @@ class ComparedEntry:
     compiled: Callable[..., Any]
     captured: CapturedGraph
     selector: RunSelector
-    observer: CallObserver
+    observer: DebugObserver
 
     def __call__(self, *args: object) -> object:
         is_inside = isinstance(what_is_done(), Interpretation) or what_is_done() is COMPARING

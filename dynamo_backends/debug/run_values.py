@@ -16,8 +16,7 @@ from ..errors import CompiledNodesError, SessionError, first_line
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph, CompiledRegion
 from ..partition.regions import is_ordered
-from .recorded_run import RecordedRun
-from .repeated_runs import differing
+from .recorded_run import RecordedRun, differing
 from .session_values import SessionValues, ShownSessions
 
 

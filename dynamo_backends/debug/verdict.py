@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -10,13 +9,11 @@ from passes.engine.manager import all_passes
 from passes.engine.origins import written_at
 
 from ..dumps.blame import CauseKind
+from ..dumps.schema import Error
 from ..numerics.rule import FORMATS
 from ..runtime.providers import Provider, only_cpu, options_for_float32, provider_name
 from .chosen_runs import SizesByName
-from .rows import Blame, Error, Finding, GraphComparison, Row
-
-_STEPS = 3
-"""The gradients of one module, of its weight and its bias, are at most so many nodes apart."""
+from .rows import Blame, Finding, GraphComparison, Row
 
 _BFLOAT16_ERROR = 4 * FORMATS["bfloat16"].epsilon
 """The relative error of a provider that computes float32 as bfloat16."""
@@ -32,39 +29,31 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
     the node or rewrite that the comparison of the nodes blames. A wrong result is a fault even if nothing explains it.
     ``findings`` are those on the earlier stages and the results, in the order of the stages.
     """
-    of_findings = [item for finding in findings for item in finding.unchecked]
-    unchecked = list(dict.fromkeys([*comparison.unchecked, *of_findings]))
-    culprits = [finding.culprit for finding in findings if finding.culprit is not None]
-    wrong = [item for finding in findings for item in finding.wrong]
+    unchecked = list(dict.fromkeys([*comparison.unchecked, *(item for found in findings for item in found.unchecked)]))
+    culprits = [(found.culprit, found.sizes) for found in findings if found.culprit is not None]
+    wrong = [item for found in findings for item in found.wrong]
     blame, notes, not_comparable = comparison.blame, [comparison.note], comparison.not_comparable
     if culprits:
-        found = next(finding for finding in findings if finding.culprit is not None)
-        sizes = sizes if found.sizes is None else found.sizes
-        row = comparison.row_of(culprits[0].value)
-        blame = dataclasses.replace(culprits[0], user_name=row.user_name if row is not None else "")
+        blame, of_culprit = culprits[0]
+        sizes = sizes if of_culprit is None else of_culprit
         notes, not_comparable = [str(blame.difference)], ""
         if not comparison.ok:
-            after = comparison.blame and _with_code(comparison.blame, comparison.row_of(comparison.blame.value))
+            after = comparison.blame and _with_row(comparison.blame, comparison.rows)
             notes.append(f"the graph after it {dataclasses.replace(comparison, blame=after).verdict}")
     elif comparison.ok and wrong:
-        notes = ["no stage, no pass and no node by itself explains it"]
-        blame = _with_row(wrong[0], comparison.rows)
+        blame, notes = wrong[0], ["no stage, no pass and no node by itself explains it"]
     if blame is not None:
-        row = comparison.row_of(blame.value)
-        elements = blame.difference.elements
+        blame = _with_row(blame, comparison.rows)
+        row, elements = comparison.row_of(blame.value), blame.difference.elements
         if elements is None and row is not None and not culprits:
             elements = row.wrong_elements
-        blame = dataclasses.replace(
-            _with_code(blame, row),
-            gradients=_gradients(blame, comparison.rows),
-            elements=elements,
-        )
+        blame = dataclasses.replace(blame, gradients=_gradients(blame, comparison.rows), elements=elements)
         notes += [elements.text] if elements is not None else []
         notes += [f"{row.name} is {row.user_name}"] if row is not None and row.user_name else []
     elif unchecked and not not_comparable:
         more = f" and {len(unchecked) - _MOST_UNCHECKED} more" if len(unchecked) > _MOST_UNCHECKED else ""
         notes.append(f"not checked: {'; '.join(unchecked[:_MOST_UNCHECKED])}{more}")
-    errors = [(item.value, item.difference) for item in (*culprits, *wrong)]
+    errors = [(item.value, item.difference) for item in (*(culprit for culprit, _ in culprits), *wrong)]
     return dataclasses.replace(
         comparison,
         blame=blame,
@@ -89,49 +78,33 @@ def with_precision(comparison: GraphComparison, providers: Sequence[Provider]) -
     return dataclasses.replace(comparison, note="; ".join(filter(None, [comparison.note, note])))
 
 
-def _with_code(blame: Blame, row: Row | None) -> Blame:
-    """Adds the module, and the line of the pass or the converter."""
+def _with_row(blame: Blame, rows: Sequence[Row]) -> Blame:
+    """Adds what the row of a value says, and the line of the pass or the converter. A result is named as its row."""
+    kind, code = blame.cause.kind, blame.code
+    if kind == CauseKind.PASS:
+        code = code or next((written_at(item.written) for item in all_passes() if item.name == blame.cause.name), "")
+    row = next((row for row in rows if row.name == blame.value), None)
+    if kind == CauseKind.RESULT:
+        row = next((row for row in rows if row.is_output and blame.value in (row.name, row.user_name)), None)
+    if row is None:
+        return dataclasses.replace(blame, code=code)
     return dataclasses.replace(
         blame,
-        module=blame.module or (row.module if row is not None else ""),
-        code=blame.code or _code(blame, row),
-        has_own_converter=row is not None and row.is_registered,
+        value=row.name,
+        region=row.region if kind == CauseKind.RESULT else blame.region,
+        user_name=row.user_name,
+        module=blame.module or row.module,
+        code=code or (row.converter if kind == CauseKind.NODE else ""),
+        has_own_converter=row.is_registered,
     )
 
 
-def _code(blame: Blame, row: Row | None) -> str:
-    """The line of the pass or the converter that is to blame; ``""`` if it is not known."""
-    if blame.cause.kind == CauseKind.PASS:
-        return next((written_at(item.written) for item in all_passes() if item.name == blame.cause.name), "")
-    return row.converter if row is not None and blame.cause.kind == CauseKind.NODE else ""
-
-
-def _with_row(wrong: Blame, rows: Sequence[Row]) -> Blame:
-    """Names a wrong result as its row, if it has one."""
-    row = next((row for row in rows if row.is_output and wrong.value in (row.name, row.user_name)), None)
-    if row is None:
-        return wrong
-    return dataclasses.replace(wrong, value=row.name, region=row.region, user_name=row.user_name)
-
-
 def _gradients(blame: Blame, rows: Sequence[Row]) -> list[str]:
-    """The names of the nearest gradients that depend on the blamed value; none if a result is blamed."""
-    if blame.cause.kind == CauseKind.RESULT:
-        return []
-    readers: collections.defaultdict[str, dict[str, Row]] = collections.defaultdict(dict)
-    for row in rows:
-        for name in row.inputs:
-            readers[name][row.name] = row
-    reached = {row.name: row for row in rows if row.name == blame.value and row.is_computed}
-    seen: set[str] = set()
+    """The names of the gradients that depend on the blamed value, in execution order; none if a result is blamed."""
+    reached = {blame.value} if blame.cause.kind != CauseKind.RESULT else set()
     gradients: list[str] = []
-    steps = 0  # since the first gradient
-    while reached and steps < _STEPS:
-        gradients += [
-            row.user_name for row in reached.values() if row.is_output and row.user_name.startswith("grad of ")
-        ]
-        steps += bool(gradients)
-        seen.update(reached)
-        following = {name: reader for row in reached for name, reader in readers[row].items()}
-        reached = {name: reader for name, reader in following.items() if name not in seen}
+    for row in rows:
+        if row.is_computed and (row.name in reached or not reached.isdisjoint(row.inputs)):
+            reached.add(row.name)
+            gradients += [row.user_name] if row.is_output and row.user_name.startswith("grad of ") else []
     return gradients

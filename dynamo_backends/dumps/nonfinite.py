@@ -17,9 +17,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from ..numerics.element_records import Extent, NonfiniteElement
 from ..numerics.rule import FORMATS
 from .reading import DumpedGraph
-from .schema import ElementEntry, ExtentEntry, RowEntry
+from .schema import RowEntry
 
 KINDS = {"nan": "NaN", "infinite": "infinity"}
 
@@ -31,7 +32,7 @@ class NodeInput:
     """An input of a node."""
 
     name: str
-    extent: ExtentEntry | None  # ``None`` for integers
+    extent: Extent | None  # ``None`` for integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Origin:
     side: str  # ``both``, ``eager`` or ``onnx``
     why: str  # the usual reason, or ``""``
     inputs: Sequence[NodeInput]
-    examples: Sequence[ElementEntry]  # some of the elements, with those of the inputs that they come from
+    examples: Sequence[NonfiniteElement]  # some of the elements, with those of the inputs that they come from
     reaches: Sequence[str]  # the results of the graph that have it
     ends_at: Sequence[tuple[str, str, str]]  # the first nodes that read it and are finite: name, operator and line
 
@@ -90,7 +91,7 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
     return Nonfinite(origins, intended, graph_inputs, len(rows))
 
 
-def _extent(row: RowEntry, side: str) -> ExtentEntry | None:
+def _extent(row: RowEntry, side: str) -> Extent | None:
     """A value's range in eager, on the inputs that ONNX Runtime had, or in the run."""
     return row.eager_extent if side == "eager" else row.extent
 
@@ -148,7 +149,7 @@ def _follow(rows: Mapping[str, RowEntry], name: str) -> tuple[list[str], list[tu
     return reaches, ends_at
 
 
-def _why(row: RowEntry, key: str, inputs: Sequence[NodeInput], examples: Sequence[ElementEntry]) -> str:
+def _why(row: RowEntry, key: str, inputs: Sequence[NodeInput], examples: Sequence[NonfiniteElement]) -> str:
     """The usual reason for such a result of these inputs, or of the elements that it comes from, if known."""
     name = row.operator.removeprefix("aten.").split(".")[0].lstrip("_")
     extents = [item.extent for item in inputs if item.extent is not None]

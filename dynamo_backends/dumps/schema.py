@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
 from passes.engine.results import PassResult
 
-from ..numerics.element_records import WrongElements
+from ..numerics.element_records import Extent, NonfiniteElement, WrongElements
 from .blame import CauseKind
 
 Direction = Literal["inference", "forward", "backward"]
@@ -134,13 +134,17 @@ class MeasureEntry:
     limit: float | None = None
 
 
+M = TypeVar("M")
+"""A ``MeasureEntry`` in a file; a ``numerics.rule.Measure`` while it is made."""
+
+
 @dataclasses.dataclass(frozen=True)
-class ErrorEntry:
+class Error(Generic[M]):
     """The error of a value, and eager's if known."""
 
     value: str
-    onnx: MeasureEntry
-    eager: MeasureEntry | None
+    onnx: M
+    eager: M | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +154,7 @@ class BlamedValue:
     value: str  # the FX node, with ``__i`` for the i-th of several results; or the name of a result without a row
     _: dataclasses.KW_ONLY
     user_name: str = ""  # such as ``grad of fc.weight``
-    gradients: Sequence[str] = ()  # in a backward, the user's gradients that are computed from it first
+    gradients: Sequence[str] = ()  # in a backward, the user's gradients that depend on it, in execution order
     region: int | None = None  # ``None`` in PyTorch, or if the fault is in a stage before the regions
     source: str = ""  # the user's line, see ``graphs.locations.location_text``
     module: str = ""  # the path of the ``nn.Module``
@@ -233,7 +237,7 @@ class GraphEntry:
     note: str = ""  # additional information
     blame: BlameEntry | None = None  # the value that the verdict names
     wrong_nodes: Sequence[WrongNodeEntry] = ()  # the largest errors first; ``blame.more`` counts all but one
-    worst: ErrorEntry | None = None  # see ``debug.rows.GraphComparison.worst``
+    worst: Error[MeasureEntry] | None = None  # see ``debug.rows.GraphComparison.worst``
     unchecked: Sequence[str] = ()  # what was not compared, or not with float64, each with the reason
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)  # ONNX Runtime's errors, by region
     cost: Cost | None = None  # of the compared run
@@ -306,7 +310,7 @@ class DynamoGraphEntry:
         return sum(result.milliseconds for result in self.passes) / 1e3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class RunEntry:
     """``manifest.json``. Graphs are checked one by one when they are read, so that a damaged one hides no others."""
 
@@ -334,35 +338,19 @@ class FrameEntry:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExtentEntry:
-    """See ``numerics.value_range.Extent``."""
+class Instability(Generic[M]):
+    """A value that is right in one run and wrong in another, or wrong in both and not the same."""
 
-    smallest: float | None
-    largest: float | None
-    nan: int
-    infinite: int
+    threads: int  # of the session
+    difference: M  # the error of the wrong value
 
-
-@dataclasses.dataclass(frozen=True)
-class ElementEntry:
-    """An element that is NaN or infinite, and those of the inputs. These numbers are ``nan``, ``inf`` or ``-inf``."""
-
-    index: Sequence[int]
-    value: float | str
-    inputs: Mapping[str, float | str]
-
-
-@dataclasses.dataclass(frozen=True)
-class InstabilityEntry:
-    """A value that is right in one run and wrong in another: the error of the wrong one, and the number of threads."""
-
-    threads: int
-    difference: MeasureEntry
+    def __str__(self) -> str:
+        return f"with {self.threads} thread{'s' if self.threads > 1 else ''}, run to run"
 
 
 @dataclasses.dataclass
-class ValueFacts:
-    """A value of a graph, without its errors."""
+class ValueRow(Generic[M]):
+    """A value of a graph and its error."""
 
     name: str  # the FX node, with ``__i`` for the i-th of several results; the ONNX value has the same name
     operator: str  # the ATen operator, or ``placeholder`` or ``get_attr``
@@ -385,6 +373,12 @@ class ValueFacts:
     converter: str = ""  # the file and line of the converter of a node on ONNX Runtime
     is_registered: bool = False  # whether that is a user's, see ``register_converter``
     wrong_elements: WrongElements | None = None  # those that exceed the tolerance, of a wrong value
+    error: M | None = None  # against PyTorch on the same inputs; ``None`` if the value is not known
+    eager: M | None = None  # eager's error against float64 on the same inputs, if that was needed
+    instability: Instability[M] | None = None  # if the value differed in another run
+    eager_extent: Extent | None = None  # of eager's result on the same inputs; ``None`` for integers
+    extent: Extent | None = None  # of the value
+    nonfinite_elements: Sequence[NonfiniteElement] = ()  # some elements of eager's value or of ONNX Runtime's
 
     @property
     def is_computed(self) -> bool:
@@ -393,16 +387,10 @@ class ValueFacts:
 
 
 @dataclasses.dataclass
-class RowEntry(ValueFacts):
-    """A row of ``side_by_side.json``: a value and its error."""
+class RowEntry(ValueRow[MeasureEntry]):
+    """A row of ``side_by_side.json``."""
 
     stack: Sequence[FrameEntry] = ()  # outermost first
-    error: MeasureEntry | None = None  # against PyTorch on the same inputs; ``None`` if the value is not known
-    eager: MeasureEntry | None = None  # eager's error against float64 on the same inputs, if that was needed
-    instability: InstabilityEntry | None = None  # if the value differed in another run
-    eager_extent: ExtentEntry | None = None  # of eager's result on the same inputs; ``None`` for integers
-    extent: ExtentEntry | None = None  # of the value
-    nonfinite_elements: Sequence[ElementEntry] = ()  # some elements of eager's value or of ONNX Runtime's
     mark: str = " "
     is_right: bool = True
 

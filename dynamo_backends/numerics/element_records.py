@@ -1,4 +1,5 @@
-"""Dataclasses that describe the wrong elements of a value, as a dump stores them. ``wrong_elements`` makes them.
+"""Dataclasses that describe the elements of a value, as a dump stores them. ``wrong_elements`` and ``value_range`` make
+them.
 
 This module does not import numpy, so that commands that read a dump start quickly.
 """
@@ -37,3 +38,27 @@ class WrongElements:
         """How many, and what all have in common."""
         counted = f"{self.wrong} of {self.elements} elements {'exceeds' if self.wrong == 1 else 'exceed'} the tolerance"
         return f"{counted}, {self.pattern}" if self.pattern else counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """The range of a floating-point tensor, or of the real and imaginary parts of a complex one."""
+
+    smallest: float | None  # of the finite elements, as ``largest``; ``None`` if there are none
+    largest: float | None
+    nan: int = 0  # how many elements are NaN
+    infinite: int = 0  # how many elements are infinite
+
+    @property
+    def is_finite(self) -> bool:
+        return not self.nan and not self.infinite
+
+
+@dataclasses.dataclass(frozen=True)
+class NonfiniteElement:
+    """An element that is NaN or infinite, and the elements with its index of the inputs that have, or are broadcast to,
+    the result's shape."""
+
+    index: Sequence[int]
+    value: Number
+    inputs: Mapping[str, Number]  # by name

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterable
 
 import torch
 
 from .arrays import dense
+from .element_records import Extent, NonfiniteElement, Number
 from .exact import is_floating
 
 _SHOWN = 3
 """Elements that are listed of a result with NaN or infinities."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Extent:
-    """The range of a floating-point tensor, or of the real and imaginary parts of a complex one."""
-
-    smallest: float | None  # of the finite elements, as ``largest``; ``None`` if there are none
-    largest: float | None
-    nan: int = 0  # how many elements are NaN
-    infinite: int = 0  # how many elements are infinite
-
-    @property
-    def is_finite(self) -> bool:
-        return not self.nan and not self.infinite
 
 
 def extent(value: object) -> Extent | None:
@@ -53,12 +39,8 @@ def extent(value: object) -> Extent | None:
     return Extent(smallest, largest, nan, infinite)
 
 
-def nonfinite_elements(result: torch.Tensor, inputs: Iterable[tuple[str, object]]) -> list[dict[str, object]]:
-    """The first elements of a real result that are NaN or infinite, NaN first, for a JSON file.
-
-    For each element its ``index``, its ``value``, and of the ``inputs`` that have the result's shape or are broadcast
-    to it, the elements at this index, by name. ``nan``, ``inf`` and ``-inf`` are texts.
-    """
+def nonfinite_elements(result: torch.Tensor, inputs: Iterable[tuple[str, object]]) -> list[NonfiniteElement]:
+    """The first elements of a real result that are NaN or infinite, NaN first."""
     if not result.is_floating_point() or result.layout is not torch.strided:
         return []
     positions = torch.cat([result.isnan().nonzero()[:_SHOWN], result.isinf().nonzero()[:_SHOWN]])[:_SHOWN]
@@ -68,15 +50,13 @@ def nonfinite_elements(result: torch.Tensor, inputs: Iterable[tuple[str, object]
             with contextlib.suppress(RuntimeError):  # another shape: which elements count, only the operator knows
                 broadcast[name] = item.expand(result.shape)
     return [
-        {
-            "index": list(index),
-            "value": _number(result[index]),
-            "inputs": {name: _number(item[index]) for name, item in broadcast.items()},
-        }
+        NonfiniteElement(
+            index, _number(result[index]), {name: _number(item[index]) for name, item in broadcast.items()}
+        )
         for index in map(tuple, positions.tolist())
     ]
 
 
-def _number(element: torch.Tensor) -> float | str:
+def _number(element: torch.Tensor) -> Number:
     value = float(element)
     return value if math.isfinite(value) else str(value)

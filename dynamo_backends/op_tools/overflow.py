@@ -12,7 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..common.text_table import fit_table
-from ..numerics.value_range import Extent, extent
+from ..numerics.element_records import Extent
+from ..numerics.value_range import extent
 from ..report.table_page import TablePage
 from .call import Call, is_readable
 from .gradients import Gradients

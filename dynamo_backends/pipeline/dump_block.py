@@ -22,7 +22,7 @@ from typing import Protocol
 class Closable(Protocol):
     """An observer of the graphs that are compiled in a block."""
 
-    def close(self) -> None:
+    def close(self) -> object:
         """See ``Observer.close``."""
 
 

@@ -79,8 +79,9 @@ class Observer:
     def failed(self, graph: GraphName, why: str) -> None:
         """A method of this observer failed for a graph, whose verdict must not be ``ok`` from now on."""
 
-    def close(self) -> None:
-        """Stops observing, and writes what is left to write."""
+    def close(self) -> Observer:
+        """Stops observing, and writes what is left to write. Returns the observer of what is compiled later."""
+        return self
 
     def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         """The runner of a compiled graph: ``loaded.run``, or a wrapper of it."""
@@ -122,8 +123,9 @@ class GuardedObserver(Observer):
     def runner(self, graph: CompiledGraph, loaded: LoadedProgram) -> Runner:
         return self.guarded("the comparison", graph.name, lambda: self._observer.runner(graph, loaded), loaded.run)
 
-    def close(self) -> None:
-        self.guarded("the end of the dump", GraphName(0), self._observer.close, None)
+    def close(self) -> Observer:
+        self._observer = self.guarded("the end of the dump", GraphName(0), self._observer.close, Observer())
+        return self
 
     def guarded(self, what: str, graph: GraphName, call: Callable[[], T], otherwise: T) -> T:
         """The result of ``call``, which messages name ``what``.

@@ -13,7 +13,8 @@ from torch import fx
 
 from dynamo_backends.debug import manifest as manifests
 from dynamo_backends.debug.dump_folder import DumpFolder
-from dynamo_backends.debug.manifest import Cost, Manifest
+from dynamo_backends.debug.manifest import Manifest
+from dynamo_backends.debug.recorded_run import RecordedRun
 from dynamo_backends.debug.rows import OK, Blame, GraphComparison
 from dynamo_backends.dumps.blame import Cause, CauseKind
 from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Split
@@ -66,7 +67,7 @@ def content(folder: DumpFolder) -> dict:
 def add(manifest: Manifest, index: int, blame: Blame | None = None) -> None:
     """A graph compiles and runs."""
     manifest.add_graph(graph_of(index), parse_options(), reference="Dynamo's graph")
-    manifest.add_comparison(GraphName(index, "forward"), GraphComparison(blame), {}, Cost(), {})
+    manifest.add_comparison(GraphName(index, "forward"), GraphComparison(blame), RecordedRun(), {})
 
 
 def test_a_manifest_of_500_graphs_is_not_written_in_full_for_each(tmp_path: Path, clock: Clock) -> None:

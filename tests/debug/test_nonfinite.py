@@ -22,7 +22,8 @@ from dynamo_backends.dumps.nonfinite import Nonfinite, find_nonfinite
 from dynamo_backends.dumps.reading import DumpedGraph, DumpError, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import short_file
-from dynamo_backends.numerics.value_range import Extent, extent, nonfinite_elements
+from dynamo_backends.numerics.element_records import Extent, NonfiniteElement
+from dynamo_backends.numerics.value_range import extent, nonfinite_elements
 
 aten = torch.ops.aten
 
@@ -245,8 +246,8 @@ def test_elements_with_what_they_are_made_of() -> None:
     ]
     found = nonfinite_elements(result, inputs)
     assert found == [
-        {"index": [1, 0], "value": "nan", "inputs": {"column": 6.0, "flags": 1.0}},
-        {"index": [0, 0], "value": "inf", "inputs": {"column": 5.0, "flags": 1.0}},
+        NonfiniteElement((1, 0), "nan", {"column": 6.0, "flags": 1.0}),
+        NonfiniteElement((0, 0), "inf", {"column": 5.0, "flags": 1.0}),
     ]
 
 

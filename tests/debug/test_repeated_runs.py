@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from conftest import assert_same_as_eager, compiled
 from onnxscript import opset18 as op
 
-from dynamo_backends.debug import repeated_runs
+from dynamo_backends.debug import recorded_run
 from dynamo_backends.debug.session_values import SessionValues
 from dynamo_backends.exporter import decompositions, upstream_faults
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -89,7 +89,7 @@ def test_a_race_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         table = op.Expand(op.Constant(value_float=0.0), op.Constant(value_ints=[rows, 64]))
         return op.ScatterND(table, op.Unsqueeze(indices, [-1]), grad, reduction="add")
 
-    monkeypatch.setattr(repeated_runs, "REPEATS", 30)  # where the cores are busy, threads do not meet in each run
+    monkeypatch.setattr(recorded_run, "REPEATS", 30)  # where the cores are busy, threads do not meet in each run
     monkeypatch.setattr(kernel_faults, "FAULTS", ())
     monkeypatch.setattr(upstream_faults, "FAULTS", ())
     monkeypatch.setattr(node_support.ANSWERS, "known", {})
@@ -215,7 +215,7 @@ def test_an_error_while_running_again_is_not_the_users(tmp_path: Path, monkeypat
     def no_memory(*args: object) -> object:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(repeated_runs, "differing", no_memory)
+    monkeypatch.setattr(recorded_run, "differing", no_memory)
     with torch.no_grad():
         (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
     assert graph["verdict"] == "ok"
@@ -239,7 +239,7 @@ def test_repeating_changes_nothing_for_the_user(tmp_path: Path) -> None:
 def test_further_runs_are_kept_where_bits_differ(results: list[float]) -> None:
     given = iter(results)
     session: Any = lambda args: [torch.tensor([next(given)]), torch.zeros(2), 3]  # noqa: E731
-    found = repeated_runs.repeat_region(session, [], [torch.ones(1), torch.zeros(2), 3])
+    found = recorded_run.repeat_region(session, [], [torch.ones(1), torch.zeros(2), 3])
     assert list(given) == [] and not found.failure
     different = [value for value in results if value != 1.0]
     torch.testing.assert_close(
@@ -250,5 +250,5 @@ def test_further_runs_are_kept_where_bits_differ(results: list[float]) -> None:
 def test_a_run_that_fails_is_told_and_the_others_are_kept() -> None:
     given = iter([2.0])
     session: Any = lambda args: [torch.tensor([next(given)])]  # noqa: E731
-    found = repeated_runs.repeat_region(session, [], [torch.ones(1)])
+    found = recorded_run.repeat_region(session, [], [torch.ones(1)])
     assert found.others.keys() == {0} and found.failure.startswith("StopIteration")

@@ -197,3 +197,14 @@ def test_what_comparisons_need_is_let_go_when_all_are_made(tmp_path: Path) -> No
         assert len(dropped) == 1
         function(torch.randn(100, 8))
     assert graphs(tmp_path)["inference"].entry.runs_at_other_sizes == 1
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_runs_at_more_sizes_than_are_kept_are_all_compared(gradients: bool, tmp_path: Path) -> None:
+    function = debugged(lambda x: x.sin() * 2, tmp_path, compare="every")
+    for rows in range(2, 4 + MOST_SIZES):
+        y = function(torch.randn(rows, 8, requires_grad=gradients))
+        if gradients:
+            y.sum().backward()
+    for graph in graphs(tmp_path).values():
+        assert (graph.entry.compared_runs, graph.entry.runs_at_other_sizes) == (2 + MOST_SIZES, 0)

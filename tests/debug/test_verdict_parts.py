@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from dynamo_backends.debug.repeated_runs import Instability
-from dynamo_backends.debug.rows import Blame, Error, Finding, GraphComparison, Row
+from dynamo_backends.debug.rows import Blame, Finding, GraphComparison, Row
 from dynamo_backends.debug.verdict import conclude
 from dynamo_backends.dumps.blame import Cause, CauseKind
+from dynamo_backends.dumps.schema import Error, Instability
+from dynamo_backends.numerics.element_records import Extent
 from dynamo_backends.numerics.rule import Measure
-from dynamo_backends.numerics.value_range import Extent
 from dynamo_backends.numerics.verdicts import Verdict
 
 # A row

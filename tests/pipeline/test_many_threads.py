@@ -21,7 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends import backends, decomposition_table, onnx_compiler
-from dynamo_backends.debug import observer
+from dynamo_backends.debug import manifest
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.exporter.translate import RegionInput, RegionOutput, serialize, translate
 
@@ -236,6 +236,6 @@ def test_threads_that_dump_first_at_once_share_a_manifest(tmp_path: Path, monkey
         made.append(Manifest(*args))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(observer, "Manifest", slow)
+    monkeypatch.setattr(manifest, "Manifest", slow)
     at_once(*4 * [lambda: onnx_compiler(debug=True, dump_dir=str(tmp_path))])
     assert len(made) == 1
