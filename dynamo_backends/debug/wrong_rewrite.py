@@ -22,7 +22,7 @@ from ..dumps.blame import Cause, CauseKind
 from ..errors import SessionError
 from ..graphs.artifacts import CompiledRegion
 from ..numerics.rule import SUM_UNITS, Measure
-from ..numerics.whole_graph import is_rounding, measure
+from ..numerics.whole_graph import measure
 from ..partition.needed_passes import with_needed_passes
 from ..runtime.binding import BoundSession, OutputSpec
 from ..runtime.exposed_values import common_values, tensors, values_of_model, values_of_session
@@ -143,7 +143,7 @@ class _RewriteSearch:
         found = common_values(self._bound, before, after, self._arguments)
         try:
             same_shape = ((value.name, old, new) for value, old, new in found if old.shape == new.shape)
-            return next((name for name, old, new in same_shape if not is_rounding(new, old, SUM_UNITS)), None)
+            return next((name for name, old, new in same_shape if not measure(new, old, SUM_UNITS).is_rounding), None)
         except SessionError:  # the runtime rejects the model with all values as outputs
             return None
 

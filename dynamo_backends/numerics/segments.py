@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from passes.engine.fx.editing import UNINITIALIZED, value_in
 
 from . import operator_facts as facts
-from .arrays import as_array, dense, dtype_name, format_of, is_equal, same_number
+from .arrays import as_array, dense, dtype_name, format_of, is_equal
 from .exact import (
     BIT_CASTS,
     Environment,
@@ -48,6 +48,7 @@ from .exact import (
 )
 from .randomness import perturbed
 from .rule import INSIDE, NOTHING, RUNS, UNITS, Beyond, Format, Measure, judge, spread, sum_units
+from .verdicts import Verdict, difference_in_kind, verdict_on
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -126,6 +127,13 @@ class Judged:
     def is_wrong(self) -> bool:
         return bool(self.complaint) or not self.found.is_rounding
 
+    def verdict(self, inputs: Mapping[str, np.ndarray] | None = None) -> Verdict:
+        """How it differs; for ``inputs`` see ``wrong_elements``."""
+        if self.complaint or not isinstance(self.value, torch.Tensor) or not isinstance(self.expected, torch.Tensor):
+            return Verdict(self.complaint)
+        reference = as_array(self.expected if self.exact is None else self.exact)
+        return verdict_on(as_array(self.value), reference, self.found, self.beyond, eager=self.of_eager, inputs=inputs)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
@@ -200,9 +208,7 @@ class SegmentCheck:
     def _is_judged(self, node: fx.Node) -> bool:
         if node in self._given or node.op not in _CALLS or node.target is operator.getitem:
             return False
-        fake = value_in(node.meta)
-        indices = range(len(fake)) if isinstance(fake, (tuple, list)) else [None]
-        return any(self._known.has(node, index) for index in indices)
+        return any(self._known.has(node, index) for index, _ in _by_index(value_in(node.meta)))
 
     def _segment_of(self, node: fx.Node) -> _Segment:
         inside, inputs, waiting, is_bypassed = {node}, dict[fx.Node, None](), [node], False
@@ -271,25 +277,16 @@ class SegmentCheck:
         else:
             read = (*segment.inputs, *segment.nodes[:-1])
             local = {item: values[item] for item in read} | {node: _call(self._run_node, node, values)}
-        expected = local[node]
-        if not isinstance(expected, (tuple, list)):
-            actual = self._known.get(node, None)
-            values[node] = expected if _is_of_other_kind(actual, expected) else actual
-            self._running = segment, local
-            yield self._judge(segment, local, None, actual, expected)
-            return
-        results = list(expected)
-        for index, item in enumerate(expected):
-            if item is None:
-                continue
-            if not self._known.has(node, index):
-                yield Judged(node, index, [node], None, item)
-                continue
-            actual = self._known.get(node, index)
-            results[index] = item if _is_of_other_kind(actual, item) else actual
-            self._running = segment, local
-            yield self._judge(segment, local, index, actual, item)
-        values[node] = results
+        expected = _by_index(local[node])
+        actual = [self._known.get(node, i) if self._known.has(node, i) else None for i, _ in expected]
+        used = [
+            item if _is_of_other_kind(ours, item) else ours for ours, (_, item) in zip(actual, expected, strict=True)
+        ]
+        values[node] = used if isinstance(local[node], (tuple, list)) else used[0]
+        self._running = segment, local
+        for ours, (index, item) in zip(actual, expected, strict=True):
+            if item is not None:
+                yield self._judge(segment, local, index, ours, item)
 
     def _fail(self, node: fx.Node, error: NotJudgedError) -> None:
         """Tells that a node does not run on the run's numbers; those that read it go on with the known value."""
@@ -297,10 +294,8 @@ class SegmentCheck:
             self.unchecked[node.name] = str(error)
         fake = value_in(node.meta)
         if node not in self._values and self._is_known[node] and node.target is not operator.getitem:
-            several = isinstance(fake, (tuple, list))
-            indices: Sequence[Any] = range(len(fake)) if several else [None]
-            found = [self._known.get(node, i) if self._known.has(node, i) else None for i in indices]
-            self._values[node] = found if several else found[0]
+            found = [self._known.get(node, i) if self._known.has(node, i) else None for i, _ in _by_index(fake)]
+            self._values[node] = found if isinstance(fake, (tuple, list)) else found[0]
 
     def _run(self, segment: _Segment) -> Environment:
         """Eager on a segment's inputs alone."""
@@ -335,11 +330,8 @@ class SegmentCheck:
         judged = Judged(segment.nodes[-1], index, segment.nodes, actual, expected)
         if actual is None:
             return judged
-        if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-            judged.complaint = "" if same_number(actual, expected) else f"{actual} instead of {expected}"
-            return judged
-        if _is_of_other_kind(actual, expected):
-            judged.complaint = _difference_in_kind(actual, expected)
+        judged.complaint = difference_in_kind(actual, expected)
+        if judged.complaint or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
             return judged
         actual, expected = dense(actual), dense(expected)
         if is_equal(actual, expected):
@@ -356,10 +348,14 @@ class SegmentCheck:
 
 def _unknown(node: fx.Node, expected: Any) -> Iterator[Judged]:
     """What is not judged: a value that the run does not have, or that is given."""
-    several = isinstance(expected, (tuple, list)) and node.op == "call_function"
-    for index, item in enumerate(expected) if several else [(None, expected)]:
+    for index, item in _by_index(expected):
         if item is not None:
             yield Judged(node, index, [node], None, item)
+
+
+def _by_index(results: Any) -> list[tuple[int | None, Any]]:
+    """The results of a node with their positions; ``None`` for a single one."""
+    return list(enumerate(results)) if isinstance(results, (tuple, list)) else [(None, results)]
 
 
 def _item(node: fx.Node, values: Environment) -> object:
@@ -369,17 +365,9 @@ def _item(node: fx.Node, values: Environment) -> object:
 
 def _is_of_other_kind(actual: object, expected: object) -> bool:
     """Whether the graph cannot go on with a value: it has another dtype or shape, or is not known."""
-    if actual is None:
-        return True
-    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        return isinstance(actual, torch.Tensor) != isinstance(expected, torch.Tensor)
-    return actual.dtype != expected.dtype or actual.shape != expected.shape
-
-
-def _difference_in_kind(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    if actual.dtype != expected.dtype:
-        return f"dtype {actual.dtype} instead of {expected.dtype}"
-    return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor):
+        return bool(difference_in_kind(actual, expected))
+    return actual is None or isinstance(actual, torch.Tensor) != isinstance(expected, torch.Tensor)
 
 
 class _Value:

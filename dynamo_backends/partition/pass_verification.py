@@ -33,7 +33,7 @@ from ..numerics.exact import Environment, attribute
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.rule import SUM_UNITS
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
-from ..numerics.whole_graph import FunctionCheck, all_values, is_rounding, measure, values_check
+from ..numerics.whole_graph import FunctionCheck, all_values, measure, values_check
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.exposed_values import common_values
 from ..runtime.session import Session
@@ -159,13 +159,13 @@ class ModelChecker:
         if not wrong:
             return None
         if is_needed:
-            return _located((wrong[0].node, wrong[0].node), _text(wrong[0]))
+            return _located((wrong[0].node, wrong[0].node), str(wrong[0].verdict()))
         before = with_needed_passes(before)
         known = {(item.node, item.index): item for item in self._judged(self._session(before)(self._arguments))}
         for item in wrong:
             old = known[item.node, item.index]
             if not old.is_wrong or not _is_same(item.value, old.value):  # not the wrong value of a node
-                return self.first_value(before, after) or _located((item.node, item.node), _text(item))
+                return self.first_value(before, after) or _located((item.node, item.node), str(item.verdict()))
         return None
 
     def _judged(self, values: Sequence[object]) -> list[Judged]:
@@ -187,7 +187,7 @@ class ModelChecker:
         """The first value that is in both models and differs, with the difference."""
         try:
             for value, theirs, ours in common_values(self._session(after), before, after, self._arguments):
-                if theirs.shape == ours.shape and not is_rounding(ours, theirs, SUM_UNITS):
+                if theirs.shape == ours.shape and not measure(ours, theirs, SUM_UNITS).is_rounding:
                     node = value.producer()
                     source = node.metadata_props.get("source") if node is not None else None
                     difference = measure(ours, theirs).text()
@@ -222,12 +222,10 @@ def _key(node: fx.Node) -> tuple[fx.Node, int | None]:
 
 def _is_same(value: object, other: object) -> bool:
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-        return value.shape == other.shape and value.dtype == other.dtype and is_rounding(value, other, SUM_UNITS)
+        return (
+            value.shape == other.shape and value.dtype == other.dtype and measure(value, other, SUM_UNITS).is_rounding
+        )
     return same_number(value, other)
-
-
-def _text(judged: Judged) -> str:
-    return judged.complaint or judged.found.text()
 
 
 def _located(changed: tuple[fx.Node, fx.Node], difference: str) -> str:
