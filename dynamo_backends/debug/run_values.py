@@ -85,23 +85,24 @@ class RunValues:
     def region_of(self, node: fx.Node) -> CompiledRegion | None:
         return self._region_of.get(node)
 
+    def _shown_of(self, node: fx.Node) -> SessionValues | None:
+        compiled = self._region_of.get(node)
+        return self._shown.get(compiled.region.index) if compiled is not None else None
+
     def has(self, node: fx.Node, index: int | None) -> bool:
         if self._recorded(node, index) is not None:
             return True
-        compiled = self._region_of.get(node)
-        shown = self._shown.get(compiled.region.index) if compiled is not None else None
-        name = self._name(node, index)
+        shown, name = self._shown_of(node), self._name(node, index)
         return shown is not None and (name in shown.names - self._hidden.names or name in shown.constants)
 
     def get(self, node: fx.Node, index: int | None) -> object:
-        compiled = self._region_of.get(node)
-        shown = self._shown.get(compiled.region.index) if compiled is not None else None
-        if compiled is not None and shown is not None:
-            if self._name(node, index) in shown.constants:
-                return shown.constants[self._name(node, index)]
-            self._show(compiled, node, index)
+        shown, name = self._shown_of(node), self._name(node, index)
+        if shown is not None:
+            if name in shown.constants:
+                return shown.constants[name]
+            self._show(self._region_of[node], node, index)
         recorded = self._recorded(node, index)
-        return self._inner.pop(self._name(node, index), None) if recorded is None else recorded
+        return self._inner.pop(name, None) if recorded is None else recorded
 
     def others(self, node: fx.Node, index: int | None) -> list[torch.Tensor]:
         """The same value in other runs of the session, where bits differ."""
@@ -112,17 +113,15 @@ class RunValues:
         return self._of_shown.get(self._name(node, index))
 
     def reads(self, node: fx.Node, source: fx.Node) -> bool:
-        compiled = self._region_of.get(node)
-        shown = self._shown.get(compiled.region.index) if compiled is not None else None
-        if shown is None or self._region_of.get(source) is not compiled:
+        shown = self._shown_of(node)
+        if shown is None or self._shown_of(source) is not shown:
             return True
         cuts = [shown.cuts[name] for name in value_names(node) if name in shown.cuts]
         return not cuts or any(name in cut for cut in cuts for name in value_names(source))
 
     def is_guessed(self, node: fx.Node) -> bool:
         """Whether the name of an inner value may be another's, see ``SessionValues.guessed``."""
-        compiled = self._region_of.get(node)
-        shown = self._shown.get(compiled.region.index) if compiled is not None else None
+        shown = self._shown_of(node)
         return shown is not None and not shown.guessed.isdisjoint(value_names(node))
 
     def run_again(self, compiled: CompiledRegion) -> Mapping[str, object]:

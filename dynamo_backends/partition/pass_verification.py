@@ -31,7 +31,7 @@ from ..graphs.operators import is_collective
 from ..numerics.arrays import same_number
 from ..numerics.exact import Environment, attribute
 from ..numerics.randomness import PrivateRandomness
-from ..numerics.rule import SUM_UNITS
+from ..numerics.rule import SUM_UNITS, Measure
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.whole_graph import FunctionCheck, all_values, measure, values_check
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
@@ -185,19 +185,28 @@ class ModelChecker:
 
     def first_value(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value that is in both models and differs, with the difference."""
-        try:
-            for value, theirs, ours in common_values(self._session(after), before, after, self._arguments):
-                if theirs.shape == ours.shape and not measure(ours, theirs, SUM_UNITS).is_rounding:
-                    node = value.producer()
-                    source = node.metadata_props.get("source") if node is not None else None
-                    difference = measure(ours, theirs).text()
-                    return f"{value.name}{f' ({source})' if source else ''}: {difference}"
-        except SessionError:  # rejected with its values as outputs; the caller names a result instead
-            pass
-        return None
+        found = first_changed_value(self._session(after), before, after, self._arguments)
+        if found is None:
+            return None
+        value, difference = found
+        node = value.producer()
+        source = node.metadata_props.get("source") if node is not None else None
+        return f"{value.name}{f' ({source})' if source else ''}: {difference.text()}"
 
     def _session(self, model: ir.Model) -> BoundSession:
         return BoundSession(Session(model, self._settings), self._inputs, self._outputs)
+
+
+def first_changed_value(
+    bound: BoundSession, before: ir.Model, after: ir.Model, arguments: Sequence[object]
+) -> tuple[ir.Value, Measure] | None:
+    """The first value of ``after``, in execution order, that is another in ``before``; ``None`` also if ONNX Runtime
+    rejects one of the models with all values as outputs."""
+    with contextlib.suppress(SessionError):
+        for value, old, new in common_values(bound, before, after, arguments):
+            if old.shape == new.shape and not (found := measure(new, old, SUM_UNITS)).is_rounding:
+                return value, found
+    return None
 
 
 def _difference(old: FunctionCheck, name: str, new: Mapping[tuple[str, int], object], name_after: str) -> str:
