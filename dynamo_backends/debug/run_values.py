@@ -59,12 +59,6 @@ class RunValues:
         self._others: collections.defaultdict[str, list[torch.Tensor]] = collections.defaultdict(list)
         self._of_shown: dict[str, torch.Tensor] = {}
         self._parts: dict[int, Iterator[dict[str, object]]] = {}  # of regions whose session is being shown
-        self._outputs = {
-            self._name(item.node, item.index): (item, spec.name)
-            for compiled in graph.regions
-            for item, spec in zip(compiled.region.outputs, compiled.bound.outputs, strict=True)
-        }
-        self._compared: set[str] = set()  # outputs that the shown session computed
         for compiled in graph.regions:
             index = compiled.region.index
             if index in run.sessions and index not in hidden.regions:
@@ -96,13 +90,18 @@ class RunValues:
         return shown is not None and (name in shown.names - self._hidden.names or name in shown.constants)
 
     def get(self, node: fx.Node, index: int | None) -> object:
-        shown, name = self._shown_of(node), self._name(node, index)
-        if shown is not None:
-            if name in shown.constants:
-                return shown.constants[name]
-            self._show(self._region_of[node], node, index)
-        recorded = self._recorded(node, index)
-        return self._inner.pop(name, None) if recorded is None else recorded
+        shown, name, recorded = self._shown_of(node), self._name(node, index), self._recorded(node, index)
+        if shown is None:
+            return recorded
+        if name in shown.constants:
+            return shown.constants[name]
+        self._show(self._region_of[node], name, is_recorded=recorded is not None)
+        inner = self._inner.pop(name, None)
+        if recorded is None:
+            return inner
+        if isinstance(inner, torch.Tensor) and differing([recorded], [inner]):
+            self._of_shown[name] = inner
+        return recorded
 
     def others(self, node: fx.Node, index: int | None) -> list[torch.Tensor]:
         """The same value in other runs of the session, where bits differ."""
@@ -129,29 +128,22 @@ class RunValues:
         shown = self._shown.get(compiled.region.index)
         return shown.run(self._arguments(compiled)) if shown is not None else {}
 
-    def _show(self, compiled: CompiledRegion, node: fx.Node, index: int | None) -> None:
+    def _show(self, compiled: CompiledRegion, name: str, *, is_recorded: bool) -> None:
         """Computes the values of a region's session up to a value."""
         region = compiled.region
         if region.index not in self._parts:
             self._parts[region.index] = self._shown[region.index].parts(self._arguments(compiled))
-        name = self._name(node, index)
-        while name not in self._inner and name not in self._compared:
+        while name not in self._inner:
             try:
                 found = next(self._parts[region.index], None)
             except SessionError as error:
                 self._hidden.regions[region.index] = first_line(str(error))
                 raise NotShownError from error
             if found is None:
-                if self._recorded(node, index) is not None:
+                if is_recorded:
                     return
                 self._hidden.names.add(name)
                 raise NotShownError
-            for known, (output, spec) in self._outputs.items():
-                value, recorded = found.pop(spec, None), self._recorded(output.node, output.index)
-                if value is not None:
-                    self._compared.add(known)
-                if isinstance(value, torch.Tensor) and differing([recorded], [value]):
-                    self._of_shown[known] = value
             self._inner.update(found)
 
     def _arguments(self, compiled: CompiledRegion) -> list[object]:

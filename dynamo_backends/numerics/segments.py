@@ -19,6 +19,7 @@ of another segment has to be excused. Steps are taken only while an element is i
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -38,7 +39,6 @@ from .exact import (
     BIT_CASTS,
     Environment,
     OperatorError,
-    called,
     floats,
     is_floating,
     run_eager,
@@ -258,7 +258,7 @@ class SegmentCheck:
         if node.op not in _CALLS:
             raise NotJudgedError("its value is not known")
         if node.target is operator.getitem:
-            self._values[node] = _call(_item, node, self._values)
+            self._values[node] = _call(run_eager, node, self._values)
             return
         segment = self._segments.get(node)
         if node.target in UNINITIALIZED:
@@ -301,9 +301,7 @@ class SegmentCheck:
         """Eager on a segment's inputs alone."""
         values = {node: self._values[node] for node in segment.inputs}
         for node in segment.nodes:
-            values[node] = (
-                _item(node, values) if node.target is operator.getitem else _call(self._run_node, node, values)
-            )
+            values[node] = _call(self._run_node, node, values)
         return values
 
     # one value
@@ -356,11 +354,6 @@ def _unknown(node: fx.Node, expected: Any) -> Iterator[Judged]:
 def _by_index(results: Any) -> list[tuple[int | None, Any]]:
     """The results of a node with their positions; ``None`` for a single one."""
     return list(enumerate(results)) if isinstance(results, (tuple, list)) else [(None, results)]
-
-
-def _item(node: fx.Node, values: Environment) -> object:
-    parent, index = node.args
-    return called(operator.getitem, (values[parent], index), {})
 
 
 def _is_of_other_kind(actual: object, expected: object) -> bool:
@@ -418,11 +411,7 @@ class _Value:
         judged.by = "perturbed"
         factor = spread(max(facts.terms(node, self._values) for node in self._segment.nodes))
         largest = np.zeros(exact.shape)
-        for run in range(RUNS):
-            try:
-                changed = self._perturbed(factor, is_quick=run < _QUICK_RUNS)
-            except NotJudgedError:  # a shape depends on a comparison with another result
-                break
+        for changed in self._perturbed_runs(factor, quick=_QUICK_RUNS):
             with np.errstate(all="ignore"):
                 change = np.nan_to_num(np.abs(as_array(changed) - exact), nan=0.0, posinf=0.0)
             largest = np.maximum(largest, change)
@@ -439,11 +428,8 @@ class _Value:
             return
         judged.by = "perturbed"
         self._exact()
-        for _ in range(RUNS):
-            try:
-                changed = as_array(self._perturbed(1.0, is_quick=False).to(self._actual.dtype))
-            except NotJudgedError:  # a shape depends on a comparison with another result
-                return
+        for value in self._perturbed_runs(1.0, quick=0):
+            changed = as_array(value.to(self._actual.dtype))
             expected = np.where(changed == self._array, changed, expected)
             if self._is_within(judged, expected, None):
                 return
@@ -547,11 +533,17 @@ class _Value:
     def _run_wide(self, node: fx.Node, values: Environment) -> object:
         """A node in float64. Decisions are eager's; so are reinterpreted bits, and memory that is not initialized."""
         if node.target is operator.getitem:
-            return _item(node, values)
+            return _call(run_eager, node, values)
         known = self._values.get(node)
         if node.target in UNINITIALIZED or node.target in BIT_CASTS or (known is not None and not floats(known)):
             return widened(known)
         return _call(run_only_exact, node, values)
+
+    def _perturbed_runs(self, factor: float, *, quick: int) -> Iterator[torch.Tensor]:
+        """The value in up to ``RUNS`` perturbed runs, the first ``quick`` of them quick ones; see ``_perturbed``."""
+        with contextlib.suppress(NotJudgedError):  # a shape depends on a comparison with another result
+            for run in range(RUNS):
+                yield self._perturbed(factor, is_quick=run < quick)
 
     def _perturbed(self, factor: float, *, is_quick: bool) -> Any:
         """The value in float64 with the segment's inputs, and values within it, off by a rounding.
@@ -583,9 +575,6 @@ class _Value:
                 continue
             only_adds &= node is last or facts.moves(node) or not _is_half(self._values[node])
             read = {arg: wide[arg] if arg in wide else self._perturbed_input(arg, node) for arg in node.all_input_nodes}
-            if node.target is operator.getitem:
-                wide[node] = _item(node, read)
-                continue
             if node.target in UNINITIALIZED or node.target in BIT_CASTS:
                 wide[node] = widened(self._values[node])
                 continue
@@ -641,8 +630,6 @@ class _Value:
         for node in nodes:
             if node.target in UNINITIALIZED:
                 values[node] = facts.filled(pytree.tree_map(torch.clone, self._values[node]), 77)
-            elif node.target is operator.getitem:
-                values[node] = _item(node, values)
             elif facts.may_overwrite(node):
                 values[node] = facts.with_reversed_writes(node, values)
             else:

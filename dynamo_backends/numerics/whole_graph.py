@@ -185,15 +185,9 @@ ValuesOf: TypeAlias = Callable[[FunctionRun], Values]
 
 def outputs_of(run: FunctionRun) -> dict[object, object]:
     """What a function returned, by position, and under ``("input", j)`` the j-th argument if the run wrote it."""
-    written: dict[object, object] = {
-        ("input", j): run.arguments[j] for j, is_written in enumerate(run.are_written) if is_written
-    }
     values: dict[object, object] = dict(enumerate(run.returned))
-    return {key: _detached(value) for key, value in (values | written).items()}
-
-
-def _detached(value: object) -> object:
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    values |= {("input", j): run.arguments[j] for j, is_written in enumerate(run.are_written) if is_written}
+    return {key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
 class FunctionCheck(ResultCheck):
@@ -283,12 +277,9 @@ def leaves_of(results: object) -> list[object]:
 def values_check(module: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor) -> FunctionCheck:
     """The check of all values of a graph, see ``all_values``."""
     with torch.no_grad():
-        run = functools.partial(_all_values, module)
-        return FunctionCheck(run, arguments, state, values_of=lambda run: run.returned)
-
-
-def _all_values(module: fx.GraphModule, *arguments: object) -> Any:
-    return all_values(module, arguments)
+        return FunctionCheck(
+            lambda *given: all_values(module, given), arguments, state, values_of=lambda run: run.returned
+        )
 
 
 def all_values(module: fx.GraphModule, arguments: Sequence[object]) -> Any:
@@ -296,7 +287,7 @@ def all_values(module: fx.GraphModule, arguments: Sequence[object]) -> Any:
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
     interpreter.run(*arguments, enable_io_processing=False)
     values = {(node.name, i): leaf for node, value in interpreter.env.items() for i, leaf in enumerate(_flat(value))}
-    return {key: _detached(value) for key, value in values.items()}
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, values)
 
 
 def _flat(value: object) -> list[object]:
