@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -33,7 +34,7 @@ from ..numerics.arrays import as_array, dense
 from ..numerics.exact import TOLERANT_REPLACEMENTS, is_floating, widened, wider_dtype
 from ..numerics.function_runs import CopiedMemory, Rerun, is_strided, memory_of, passed, storage_of
 from ..numerics.randomness import PrivateRandomness
-from ..numerics.rule import judge
+from ..numerics.rule import FORMATS, judge
 from ..numerics.whole_graph import ResultCheck
 from .interpreter import Interpreter, flat
 
@@ -388,7 +389,7 @@ def differing(
     expected = {key: _plain(first) for key, (first, _) in pairs.items() if is_value(first)}
     others = {key: _plain(pairs[key][1]) for key in expected}
     with _disable_current_modes():
-        far = [key for key, value in expected.items() if not is_near(value, others[key])]
+        far = [key for key, value in expected.items() if not is_near(value, others[key], terms)]
 
     def run(seed: int | None) -> Mapping[_K, object]:
         return expected if seed is None else {key: _plain(value) for key, value in again(seed).items() if key in far}
@@ -397,13 +398,13 @@ def differing(
     return [key for key in far if check.judge(key, others[key]).is_wrong]
 
 
-_OF_ROW, _OF_ELEMENT = 2.0**-46, 2.0**-23
-"""Differences for which no perturbed runs are made: what the sum of 4,096 terms of a row's size rounds in float64, if
-float32 cannot tell the element from the expected one."""
+_LEAST_TERMS = 2**12
+"""A program may add up so many, whatever single operators do."""
 
 
-def is_near(expected: object, actual: object) -> bool:
-    """Whether two results are equal, or differ by the rounding of a sum in float64."""
+def is_near(expected: object, actual: object, terms: int) -> bool:
+    """Whether two results are equal, or differ by what sums of so many terms of a row's size round in float64, and by
+    less than float32 can tell: then no perturbed runs are made."""
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
         return False
     ours, theirs = dense(expected), dense(actual)
@@ -412,5 +413,7 @@ def is_near(expected: object, actual: object) -> bool:
     if torch.equal(ours, theirs) or not is_floating(ours) or not ours.numel():
         return torch.equal(ours, theirs)
     size = ours.abs().nan_to_num(0.0, 0.0, 0.0)
-    more = torch.minimum(_OF_ROW * (size.amax(-1, keepdim=True) if size.dim() else size), _OF_ELEMENT * size)
+    row = size.amax(-1, keepdim=True) if size.dim() else size
+    units = math.sqrt(max(terms, _LEAST_TERMS)) * FORMATS["float64"].epsilon
+    more = torch.minimum(units * row, FORMATS["float32"].epsilon * size)
     return judge(as_array(theirs), as_array(ours), "float64", as_array(more))[0].is_rounding

@@ -116,7 +116,11 @@ class RunValues:
         if shown is None or self._shown_of(source) is not shown:
             return True
         cuts = [shown.cuts[name] for name in value_names(node) if name in shown.cuts]
-        return not cuts or any(name in cut for cut in cuts for name in value_names(source))
+        given = {name: shown.cuts.get(name) for name in value_names(source)}
+        readers = [cut for cut in cuts if not cut.isdisjoint(given)]
+        # of several results of the node, one may be computed from what the others read rounded
+        others = (cut for cut in cuts if cut.isdisjoint(given) and any(of and of <= cut for of in given.values()))
+        return not cuts or (bool(readers) and next(others, None) is None)
 
     def is_guessed(self, node: fx.Node) -> bool:
         """Whether the name of an inner value may be another's, see ``SessionValues.guessed``."""

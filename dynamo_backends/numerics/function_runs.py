@@ -226,7 +226,7 @@ class _Call:
     """A call of an operator that computes new values, in the recorded run."""
 
     dtypes: Sequence[torch.dtype]  # of its floating-point arguments, in order
-    compares: bool  # whether its results are discrete, or it selects
+    compares: bool  # whether its results are discrete, or that is not known
 
 
 class Recording(TorchDispatchMode):
@@ -416,8 +416,7 @@ class Rerun(TorchDispatchMode):
         if self.is_wide:
             args, kwargs = pytree.tree_map(widen, (args, kwargs))
         if self._generator is not None:
-            dtypes = collections.deque(call.dtypes)
-            args, kwargs = pytree.tree_map(lambda item: self._perturbed(item, dtypes, call.compares), (args, kwargs))
+            args, kwargs = self._perturbed_arguments(args, kwargs, call)
         if not self.is_wide:
             return called(func, args, kwargs)
         try:
@@ -435,16 +434,33 @@ class Rerun(TorchDispatchMode):
         float32."""
         calls, position = self._recording.calls.get(func), self._calls[func]
         self._calls[func] += 1
-        return calls[min(position, len(calls) - 1)] if calls else _Call([], facts.selects(func))
+        return calls[min(position, len(calls) - 1)] if calls else _Call([], True)
 
-    def _perturbed(self, value: object, dtypes: collections.deque[torch.dtype], compares: bool) -> object:
-        """A floating-point value off by a rounding. Whole numbers that are compared are exact: masks, indices; and
-        those of a model without float64, which are integers of a quantization."""
-        if not is_floating(value):
-            return value
-        dtype = dtypes.popleft() if dtypes else self._otherwise if self.is_wide else value.dtype
-        if not is_strided(value) or not value.numel():
-            return value
+    def _perturbed_arguments(self, args: Any, kwargs: Any, call: _Call) -> Any:
+        """Arguments whose floating-point values are off by a rounding; those in one memory, as ``x`` and ``x[:, None]``
+        are, in the same way."""
+        dtypes = collections.deque(call.dtypes)
+        readers = collections.Counter(storage_of(leaf) for leaf in floats((args, kwargs)))
+        memories: dict[object, torch.Tensor] = {}
+
+        def one(value: object) -> object:
+            if not is_floating(value):
+                return value
+            dtype = dtypes.popleft() if dtypes else self._otherwise if self.is_wide else value.dtype
+            if not is_strided(value) or not value.numel():
+                return value
+            if readers[storage_of(value)] == 1 or value.is_conj() or value.is_neg():
+                return self._perturbed(value, dtype, call.compares)
+            key = storage_of(value), value.dtype
+            if key not in memories:
+                memories[key] = self._perturbed(memory_of(value), dtype, call.compares)
+            return memories[key].as_strided(value.size(), value.stride(), value.storage_offset())
+
+        return pytree.tree_map(one, (args, kwargs))
+
+    def _perturbed(self, value: torch.Tensor, dtype: torch.dtype, compares: bool) -> torch.Tensor:
+        """A value off by a rounding of a dtype. Whole numbers that are compared are exact: masks, indices; and those of
+        a model without float64, which are integers of a quantization."""
         unit = format_of(self._coarser if dtype is torch.float32 else dtype).epsilon
         assert self._generator is not None
         wide = widen(value)

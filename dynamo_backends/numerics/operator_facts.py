@@ -105,7 +105,9 @@ def base_name(node: fx.Node) -> str:
 
 
 def name_of(function: object) -> str:
-    """The same of a function. Of a user's operator nothing is known, whatever its name."""
+    """The same of a function, or of Python's operator. Of a user's operator nothing is known, whatever its name."""
+    if getattr(function, "__module__", "") == "_operator":
+        return function.__name__  # type: ignore[attr-defined]
     is_known = isinstance(function, torch._ops.OpOverload) and function.namespace in _KNOWN
     return function.overloadpacket.__name__ if is_known else ""  # type: ignore[attr-defined]
 
@@ -117,12 +119,7 @@ def moves(node: fx.Node) -> bool:
 
 def is_exact(node: fx.Node) -> bool:
     """Whether a node computes nothing that may be rounded otherwise."""
-    return selects(node.target) or moves(node)
-
-
-def selects(function: object) -> bool:
-    """Whether a function compares, selects or rounds to whole numbers."""
-    return name_of(function) in _EXACT
+    return base_name(node) in _EXACT or moves(node)
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -242,13 +239,13 @@ def terms_of(function: object, args: Sequence[Any], result: object) -> int:
     if name in _NORMS:  # as many as one of its means is of
         means = result[1].numel() if isinstance(result, (tuple, list)) else 1
         return max(1, math.prod(shape(0)) // max(1, means))
-    if name not in SUMS:  # it may add up a row, as a softmax, or several, as a normalization
-        return max((max(item[-2:], default=1) for item in read), default=1)
     if name == "_scaled_dot_product_flash_attention_for_cpu":
         return int(shape(1)[-2])
     largest = max(map(math.prod, read), default=1)
-    is_mean = name in ("sum", "mean") or "pool" in name
-    return max(1, largest // max(1, math.prod(_shape(result)))) if is_mean else largest
+    reduced = max(1, largest // max(1, math.prod(_shape(result))))
+    if name not in SUMS:  # it may add up a row, as a softmax, or several, as a normalization
+        return max(reduced, max((max(item[-2:], default=1) for item in read), default=1))
+    return reduced if name in ("sum", "mean") or "pool" in name else largest
 
 
 def _shape(value: object) -> tuple[int, ...]:

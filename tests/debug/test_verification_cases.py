@@ -385,7 +385,6 @@ def test_a_wrong_operator_behind_undefined_elements(
     assert_names(graphs_of(function, tmp_path, *calls), "node", "", line_of("# behind index_put"))
 
 
-@named_late
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
 def test_a_causal_mask_without_its_diagonal(stage: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:
     """0.4 percent of the elements, whose operands are equal: what rounding could turn, if it were not one number."""

@@ -483,6 +483,26 @@ def test_a_number_that_does_not_fit_is_eagers_error(function: Callable[..., torc
         compiled(function)(*arguments)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i, v: x.scatter(0, i, v),
+        lambda x, i, v: x.scatter(1, i, v[:, :3]),
+        lambda x, i, v: x.scatter_add(0, i, v),
+        lambda x, i, v: x.detach().scatter_reduce(0, i, v, "prod", include_self=False),
+        lambda x, i, v: x.gather(0, i),
+    ],
+)
+def test_a_source_larger_than_the_index(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    """PyTorch reads its first elements; sums in half precision, also of the gradient, are added in float32."""
+    x = torch.randn(5, 4).to(dtype).requires_grad_()
+    index, source = torch.tensor([[1, 2], [2, 0], [0, 1]]), torch.randn(3, 4).to(dtype)
+    assert_same_as_eager(function, x, index, source)
+    assert counted("runtime_failures") == 0
+    assert_on_onnx()
+
+
 def test_the_number_in_the_place_of_nan_may_be_any() -> None:
     x = torch.tensor([1.0, torch.nan])
     assert torch.equal(compiled(lambda x: torch.nan_to_num(x, nan=1e60))(x), torch.nan_to_num(x, nan=1e60))
