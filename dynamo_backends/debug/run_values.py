@@ -76,9 +76,6 @@ class RunValues:
         except SessionError as error:
             self._hidden.regions[compiled.region.index] = first_line(str(error))
 
-    def region_of(self, node: fx.Node) -> CompiledRegion | None:
-        return self._region_of.get(node)
-
     def _shown_of(self, node: fx.Node) -> SessionValues | None:
         compiled = self._region_of.get(node)
         return self._shown.get(compiled.region.index) if compiled is not None else None

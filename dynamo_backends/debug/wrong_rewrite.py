@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -73,13 +74,11 @@ def find_rewrite(
     if search.is_right(optimized):
         return Cause(CauseKind.SESSION), value
     before = with_needed_passes(compiled.model)
-    for step in steps:
-        after = with_needed_passes(step.model)
+    after_passes = ((step.name, with_needed_passes(step.model)) for step in steps)
+    for name, after in itertools.chain(after_passes, [("", optimized)]):
         if search.is_right(after, optimize=False) is False:
-            return Cause(CauseKind.PASS, step.name), search.first_changed(before, after)
+            return Cause(CauseKind.PASS, name), search.first_changed(before, after)
         before = after
-    if search.is_right(optimized, optimize=False) is False:
-        return Cause(CauseKind.PASS), search.first_changed(before, optimized)
     found = wrong_optimizer(lambda disabled: search.is_right(optimized, disabled=disabled))
     return Cause(CauseKind.OPTIMIZER, found), value
 
