@@ -11,10 +11,9 @@ from torch import fx
 
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.layout import significant_strides
-from ..numerics.arrays import same_number
 from ..numerics.exact import KERNEL_ERRORS, is_floating
 from ..numerics.function_runs import FunctionRun, NotRepeatableError, Recording, Rerun, copies, is_strided, storage_of
-from ..numerics.verdicts import Verdict
+from ..numerics.verdicts import Verdict, difference_in_kind, in_words
 from .call_runs import CallRuns, Key, hashes, interpreted, is_value
 from .captured_graph import CapturedGraph, why
 from .interpreter import flat
@@ -113,18 +112,13 @@ def _layout(value: object) -> object:
 
 def _complaint(expected: object, actual: object) -> str:
     """How a result differs from eager's, but for the numbers in tensors."""
-    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-        is_same = isinstance(expected, torch.Tensor) == isinstance(actual, torch.Tensor) and (
-            same_number(expected, actual) or not is_value(expected) or not is_value(actual)
-        )
-        return "" if is_same else f"{_in_words(actual)} instead of {_in_words(expected)}"
-    if expected.dtype != actual.dtype:
-        return f"dtype {actual.dtype} instead of {expected.dtype}"
-    if expected.shape != actual.shape:
-        return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
-    if significant_strides(expected) != significant_strides(actual):
-        return f"strides {tuple(actual.stride())} instead of {tuple(expected.stride())}"
-    return ""
+    if isinstance(expected, torch.Tensor) != isinstance(actual, torch.Tensor):
+        return f"{in_words(actual)} instead of {in_words(expected)}"
+    complaint = difference_in_kind(actual, expected) if is_value(expected) and is_value(actual) else ""
+    if complaint or not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        return complaint
+    is_same = significant_strides(expected) == significant_strides(actual)
+    return "" if is_same else f"strides {tuple(actual.stride())} instead of {tuple(expected.stride())}"
 
 
 _SEEDS = 4
@@ -158,7 +152,3 @@ def _not_finite(
             lost &= other.isfinite()
     count = int(lost.sum())
     return f"{count} of {lost.numel()} elements are NaN or infinite, and eager's are not" if count else ""
-
-
-def _in_words(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)

@@ -81,11 +81,10 @@ def _changed_node(judged: Judged, ours: fx.Node, names: Mapping[str, fx.Node], r
     replaced, added = changed_nodes(judged.node, ours, names)
     fake = value_in(judged.node.meta)
     model = fake.dtype if isinstance(fake, torch.Tensor) and fake.is_floating_point() else None
-    found = (difference(judged.expected, judged.value, judged.exact, dtype=dtype) for dtype in (model, None))
-    differs = next((item for item in found if item.is_wrong), Verdict("differs in float64"))
+    differs = judged.verdict()
     if added is not ours:
         expected = judged.expected if replaced is judged.node else judged.read.get(replaced)
-        own = difference(expected, run.values.get(added), dtype=model)
+        own = difference(expected, run.values.get(added), model)
         differs = own if own.elements is not None else dataclasses.replace(differs, elements=None)
     return ChangedNode(place_of(added, replaced), differs)
 
@@ -172,13 +171,13 @@ def _constants(module: fx.GraphModule, given: Mapping[fx.Node, object]) -> Envir
     return run.env
 
 
-def difference(expected: object, actual: object, exact: object = None, *, dtype: torch.dtype | None = None) -> Verdict:
-    """How values differ, by the tolerance of ``dtype`` or the expected value's; ``exact`` is that in float64."""
+def difference(expected: object, actual: object, dtype: torch.dtype | None = None) -> Verdict:
+    """How the results of a node differ, see ``verdict``."""
     olds, news = flat(expected), flat(actual)
     if len(olds) != len(news):
         return Verdict(f"{len(news)} results instead of {len(olds)}")
-    triples = zip(news, olds, flat(expected if exact is None else exact), strict=True)
-    found = (verdict(*values, dtype) for values in triples if any(map(is_value, values[:2])))
+    pairs = zip(news, olds, strict=True)
+    found = (verdict(new, old, dtype) for new, old in pairs if is_value(new) or is_value(old))
     return next((item for item in found if item.is_wrong), RIGHT)
 
 

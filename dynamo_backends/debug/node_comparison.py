@@ -116,13 +116,9 @@ class _Search:
         """Whether a result of a region is right in one run of its session, and wrong in another."""
         others = self._values.others(judged.node, judged.index)
         wrong = [found for value in others if (found := self._check.judge_other(judged, value)).is_wrong]
-        if others and (wrong or judged.is_wrong):
-            compiled = self._values.region_of(judged.node)
+        if others and row.region is not None and (wrong or judged.is_wrong):
             worst = max([judged, *wrong], key=lambda item: item.found.share)
-            row.instability = Instability(self._threads(compiled), worst.found)
-
-    def _threads(self, compiled: CompiledRegion | None) -> int:
-        return compiled.bound.threads if compiled is not None else 1
+            row.instability = Instability(self.graph.regions[row.region].bound.threads, worst.found)
 
     def unchecked(self) -> list[str]:
         """What could not be judged, and why."""

@@ -16,12 +16,11 @@ from ..exporter.upstream_faults import is_uninitialized
 from ..graphs import aot
 from ..graphs.artifacts import CompiledGraph, is_operator, operator_name
 from ..graphs.locations import module_path, short_file, source_line, stack, user_name
-from ..numerics.arrays import as_array, dense
+from ..numerics.arrays import as_array, dense, index_of
 from ..numerics.element_records import Extent
 from ..numerics.operator_facts import is_pointwise
 from ..numerics.segments import Judged
 from ..numerics.value_range import extent, nonfinite_elements
-from ..numerics.wrong_elements import wrong_elements
 from .recorded_run import RecordedRun
 from .rows import MOST_WRONG_NODES, Row
 
@@ -57,7 +56,7 @@ class RowMaker:
         if isinstance(value, torch.Tensor) and not row.equals_eager and not judged.complaint:
             row.extent = extent(value)
         if judged.is_wrong and isinstance(value, torch.Tensor) and not judged.complaint:
-            self._describe(row, judged, dense(value), dense(eager))
+            self._describe(row, judged, value)
         self._add_nonfinite(row, judged, eager)
         return row
 
@@ -92,18 +91,17 @@ class RowMaker:
         file, line = position_of(function) if callable(function) else ("", 0)
         return f"{short_file(file)}:{line}" if file else ""
 
-    def _describe(self, row: Row, judged: Judged, value: torch.Tensor, eager: torch.Tensor) -> None:
+    def _describe(self, row: Row, judged: Judged, value: torch.Tensor) -> None:
         """Adds the place of the worst element, and what the wrong elements have in common."""
-        row.index = tuple(int(i) for i in torch.unravel_index(torch.tensor(judged.found.position), eager.shape))
+        row.index = index_of(judged.found.position, value)
         if self._described == MOST_WRONG_NODES:
             return
         self._described += 1
-        exact = eager if judged.exact is None else judged.exact
         read: dict[str, Any] = {}
         if is_pointwise(judged.node) and len(judged.segment) == 1:
             given = ((user_name(arg) or arg.name, judged.inputs.get(arg)) for arg in judged.node.all_input_nodes)
             read = {name: as_array(item) for name, item in given if isinstance(item, torch.Tensor)}
-        row.wrong_elements = wrong_elements(as_array(value), as_array(exact), judged.beyond, read)
+        row.wrong_elements = judged.verdict(read).elements
 
     def _add_nonfinite(self, row: Row, judged: Judged, eager: torch.Tensor) -> None:
         """Adds some elements that are NaN or infinite, with the elements they were computed from."""

@@ -58,12 +58,6 @@ class RunValues:
         self._others: collections.defaultdict[str, list[torch.Tensor]] = collections.defaultdict(list)
         self._of_shown: dict[str, torch.Tensor] = {}
         self._parts: dict[int, Iterator[dict[str, object]]] = {}  # of regions whose session is being shown
-        self._outputs = {
-            self._name(item.node, item.index): (item, spec.name)
-            for compiled in graph.regions
-            for item, spec in zip(compiled.region.outputs, compiled.bound.outputs, strict=True)
-        }
-        self._compared: set[str] = set()  # outputs that the shown session computed
         for compiled in graph.regions:
             index = compiled.region.index
             if index in run.sessions and index not in hidden.regions:
@@ -81,26 +75,29 @@ class RunValues:
         except SessionError as error:
             self._hidden.regions[compiled.region.index] = first_line(str(error))
 
-    def region_of(self, node: fx.Node) -> CompiledRegion | None:
-        return self._region_of.get(node)
+    def _shown_of(self, node: fx.Node) -> SessionValues | None:
+        compiled = self._region_of.get(node)
+        return self._shown.get(compiled.region.index) if compiled is not None else None
 
     def has(self, node: fx.Node, index: int | None) -> bool:
         if self._recorded(node, index) is not None:
             return True
-        compiled = self._region_of.get(node)
-        shown = self._shown.get(compiled.region.index) if compiled is not None else None
-        name = self._name(node, index)
+        shown, name = self._shown_of(node), self._name(node, index)
         return shown is not None and (name in shown.names - self._hidden.names or name in shown.constants)
 
     def get(self, node: fx.Node, index: int | None) -> object:
-        compiled = self._region_of.get(node)
-        shown = self._shown.get(compiled.region.index) if compiled is not None else None
-        if compiled is not None and shown is not None:
-            if self._name(node, index) in shown.constants:
-                return shown.constants[self._name(node, index)]
-            self._show(compiled, node, index)
-        recorded = self._recorded(node, index)
-        return self._inner.pop(self._name(node, index), None) if recorded is None else recorded
+        shown, name, recorded = self._shown_of(node), self._name(node, index), self._recorded(node, index)
+        if shown is None:
+            return recorded
+        if name in shown.constants:
+            return shown.constants[name]
+        self._show(self._region_of[node], name, is_recorded=recorded is not None)
+        inner = self._inner.pop(name, None)
+        if recorded is None:
+            return inner
+        if isinstance(inner, torch.Tensor) and differing([recorded], [inner]):
+            self._of_shown[name] = inner
+        return recorded
 
     def others(self, node: fx.Node, index: int | None) -> list[torch.Tensor]:
         """The same value in other runs of the session, where bits differ."""
@@ -111,9 +108,8 @@ class RunValues:
         return self._of_shown.get(self._name(node, index))
 
     def reads(self, node: fx.Node, source: fx.Node) -> bool:
-        compiled = self._region_of.get(node)
-        shown = self._shown.get(compiled.region.index) if compiled is not None else None
-        if shown is None or self._region_of.get(source) is not compiled:
+        shown = self._shown_of(node)
+        if shown is None or self._shown_of(source) is not shown:
             return True
         cuts = [shown.cuts[name] for name in value_names(node) if name in shown.cuts]
         given = {name: shown.cuts.get(name) for name in value_names(source)}
@@ -124,8 +120,7 @@ class RunValues:
 
     def is_guessed(self, node: fx.Node) -> bool:
         """Whether the name of an inner value may be another's, see ``SessionValues.guessed``."""
-        compiled = self._region_of.get(node)
-        shown = self._shown.get(compiled.region.index) if compiled is not None else None
+        shown = self._shown_of(node)
         return shown is not None and not shown.guessed.isdisjoint(value_names(node))
 
     def run_again(self, compiled: CompiledRegion) -> Mapping[str, object]:
@@ -133,29 +128,22 @@ class RunValues:
         shown = self._shown.get(compiled.region.index)
         return shown.run(self._arguments(compiled)) if shown is not None else {}
 
-    def _show(self, compiled: CompiledRegion, node: fx.Node, index: int | None) -> None:
+    def _show(self, compiled: CompiledRegion, name: str, *, is_recorded: bool) -> None:
         """Computes the values of a region's session up to a value."""
         region = compiled.region
         if region.index not in self._parts:
             self._parts[region.index] = self._shown[region.index].parts(self._arguments(compiled))
-        name = self._name(node, index)
-        while name not in self._inner and name not in self._compared:
+        while name not in self._inner:
             try:
                 found = next(self._parts[region.index], None)
             except SessionError as error:
                 self._hidden.regions[region.index] = first_line(str(error))
                 raise NotShownError from error
             if found is None:
-                if self._recorded(node, index) is not None:
+                if is_recorded:
                     return
                 self._hidden.names.add(name)
                 raise NotShownError
-            for known, (output, spec) in self._outputs.items():
-                value, recorded = found.pop(spec, None), self._recorded(output.node, output.index)
-                if value is not None:
-                    self._compared.add(known)
-                if isinstance(value, torch.Tensor) and differing([recorded], [value]):
-                    self._of_shown[known] = value
             self._inner.update(found)
 
     def _arguments(self, compiled: CompiledRegion) -> list[object]:

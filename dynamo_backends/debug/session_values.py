@@ -20,8 +20,9 @@ from ..graphs.artifacts import CompiledRegion, RegionOutput
 from ..numerics.operator_facts import base_name
 from ..partition.regions import results_of
 from ..runtime.binding import TABLE, BoundSession, InputSpec, OutputSpec
+from ..runtime.exposed_values import add_outputs, exposed_session, used_constants
 from ..runtime.kernel_faults import DTYPES_BY_NAME
-from ..runtime.session import Session, final_session, tensor_of
+from ..runtime.session import tensor_of
 
 _BLOCKED = "com.microsoft.nchwc"
 """The domain of nodes whose results have blocks of channels as their last dimension; only convolutional networks have
@@ -68,14 +69,12 @@ class SessionValues:
         specs = [spec for spec in specs if not spec.is_number]
         self.names = frozenset(spec.name for spec in specs)
         self.constants = {name: item for name, item in _constants(compiled.model) if name in results}
-        stops = {name: name for name in (*self.names, *self.constants)} | {
-            name: name.removesuffix("__memory") for name in returned
-        }
+        stops = {name: _unpermuted(name) for name in (*self.names, *self.constants, *returned)}
         self.cuts = {known: _cut(values[name], stops) for name, known in stops.items() if name in values}
-        _return(model, values, specs)
+        add_outputs(model, values, specs)
         self._inputs, self._settings, self._model = bound.inputs, bound.session.settings, model
         self._specs = {spec.name: spec for spec in (*returned.values(), *specs)}
-        self._constants = _used(model, constants)
+        self._constants = used_constants(model, constants)
         self._whole: BoundSession | None = None
 
     def parts(self, args: Sequence[object]) -> Iterator[dict[str, object]]:
@@ -91,18 +90,14 @@ class SessionValues:
             yield from self._run_parts(parts, args)
             return
         if self._whole is None:
-            session = self._session(self._model, self._constants)
+            session = exposed_session(self._model, self._settings, self._constants)
             self._whole = BoundSession(session, self._inputs, list(self._specs.values()))
         results = self._whole(args)
-        yield dict(zip(self._specs, results, strict=True))
+        yield dict(zip(map(_unpermuted, self._specs), results, strict=True))
 
     def run(self, args: Sequence[object]) -> dict[str, object]:
         """All values at once."""
         return {name: value for part in self.parts(args) for name, value in part.items()}
-
-    def _session(self, model: ir.Model, constants: Mapping[str, torch.Tensor]) -> Session:
-        settings = dataclasses.replace(self._settings, optimize=False, shares_graph=True, arena=False)
-        return final_session(model, settings, constants)
 
     def _plan(self, args: Sequence[object]) -> list[list[int]]:
         """The positions of the nodes of each part."""
@@ -133,7 +128,7 @@ class SessionValues:
                 continue
             constants = {str(v.name): self._constants[v.name] for v in model.graph.inputs if v.name in self._constants}
             read = [given[name] for value in model.graph.inputs if (name := str(value.name)) not in constants]
-            session = self._session(model, constants)
+            session = exposed_session(model, self._settings, constants)
             _add_types(cutter.outputs_of(kept), session.output_types)
             outputs = [self._specs.get(str(value.name)) or _spec_of(value) for value in cutter.outputs_of(kept)]
             part = BoundSession(session, [spec for spec, _ in read], outputs)
@@ -141,7 +136,7 @@ class SessionValues:
             found = dict(zip((spec.name for spec in outputs), results, strict=True))
             given |= {name: (_input_of(spec), found[name]) for spec in outputs if (name := spec.name) in last_reader}
             given = {name: item for name, item in given.items() if last_reader.get(name, 0) > number}
-            yield {name: value for name, value in found.items() if name in self._specs}
+            yield {_unpermuted(name): value for name, value in found.items() if name in self._specs}
 
 
 class ShownSessions:
@@ -166,6 +161,11 @@ def output_spec(output: RegionOutput, name: str) -> OutputSpec:
     dtype = number_dtype(value)
     assert dtype is not None
     return OutputSpec(name, dtype, is_number=True)
+
+
+def _unpermuted(name: str) -> str:
+    """The name of the value that a model returns in the order of its memory, see ``RegionOutput``."""
+    return name.removesuffix("__memory")
 
 
 def _results_of(node: fx.Node) -> list[RegionOutput]:
@@ -212,14 +212,6 @@ def _input_of(spec: OutputSpec) -> InputSpec:
     return InputSpec(spec.name, None if spec.is_number else spec.dtype, spec.permutation)
 
 
-def _return(model: ir.Model, values: Mapping[str, ir.Value], specs: Sequence[OutputSpec]) -> None:
-    """Adds outputs to a model."""
-    for spec in specs:
-        value = values[spec.name]
-        value.dtype = ir.tensor_adapters.from_torch_dtype(spec.dtype)
-        model.graph.outputs.append(value)
-
-
 def _is_pair_of_casts(value: ir.Value, reader: ir.Node) -> bool:
     """Whether a value was rounded to half precision and is read as float32: ONNX Runtime may remove both casts."""
     producer = value.producer()
@@ -231,18 +223,6 @@ def _constants(model: ir.Model) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in model.graph.initializers.items():
         if value.const_value is not None:
             yield name, tensor_of(value.const_value)
-
-
-def _used(model: ir.Model, constants: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The constants that a model reads; the others are removed from it."""
-    unused = [value for value in model.graph.inputs if value.name in constants and not value.uses()]
-    for value in unused:
-        model.graph.inputs.remove(value)
-    for name, initializer in list(model.graph.initializers.items()):
-        if not initializer.uses() and not initializer.is_graph_output():
-            del model.graph.initializers[name]
-    names = {value.name for value in unused}
-    return {name: item for name, item in constants.items() if name not in names}
 
 
 def _cut(value: ir.Value, stops: Mapping[str, str]) -> frozenset[str]:

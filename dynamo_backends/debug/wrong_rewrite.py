@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -21,11 +22,12 @@ from passes.engine.results import PassResult
 from ..dumps.blame import Cause, CauseKind
 from ..errors import SessionError
 from ..graphs.artifacts import CompiledRegion
-from ..numerics.rule import SUM_UNITS, Measure
-from ..numerics.whole_graph import is_rounding, measure
+from ..numerics.rule import Measure
+from ..numerics.whole_graph import measure
 from ..partition.needed_passes import with_needed_passes
+from ..partition.pass_verification import first_changed_value
 from ..runtime.binding import BoundSession, OutputSpec
-from ..runtime.exposed_values import common_values, tensors, values_of_model, values_of_session
+from ..runtime.exposed_values import tensors, values_of_model, values_of_session
 from ..runtime.optimizers import wrong_optimizer
 from .rows import Row
 
@@ -72,13 +74,11 @@ def find_rewrite(
     if search.is_right(optimized):
         return Cause(CauseKind.SESSION), value
     before = with_needed_passes(compiled.model)
-    for step in steps:
-        after = with_needed_passes(step.model)
+    after_passes = ((step.name, with_needed_passes(step.model)) for step in steps)
+    for name, after in itertools.chain(after_passes, [("", optimized)]):
         if search.is_right(after, optimize=False) is False:
-            return Cause(CauseKind.PASS, step.name), search.first_changed(before, after) or value
+            return Cause(CauseKind.PASS, name), search.first_changed(before, after)
         before = after
-    if search.is_right(optimized, optimize=False) is False:
-        return Cause(CauseKind.PASS), search.first_changed(before, optimized) or value
     found = wrong_optimizer(lambda disabled: search.is_right(optimized, disabled=disabled))
     return Cause(CauseKind.OPTIMIZER, found), value
 
@@ -138,14 +138,10 @@ class _RewriteSearch:
         is_smaller = error.nonfinite <= self._error.nonfinite / 2 and error.max_abs <= self._error.max_abs / 2
         return error.is_rounding or is_smaller
 
-    def first_changed(self, before: ir.Model, after: ir.Model) -> str | None:
-        """The first value of ``after``, in execution order, that differs from ``before``."""
-        found = common_values(self._bound, before, after, self._arguments)
-        try:
-            same_shape = ((value.name, old, new) for value, old, new in found if old.shape == new.shape)
-            return next((name for name, old, new in same_shape if not is_rounding(new, old, SUM_UNITS)), None)
-        except SessionError:  # the runtime rejects the model with all values as outputs
-            return None
+    def first_changed(self, before: ir.Model, after: ir.Model) -> str:
+        """The name of the first value of ``after`` that differs from ``before``; else of the wrong value."""
+        found = first_changed_value(self._bound, before, after, self._arguments)
+        return str(found[0].name) if found is not None else self._value
 
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
         session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)

@@ -15,14 +15,9 @@ def dense(value: torch.Tensor) -> torch.Tensor:
     return value.resolve_conj() if value.layout is torch.strided else value.to_dense()
 
 
-def plain(value: torch.Tensor) -> torch.Tensor:
-    """A dense tensor on the CPU, of autograd's graph no part."""
-    return dense(value).detach().resolve_neg().cpu()
-
-
 def as_array(value: torch.Tensor) -> np.ndarray:
     """A tensor's elements; dtypes that numpy does not have, such as bfloat16, in float32; packed ones as bytes."""
-    value = bits(plain(value))
+    value = bits(dense(value).detach().resolve_neg().cpu())
     if value.dtype is torch.bool:
         return np.from_dlpack(value.contiguous().view(torch.uint8)).view(bool)
     is_known = value.dtype in (torch.float16, torch.float32, torch.float64) or not value.is_floating_point()

@@ -109,7 +109,7 @@ def base_name(node: fx.Node) -> str:
 def name_of(function: object) -> str:
     """The same of a function, or of Python's comparison. Of a user's operator nothing is known, whatever its name."""
     if function in _COMPARISONS:
-        return function.__name__  # type: ignore[attr-defined]
+        return function.__name__
     is_known = isinstance(function, torch._ops.OpOverload) and function.namespace in _KNOWN
     return function.overloadpacket.__name__ if is_known else ""  # type: ignore[attr-defined]
 

@@ -19,6 +19,7 @@ of another segment has to be excused. Steps are taken only while an element is i
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -33,12 +34,11 @@ from torch.utils import _pytree as pytree
 from passes.engine.fx.editing import UNINITIALIZED, value_in
 
 from . import operator_facts as facts
-from .arrays import as_array, dense, dtype_name, format_of, is_equal, same_number
+from .arrays import as_array, dense, dtype_name, format_of, is_equal
 from .exact import (
     BIT_CASTS,
     Environment,
     OperatorError,
-    called,
     floats,
     is_floating,
     run_eager,
@@ -48,6 +48,7 @@ from .exact import (
 )
 from .randomness import perturbed
 from .rule import INSIDE, NOTHING, RUNS, UNITS, Beyond, Format, Measure, judge, spread, sum_units
+from .verdicts import Verdict, difference_in_kind, verdict_on
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -126,6 +127,13 @@ class Judged:
     def is_wrong(self) -> bool:
         return bool(self.complaint) or not self.found.is_rounding
 
+    def verdict(self, inputs: Mapping[str, np.ndarray] | None = None) -> Verdict:
+        """How it differs; for ``inputs`` see ``wrong_elements``."""
+        if self.complaint or not isinstance(self.value, torch.Tensor) or not isinstance(self.expected, torch.Tensor):
+            return Verdict(self.complaint)
+        reference = as_array(self.expected if self.exact is None else self.exact)
+        return verdict_on(as_array(self.value), reference, self.found, self.beyond, eager=self.of_eager, inputs=inputs)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
@@ -200,9 +208,7 @@ class SegmentCheck:
     def _is_judged(self, node: fx.Node) -> bool:
         if node in self._given or node.op not in _CALLS or node.target is operator.getitem:
             return False
-        fake = value_in(node.meta)
-        indices = range(len(fake)) if isinstance(fake, (tuple, list)) else [None]
-        return any(self._known.has(node, index) for index in indices)
+        return any(self._known.has(node, index) for index, _ in _by_index(value_in(node.meta)))
 
     def _segment_of(self, node: fx.Node) -> _Segment:
         inside, inputs, waiting, is_bypassed = {node}, dict[fx.Node, None](), [node], False
@@ -252,7 +258,7 @@ class SegmentCheck:
         if node.op not in _CALLS:
             raise NotJudgedError("its value is not known")
         if node.target is operator.getitem:
-            self._values[node] = _call(_item, node, self._values)
+            self._values[node] = _call(run_eager, node, self._values)
             return
         segment = self._segments.get(node)
         if node.target in UNINITIALIZED:
@@ -271,25 +277,16 @@ class SegmentCheck:
         else:
             read = (*segment.inputs, *segment.nodes[:-1])
             local = {item: values[item] for item in read} | {node: _call(self._run_node, node, values)}
-        expected = local[node]
-        if not isinstance(expected, (tuple, list)):
-            actual = self._known.get(node, None)
-            values[node] = expected if _is_of_other_kind(actual, expected) else actual
-            self._running = segment, local
-            yield self._judge(segment, local, None, actual, expected)
-            return
-        results = list(expected)
-        for index, item in enumerate(expected):
-            if item is None:
-                continue
-            if not self._known.has(node, index):
-                yield Judged(node, index, [node], None, item)
-                continue
-            actual = self._known.get(node, index)
-            results[index] = item if _is_of_other_kind(actual, item) else actual
-            self._running = segment, local
-            yield self._judge(segment, local, index, actual, item)
-        values[node] = results
+        expected = _by_index(local[node])
+        actual = [self._known.get(node, i) if self._known.has(node, i) else None for i, _ in expected]
+        used = [
+            item if _is_of_other_kind(ours, item) else ours for ours, (_, item) in zip(actual, expected, strict=True)
+        ]
+        values[node] = used if isinstance(local[node], (tuple, list)) else used[0]
+        self._running = segment, local
+        for ours, (index, item) in zip(actual, expected, strict=True):
+            if item is not None:
+                yield self._judge(segment, local, index, ours, item)
 
     def _fail(self, node: fx.Node, error: NotJudgedError) -> None:
         """Tells that a node does not run on the run's numbers; those that read it go on with the known value."""
@@ -297,18 +294,14 @@ class SegmentCheck:
             self.unchecked[node.name] = str(error)
         fake = value_in(node.meta)
         if node not in self._values and self._is_known[node] and node.target is not operator.getitem:
-            several = isinstance(fake, (tuple, list))
-            indices: Sequence[Any] = range(len(fake)) if several else [None]
-            found = [self._known.get(node, i) if self._known.has(node, i) else None for i in indices]
-            self._values[node] = found if several else found[0]
+            found = [self._known.get(node, i) if self._known.has(node, i) else None for i, _ in _by_index(fake)]
+            self._values[node] = found if isinstance(fake, (tuple, list)) else found[0]
 
     def _run(self, segment: _Segment) -> Environment:
         """Eager on a segment's inputs alone."""
         values = {node: self._values[node] for node in segment.inputs}
         for node in segment.nodes:
-            values[node] = (
-                _item(node, values) if node.target is operator.getitem else _call(self._run_node, node, values)
-            )
+            values[node] = _call(self._run_node, node, values)
         return values
 
     # one value
@@ -335,11 +328,8 @@ class SegmentCheck:
         judged = Judged(segment.nodes[-1], index, segment.nodes, actual, expected)
         if actual is None:
             return judged
-        if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-            judged.complaint = "" if same_number(actual, expected) else f"{actual} instead of {expected}"
-            return judged
-        if _is_of_other_kind(actual, expected):
-            judged.complaint = _difference_in_kind(actual, expected)
+        judged.complaint = difference_in_kind(actual, expected)
+        if judged.complaint or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
             return judged
         actual, expected = dense(actual), dense(expected)
         if is_equal(actual, expected):
@@ -356,30 +346,21 @@ class SegmentCheck:
 
 def _unknown(node: fx.Node, expected: Any) -> Iterator[Judged]:
     """What is not judged: a value that the run does not have, or that is given."""
-    several = isinstance(expected, (tuple, list)) and node.op == "call_function"
-    for index, item in enumerate(expected) if several else [(None, expected)]:
+    for index, item in _by_index(expected):
         if item is not None:
             yield Judged(node, index, [node], None, item)
 
 
-def _item(node: fx.Node, values: Environment) -> object:
-    parent, index = node.args
-    return called(operator.getitem, (values[parent], index), {})
+def _by_index(results: Any) -> list[tuple[int | None, Any]]:
+    """The results of a node with their positions; ``None`` for a single one."""
+    return list(enumerate(results)) if isinstance(results, (tuple, list)) else [(None, results)]
 
 
 def _is_of_other_kind(actual: object, expected: object) -> bool:
     """Whether the graph cannot go on with a value: it has another dtype or shape, or is not known."""
-    if actual is None:
-        return True
-    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        return isinstance(actual, torch.Tensor) != isinstance(expected, torch.Tensor)
-    return actual.dtype != expected.dtype or actual.shape != expected.shape
-
-
-def _difference_in_kind(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    if actual.dtype != expected.dtype:
-        return f"dtype {actual.dtype} instead of {expected.dtype}"
-    return f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor):
+        return bool(difference_in_kind(actual, expected))
+    return actual is None or isinstance(actual, torch.Tensor) != isinstance(expected, torch.Tensor)
 
 
 class _Value:
@@ -430,11 +411,7 @@ class _Value:
         judged.by = "perturbed"
         factor = spread(max(facts.terms(node, self._values) for node in self._segment.nodes))
         largest = np.zeros(exact.shape)
-        for run in range(RUNS):
-            try:
-                changed = self._perturbed(factor, is_quick=run < _QUICK_RUNS)
-            except NotJudgedError:  # a shape depends on a comparison with another result
-                break
+        for changed in self._perturbed_runs(factor, quick=_QUICK_RUNS):
             with np.errstate(all="ignore"):
                 change = np.nan_to_num(np.abs(as_array(changed) - exact), nan=0.0, posinf=0.0)
             largest = np.maximum(largest, change)
@@ -451,11 +428,8 @@ class _Value:
             return
         judged.by = "perturbed"
         self._exact()
-        for _ in range(RUNS):
-            try:
-                changed = as_array(self._perturbed(1.0, is_quick=False).to(self._actual.dtype))
-            except NotJudgedError:  # a shape depends on a comparison with another result
-                return
+        for value in self._perturbed_runs(1.0, quick=0):
+            changed = as_array(value.to(self._actual.dtype))
             expected = np.where(changed == self._array, changed, expected)
             if self._is_within(judged, expected, None):
                 return
@@ -559,11 +533,17 @@ class _Value:
     def _run_wide(self, node: fx.Node, values: Environment) -> object:
         """A node in float64. Decisions are eager's; so are reinterpreted bits, and memory that is not initialized."""
         if node.target is operator.getitem:
-            return _item(node, values)
+            return _call(run_eager, node, values)
         known = self._values.get(node)
         if node.target in UNINITIALIZED or node.target in BIT_CASTS or (known is not None and not floats(known)):
             return widened(known)
         return _call(run_only_exact, node, values)
+
+    def _perturbed_runs(self, factor: float, *, quick: int) -> Iterator[torch.Tensor]:
+        """The value in up to ``RUNS`` perturbed runs, the first ``quick`` of them quick ones; see ``_perturbed``."""
+        with contextlib.suppress(NotJudgedError):  # a shape depends on a comparison with another result
+            for run in range(RUNS):
+                yield self._perturbed(factor, is_quick=run < quick)
 
     def _perturbed(self, factor: float, *, is_quick: bool) -> Any:
         """The value in float64 with the segment's inputs, and values within it, off by a rounding.
@@ -595,9 +575,6 @@ class _Value:
                 continue
             only_adds &= node is last or facts.moves(node) or not _is_half(self._values[node])
             read = {arg: wide[arg] if arg in wide else self._perturbed_input(arg, node) for arg in node.all_input_nodes}
-            if node.target is operator.getitem:
-                wide[node] = _item(node, read)
-                continue
             if node.target in UNINITIALIZED or node.target in BIT_CASTS:
                 wide[node] = widened(self._values[node])
                 continue
@@ -653,8 +630,6 @@ class _Value:
         for node in nodes:
             if node.target in UNINITIALIZED:
                 values[node] = facts.filled(pytree.tree_map(torch.clone, self._values[node]), 77)
-            elif node.target is operator.getitem:
-                values[node] = _item(node, values)
             elif facts.may_overwrite(node):
                 values[node] = facts.with_reversed_writes(node, values)
             else:

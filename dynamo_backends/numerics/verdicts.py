@@ -1,15 +1,16 @@
-"""A verdict on a value, and how it differs."""
+"""A verdict on a value, and how it differs from the expected one."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
+import numpy as np
 import torch
 
-from .arrays import as_array, dense, dtype_name, is_equal, same_number
+from .arrays import as_array, dense, dtype_name, same_number
 from .element_records import WrongElements
-from .exact import is_floating
-from .rule import Measure, judge
+from .rule import Beyond, Measure, judge
 from .wrong_elements import wrong_elements
 
 
@@ -19,7 +20,7 @@ class Verdict:
 
     complaint: str = ""  # why elements cannot be compared, such as another dtype; or how many discrete ones differ
     ours: Measure | None = None  # the value's error; ``None`` for discrete values
-    eager: Measure | None = None  # eager's error against float64, if the value is wrong
+    eager: Measure | None = None  # eager's error against float64, if that is known
     index: tuple[int, ...] = ()  # of the element whose error is the largest multiple of its tolerance
     elements: WrongElements | None = None  # those that exceed the tolerance
 
@@ -29,7 +30,7 @@ class Verdict:
         return bool(self.complaint) or (self.ours is not None and not self.ours.is_rounding)
 
     def __str__(self) -> str:
-        if not self.is_wrong or self.ours is None:
+        if not self.is_wrong or self.complaint or self.ours is None:
             return self.complaint
         return self.ours.text(f" at element {list(self.index)}" if self.index else "")
 
@@ -37,38 +38,55 @@ class Verdict:
 RIGHT = Verdict()
 
 
-def verdict(actual: object, eager: object, exact: object, dtype: torch.dtype | None = None) -> Verdict:
-    """Compares a value with eager's and, in its dtype's tolerance, with float64.
+def verdict_on(
+    value: np.ndarray,
+    reference: np.ndarray,
+    found: Measure,
+    beyond: Beyond,
+    *,
+    eager: Measure | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
+) -> Verdict:
+    """The verdict on a value that ``rule.judge`` has measured; for ``inputs`` see ``wrong_elements``."""
+    if found.is_rounding:
+        return Verdict(ours=found, eager=eager)
+    index = tuple(int(i) for i in np.unravel_index(found.position, value.shape))
+    elements = wrong_elements(value, reference, beyond, inputs)
+    if value.dtype.kind in "biu":
+        return Verdict(f"{elements.wrong} of {value.size} elements differ", index=index, elements=elements)
+    return Verdict("", found, eager, index, elements)
+
+
+def verdict(actual: object, expected: object, dtype: torch.dtype | None = None) -> Verdict:
+    """Compares a value with another computation of it, within the rounding of single operators.
 
     Floating-point dtypes may differ: a pass may change them within a graph, and some kernels of PyTorch return another
     dtype than their fake tensors (the statistics of a layer norm of bfloat16 with float32 weights).
 
     Args:
         actual: a tensor or a number.
-        eager: the same as PyTorch computes it.
-        exact: the same in float64.
-        dtype: whose rounding is allowed; by default the coarser of ``actual`` and ``eager``.
+        expected: the same as PyTorch computes it.
+        dtype: whose rounding is allowed; by default the coarser of both.
     """
-    if not (isinstance(actual, torch.Tensor) and isinstance(eager, torch.Tensor) and isinstance(exact, torch.Tensor)):
-        return RIGHT if same_number(eager, actual) else Verdict(f"{_in_words(actual)} instead of {_in_words(eager)}")
-    ours, theirs = dense(actual), dense(eager)
-    if ours.dtype != theirs.dtype and not (ours.is_floating_point() and theirs.is_floating_point()):
-        return Verdict(f"dtype {ours.dtype} instead of {theirs.dtype}")
-    if ours.shape != theirs.shape:
-        return Verdict(f"shape {tuple(ours.shape)} instead of {tuple(theirs.shape)}")
-    if ours.dtype == theirs.dtype and is_equal(ours, theirs):
-        return RIGHT
-    value, reference = as_array(ours), as_array(dense(exact) if is_floating(ours) else theirs)
-    coarser = dtype or max((ours.dtype, theirs.dtype), key=epsilon)
-    found, beyond = judge(value, reference, dtype_name(coarser))
-    if found.is_rounding:
-        return Verdict(ours=found)
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(found.position), ours.shape))
-    elements = wrong_elements(value, reference, beyond)
-    if not is_floating(ours):
-        return Verdict(f"{found.max_ulp:.0f} of {ours.numel()} elements differ", index=index, elements=elements)
-    of_eager, _ = judge(as_array(theirs), reference, dtype_name(coarser))
-    return Verdict("", found, of_eager, index, elements)
+    dtypes = [item.dtype for item in (actual, expected) if isinstance(item, torch.Tensor)]
+    complaint = difference_in_kind(actual, expected, casts=all(item.is_floating_point for item in dtypes))
+    if complaint or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return Verdict(complaint)
+    value, reference = as_array(actual), as_array(expected)
+    return verdict_on(value, reference, *judge(value, reference, dtype_name(dtype or max(dtypes, key=epsilon))))
+
+
+def difference_in_kind(actual: object, expected: object, *, casts: bool = False) -> str:
+    """How values differ in dtype or shape, or as numbers; ``""`` if their elements can be compared, or are equal.
+
+    With ``casts``, the dtype may be another.
+    """
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return "" if same_number(actual, expected) else f"{in_words(actual)} instead of {in_words(expected)}"
+    ours, theirs = dense(actual), dense(expected)
+    if ours.dtype != theirs.dtype and not casts:
+        return f"dtype {ours.dtype} instead of {theirs.dtype}"
+    return "" if ours.shape == theirs.shape else f"shape {tuple(ours.shape)} instead of {tuple(theirs.shape)}"
 
 
 def epsilon(dtype: torch.dtype) -> float:
@@ -76,5 +94,6 @@ def epsilon(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
-def _in_words(value: object) -> str:
+def in_words(value: object) -> str:
+    """A value in a message."""
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)

@@ -23,32 +23,14 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..graphs.layout import significant_strides
-from .arrays import as_array, dense, dtype_name, format_of, index_of, is_equal, same_number
+from .arrays import as_array, dense, dtype_name, format_of, is_equal
 from .exact import KERNEL_ERRORS, is_floating, widened
 from .function_runs import FunctionRun, Recording, Rerun, copies
-from .rule import NOTHING, RUNS, UNITS, Beyond, Measure, judge, spread, sum_units
+from .rule import RUNS, UNITS, Measure, judge, spread, sum_units
+from .verdicts import RIGHT, Verdict, difference_in_kind, verdict_on
 
 Values: TypeAlias = "Mapping[Any, object]"
 """The results of a run by key, such as their positions."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """How a result differs from what it should be."""
-
-    complaint: str = ""  # another dtype, shape or number
-    found: Measure = Measure()
-    beyond: Beyond = NOTHING
-    where: str = ""  # the element with the largest share
-
-    @property
-    def is_wrong(self) -> bool:
-        return bool(self.complaint) or not self.found.is_rounding
-
-    def __str__(self) -> str:
-        if self.complaint or not self.is_wrong:
-            return self.complaint
-        return self.found.text(self.where)
 
 
 class ResultCheck:
@@ -90,26 +72,23 @@ class ResultCheck:
             self._exact = {key: _fitting(value, self.eager.get(key)) for key, value in self._run(None).items()}
         return self._exact
 
-    def judge(self, key: object, actual: object) -> Difference:
+    def judge(self, key: object, actual: object) -> Verdict:
         """Whether a result is right."""
         expected = self.eager.get(key)
-        if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
-            same = same_number(actual, expected)
-            return Difference("" if same else f"{_words(actual)} instead of {_words(expected)}")
+        complaint = difference_in_kind(actual, expected)
+        if complaint or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+            return Verdict(complaint)
         ours, theirs = dense(actual), dense(expected)
-        if ours.dtype != theirs.dtype:
-            return Difference(f"dtype {ours.dtype} instead of {theirs.dtype}")
-        if ours.shape != theirs.shape:
-            return Difference(f"shape {tuple(ours.shape)} instead of {tuple(theirs.shape)}")
         if is_equal(ours, theirs):
-            return Difference()
+            return RIGHT
         judge_elements = self._judge_numbers if is_floating(ours) else self._judge_discrete
         return judge_elements(key, ours, theirs)
 
-    def _judge_numbers(self, key: object, actual: torch.Tensor, expected: torch.Tensor) -> Difference:
+    def _judge_numbers(self, key: object, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
         rounded_to = self._coarser if actual.dtype is torch.float32 else actual.dtype
         value, name = as_array(actual), dtype_name(rounded_to)
-        found, beyond = judge(value, as_array(expected), name)
+        reference = as_array(expected)
+        found, beyond = judge(value, reference, name)
         exact = self.exact.get(key) if not found.is_rounding else None
         if isinstance(exact, torch.Tensor):
             reference, more = as_array(exact), self._summed(key, actual)
@@ -125,7 +104,7 @@ class ResultCheck:
                 )
                 if found.is_rounding:
                     break
-        return _difference(found, beyond, actual)
+        return verdict_on(value, reference, found, beyond)
 
     def _summed(self, key: object, actual: torch.Tensor) -> np.ndarray | None:
         """What the sums of a result may round, if that is known."""
@@ -134,7 +113,7 @@ class ResultCheck:
             return None
         return as_array(size.detach().abs()) * (sum_units(self._terms()) * format_of(actual.dtype).computed)
 
-    def _judge_discrete(self, key: object, actual: torch.Tensor, expected: torch.Tensor) -> Difference:
+    def _judge_discrete(self, key: object, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
         value, expected_array = as_array(actual), as_array(expected)
         found, beyond = judge(value, expected_array, "")
         for _ in self._perturbed_runs(key) if not found.is_rounding else ():
@@ -144,7 +123,7 @@ class ResultCheck:
             found, beyond = judge(value, expected_array, "")
             if found.is_rounding:
                 break
-        return _difference(found, beyond, actual)
+        return verdict_on(value, expected_array, found, beyond)
 
     def _perturbed_runs(self, key: object) -> Iterator[None]:
         """Makes perturbed runs, one at a time; yields after each that there is, if it has a value of ``key``."""
@@ -184,13 +163,6 @@ class ResultCheck:
         self._furthest[key] = change.astype(np.float64 if is_double else np.float32)
 
 
-def _difference(found: Measure, beyond: Beyond, actual: torch.Tensor) -> Difference:
-    where = f" at element {list(index_of(found.position, actual))}" if actual.dim() else ""
-    if found.is_rounding or is_floating(actual):
-        return Difference("", found, beyond, where)
-    return Difference(f"{found.max_ulp:.0f} of {actual.numel()} elements differ", found, beyond, where)
-
-
 def _norm(value: Any) -> float:
     array = as_array(value) if isinstance(value, torch.Tensor) else value
     return float(np.linalg.norm(np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0).reshape(-1)))
@@ -207,25 +179,15 @@ def _fitting(exact: object, eager: object) -> object:
     return torch.where(beyond, narrow.to(wide.dtype), wide) if bool(beyond.any()) else wide
 
 
-def _words(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
-
-
 ValuesOf: TypeAlias = Callable[[FunctionRun], Values]
 """Returns the results of a run, and gradients."""
 
 
 def outputs_of(run: FunctionRun) -> dict[object, object]:
     """What a function returned, by position, and under ``("input", j)`` the j-th argument if the run wrote it."""
-    written: dict[object, object] = {
-        ("input", j): run.arguments[j] for j, is_written in enumerate(run.are_written) if is_written
-    }
     values: dict[object, object] = dict(enumerate(run.returned))
-    return {key: _detached(value) for key, value in (values | written).items()}
-
-
-def _detached(value: object) -> object:
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    values |= {("input", j): run.arguments[j] for j, is_written in enumerate(run.are_written) if is_written}
+    return {key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
 class FunctionCheck(ResultCheck):
@@ -315,12 +277,9 @@ def leaves_of(results: object) -> list[object]:
 def values_check(module: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor) -> FunctionCheck:
     """The check of all values of a graph, see ``all_values``."""
     with torch.no_grad():
-        run = functools.partial(_all_values, module)
-        return FunctionCheck(run, arguments, state, values_of=lambda run: run.returned)
-
-
-def _all_values(module: fx.GraphModule, *arguments: object) -> Any:
-    return all_values(module, arguments)
+        return FunctionCheck(
+            lambda *given: all_values(module, given), arguments, state, values_of=lambda run: run.returned
+        )
 
 
 def all_values(module: fx.GraphModule, arguments: Sequence[object]) -> Any:
@@ -328,7 +287,7 @@ def all_values(module: fx.GraphModule, arguments: Sequence[object]) -> Any:
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
     interpreter.run(*arguments, enable_io_processing=False)
     values = {(node.name, i): leaf for node, value in interpreter.env.items() for i, leaf in enumerate(_flat(value))}
-    return {key: _detached(value) for key, value in values.items()}
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, values)
 
 
 def _flat(value: object) -> list[object]:
@@ -380,31 +339,27 @@ def difference_of_results(
         return f"{len(actual)} results, expected {len(expected)}"
     judge_others = functools.cache(check)
     for i, (ours, theirs) in enumerate(zip(sampled(actual), sampled(expected), strict=True)):
+        first, second = (item.like if isinstance(item, Sample) else item for item in (ours, theirs))
+        if complaint := difference_in_kind(first, second):
+            return f"result {i}: {complaint}"
+        if type(first) is not type(second):
+            return f"result {i}: {type(first).__name__} instead of {type(second).__name__}"
         if not isinstance(ours, Sample) or not isinstance(theirs, Sample):
-            if type(ours) is not type(theirs) or ours != theirs:
-                return f"result {i} is {_words(ours)}, expected {_words(theirs)}"
             continue
-        for kind in ("dtype", "shape", "layout"):
-            is_, expected_kind = getattr(ours.like, kind), getattr(theirs.like, kind)
-            if is_ != expected_kind:
-                return f"result {i} has {kind} {is_}, expected {expected_kind}"
-        if significant_strides(ours.like) != significant_strides(theirs.like):
+        if ours.like.layout != theirs.like.layout or significant_strides(ours.like) != significant_strides(theirs.like):
             return f"result {i} has another memory layout"
-        if is_rounding(ours.elements, theirs.elements):
+        if measure(ours.elements, theirs.elements).is_rounding:
             continue
         if judge_others().judge(i, ours.elements).is_wrong:
             return f"result {i} has other values"
     return ""
 
 
-def is_rounding(value: torch.Tensor, other: torch.Tensor, units_of_scale: float = 0.0) -> bool:
-    """Whether a tensor is another one of its dtype and shape, but for rounding: that of an operator, and so many units
-    of the largest element."""
-    return measure(value, other, units_of_scale).is_rounding
-
-
 def measure(value: torch.Tensor, reference: torch.Tensor, units_of_scale: float = 0.0) -> Measure:
-    """How a tensor differs from a reference of its shape, in its dtype or in float64; see ``is_rounding``."""
+    """How a tensor differs from a reference of its shape, in its dtype or in float64.
+
+    Allowed are the rounding of an operator, and so many units of the largest element.
+    """
     ours, right = as_array(value), as_array(reference)
     found, _ = judge(ours, right, dtype_name(value.dtype))
     if found.is_rounding or not units_of_scale or not is_floating(value):

@@ -35,9 +35,6 @@ _CHANCE = 1e-3
 _FITTED = 1.2
 """A pattern with a number chosen to fit must hold for fewer elements than one without, by this factor."""
 
-_CHUNK = 2**16
-"""Elements that are looked at together, so that a large tensor needs little memory."""
-
 
 @dataclasses.dataclass(frozen=True)
 class _Pattern:
@@ -68,7 +65,7 @@ def wrong_elements(
     with np.errstate(all="ignore"):
         for name, item in values.items():
             if item.dtype.kind in "fiu":
-                patterns += _value_patterns(name, item, _at_wrong_elements(item, actual.shape, positions))
+                patterns += _value_patterns(name, item, actual.shape, positions)
         errors = _errors(actual, expected, positions[worst])
     return WrongElements(
         len(positions),
@@ -107,10 +104,12 @@ def _errors(actual: np.ndarray, expected: np.ndarray, positions: np.ndarray) -> 
 
 
 def _at(item: np.ndarray, shape: tuple[int, ...], positions: np.ndarray) -> np.ndarray:
-    """The elements of an array at positions in the shape to which it is broadcast."""
+    """The elements of an array at positions in the shape to which it is broadcast; integers in float64."""
     if item.shape == shape:
-        return item.reshape(-1)[positions].astype(np.float64)
-    return np.broadcast_to(item, shape)[np.unravel_index(positions, shape)].astype(np.float64)
+        found = item.reshape(-1)[positions]
+    else:
+        found = np.broadcast_to(item, shape)[np.unravel_index(positions, shape)]
+    return found if found.dtype.kind == "f" else found.astype(np.float64)
 
 
 def _number(element: np.generic) -> Number:
@@ -119,48 +118,22 @@ def _number(element: np.generic) -> Number:
     return float(number) if is_finite else str(number)
 
 
-@dataclasses.dataclass
-class _WrongValues:
-    """A value at the wrong elements: how many of which kind, and their range."""
-
-    count: int
-    nan: int
-    nonfinite: int
-    zero: int
-    smallest: float
-    largest: float
-    least: float  # the smallest magnitude
-
-
-def _at_wrong_elements(item: np.ndarray, shape: tuple[int, ...], positions: np.ndarray) -> _WrongValues:
-    nan = nonfinite = zero = 0
-    ranges: list[tuple[float, float, float]] = []
-    for start in range(0, len(positions), _CHUNK):
-        wrong = _at(item, shape, positions[start : start + _CHUNK])
-        nan += int(np.count_nonzero(np.isnan(wrong)))
-        nonfinite += int(np.count_nonzero(~np.isfinite(wrong)))
-        zero += int(np.count_nonzero(wrong == 0))
-        ranges.append((wrong.min(), wrong.max(), np.abs(wrong).min()))
-    smallest, largest, least = np.array(ranges).T
-    range_ = float(smallest.min()), float(largest.max()), float(least.min())
-    return _WrongValues(len(positions), nan, nonfinite, zero, *range_)
-
-
-def _value_patterns(name: str, value: np.ndarray, found: _WrongValues) -> Iterator[_Pattern]:
+def _value_patterns(name: str, value: np.ndarray, shape: tuple[int, ...], positions: np.ndarray) -> Iterator[_Pattern]:
     """Properties of a value at all wrong elements. Broadcasting repeats each element of it equally often."""
-    size = max(value.size, 1)
-    low, high, least, most = found.smallest, found.largest, found.least, max(-found.smallest, found.largest)
+    wrong, size = _at(value, shape, positions), max(value.size, 1)
 
     def pattern(text: str, *has: np.ndarray, is_fitted: bool = False) -> _Pattern:
         return _Pattern(f"all where {text}", sum(map(np.count_nonzero, has)) / size, is_fitted)
 
-    if found.nan == found.count:
+    if np.isnan(wrong).all():
         yield pattern(f"{name} is NaN", np.isnan(value))
-    elif found.nonfinite == found.count and not found.nan:
+    elif np.isinf(wrong).all():
         yield pattern(f"{name} is infinite", np.isinf(value))
-    elif found.zero == found.count:
+    elif not wrong.any():
         yield pattern(f"{name} is zero", value == 0)
-    elif not found.nonfinite:
+    elif np.isfinite(wrong).all():
+        low, high, least = float(wrong.min()), float(wrong.max()), float(np.abs(wrong).min())
+        most = max(-low, high)
         if high < 0:
             yield pattern(f"{name} is negative", value < 0)
             yield pattern(f"{name} <= {high:.3g}", value <= high, is_fitted=True)

@@ -21,6 +21,7 @@ import torch
 from ..numerics import operator_facts as facts
 from ..numerics.arrays import same_number
 from ..numerics.exact import WIDER, is_floating, widen
+from ..numerics.rule import Measure
 from ..numerics.whole_graph import ResultCheck, measure
 from .call_execution import FLOAT64, CallExecution, Change, RunTarget
 from .gradients import Gradients
@@ -183,11 +184,11 @@ class CallJudge:
             complaint = "" if reference.dtype in known else f"Inconsistent dtypes: {value.dtype} {reference.dtype}"
             value = _without_unset(unset, name, value) if is_comparable else value.detach().cpu()
             found = check.judge(name, value)
-            complaint = complaint or found.complaint or (str(found) if found.found.nonfinite else "")
+            error = found.ours or Measure()
+            complaint = complaint or found.complaint or (str(found) if error.nonfinite else "")
             allclose = not found.is_wrong and not complaint
             if name in unset and not complaint:
                 complaint = f"{int(unset[name].sum())} elements that the operator leaves unset are not compared"
-            error = found.found
             compared = ComparedValue(name, dtype_name(value.dtype), shape, allclose, math.inf, None, complaint)
             if not is_comparable or not is_floating(value):
                 max_diff = measure(value, reference.cpu().to(value.dtype)).max_abs if is_comparable else math.inf

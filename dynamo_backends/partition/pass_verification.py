@@ -31,9 +31,9 @@ from ..graphs.operators import is_collective
 from ..numerics.arrays import same_number
 from ..numerics.exact import Environment, attribute
 from ..numerics.randomness import PrivateRandomness
-from ..numerics.rule import SUM_UNITS
+from ..numerics.rule import SUM_UNITS, Measure
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
-from ..numerics.whole_graph import FunctionCheck, all_values, is_rounding, measure, values_check
+from ..numerics.whole_graph import FunctionCheck, all_values, measure, values_check
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.exposed_values import common_values
 from ..runtime.session import Session
@@ -159,13 +159,13 @@ class ModelChecker:
         if not wrong:
             return None
         if is_needed:
-            return _located((wrong[0].node, wrong[0].node), _text(wrong[0]))
+            return _located((wrong[0].node, wrong[0].node), str(wrong[0].verdict()))
         before = with_needed_passes(before)
         known = {(item.node, item.index): item for item in self._judged(self._session(before)(self._arguments))}
         for item in wrong:
             old = known[item.node, item.index]
             if not old.is_wrong or not _is_same(item.value, old.value):  # not the wrong value of a node
-                return self.first_value(before, after) or _located((item.node, item.node), _text(item))
+                return self.first_value(before, after) or _located((item.node, item.node), str(item.verdict()))
         return None
 
     def _judged(self, values: Sequence[object]) -> list[Judged]:
@@ -185,19 +185,28 @@ class ModelChecker:
 
     def first_value(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value that is in both models and differs, with the difference."""
-        try:
-            for value, theirs, ours in common_values(self._session(after), before, after, self._arguments):
-                if theirs.shape == ours.shape and not is_rounding(ours, theirs, SUM_UNITS):
-                    node = value.producer()
-                    source = node.metadata_props.get("source") if node is not None else None
-                    difference = measure(ours, theirs).text()
-                    return f"{value.name}{f' ({source})' if source else ''}: {difference}"
-        except SessionError:  # rejected with its values as outputs; the caller names a result instead
-            pass
-        return None
+        found = first_changed_value(self._session(after), before, after, self._arguments)
+        if found is None:
+            return None
+        value, difference = found
+        node = value.producer()
+        source = node.metadata_props.get("source") if node is not None else None
+        return f"{value.name}{f' ({source})' if source else ''}: {difference.text()}"
 
     def _session(self, model: ir.Model) -> BoundSession:
         return BoundSession(Session(model, self._settings), self._inputs, self._outputs)
+
+
+def first_changed_value(
+    bound: BoundSession, before: ir.Model, after: ir.Model, arguments: Sequence[object]
+) -> tuple[ir.Value, Measure] | None:
+    """The first value of ``after``, in execution order, that is another in ``before``; ``None`` also if ONNX Runtime
+    rejects one of the models with all values as outputs."""
+    with contextlib.suppress(SessionError):
+        for value, old, new in common_values(bound, before, after, arguments):
+            if old.shape == new.shape and not (found := measure(new, old, SUM_UNITS)).is_rounding:
+                return value, found
+    return None
 
 
 def _difference(old: FunctionCheck, name: str, new: Mapping[tuple[str, int], object], name_after: str) -> str:
@@ -222,12 +231,10 @@ def _key(node: fx.Node) -> tuple[fx.Node, int | None]:
 
 def _is_same(value: object, other: object) -> bool:
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-        return value.shape == other.shape and value.dtype == other.dtype and is_rounding(value, other, SUM_UNITS)
+        return (
+            value.shape == other.shape and value.dtype == other.dtype and measure(value, other, SUM_UNITS).is_rounding
+        )
     return same_number(value, other)
-
-
-def _text(judged: Judged) -> str:
-    return judged.complaint or judged.found.text()
 
 
 def _located(changed: tuple[fx.Node, fx.Node], difference: str) -> str:

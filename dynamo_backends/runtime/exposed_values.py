@@ -10,6 +10,7 @@ import torch
 
 from .binding import BoundSession, OutputSpec
 from .session import Session, final_session
+from .settings import SessionSettings
 
 
 def values_of_session(
@@ -81,22 +82,41 @@ def _exposed_values(
     if not specs:
         return {}
     model.graph.outputs.clear()
+    add_outputs(model, values, specs)
+    for node in reversed(model.graph):
+        if not any(value.is_graph_output() or value.uses() for value in node.outputs):
+            model.graph.remove(node, safe=True)
+    constants = None if constants is None else used_constants(model, constants)
+    exposed = exposed_session(model, session.settings, constants)
+    results = BoundSession(exposed, bound.inputs, specs)(args)
+    return {spec.name: value for spec, value in zip(specs, results, strict=True)}
+
+
+def add_outputs(model: ir.Model, values: Mapping[str, ir.Value], specs: Sequence[OutputSpec]) -> None:
+    """Adds outputs to a model, of its ``values`` by name."""
     for spec in specs:
         value = values[spec.name]
         value.dtype = ir.tensor_adapters.from_torch_dtype(spec.dtype)
         model.graph.outputs.append(value)
-    for node in reversed(model.graph):
-        if not any(value.is_graph_output() or value.uses() for value in node.outputs):
-            model.graph.remove(node, safe=True)
-    if constants is not None:
-        unused = {value.name: value for value in model.graph.inputs if value.name in constants and not value.uses()}
-        constants = {name: item for name, item in constants.items() if name not in unused}
-        for value in unused.values():
-            model.graph.inputs.remove(value)
-    settings = dataclasses.replace(session.settings, optimize=False, shares_graph=True, arena=False)
-    exposed = Session(model, settings) if constants is None else final_session(model, settings, constants)
-    results = BoundSession(exposed, bound.inputs, specs)(args)
-    return {spec.name: value for spec, value in zip(specs, results, strict=True)}
+
+
+def used_constants(model: ir.Model, constants: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The constants that an optimized model reads; the others are removed from it."""
+    unused = {value.name: value for value in model.graph.inputs if value.name in constants and not value.uses()}
+    for value in unused.values():
+        model.graph.inputs.remove(value)
+    for name, initializer in list(model.graph.initializers.items()):
+        if not initializer.uses() and not initializer.is_graph_output():
+            del model.graph.initializers[name]
+    return {name: item for name, item in constants.items() if name not in unused}
+
+
+def exposed_session(
+    model: ir.Model, settings: SessionSettings, constants: Mapping[str, torch.Tensor] | None = None
+) -> Session:
+    """A session with the settings of another that does not optimize; with ``constants``, of an optimized model."""
+    settings = dataclasses.replace(settings, optimize=False, shares_graph=True, arena=False)
+    return Session(model, settings) if constants is None else final_session(model, settings, constants)
 
 
 def tensors(values: Mapping[str, object]) -> dict[str, torch.Tensor]:

@@ -66,7 +66,7 @@ class Measure:
         for name, value in ours.items():
             eager = self.eager[name]
             assert (value.dtype, value.shape) == (eager.dtype, eager.shape), name
-            found = verdict(value, eager, self.exact[name])
+            found = verdict(value, self.exact[name])
             right = [eager, *(item[name] for item in self.others)]
             off = max(float((item.double() - self.exact[name]).abs().max()) for item in right)
             if found.is_wrong and (found.ours is None or found.ours.max_abs > 10 * off):
