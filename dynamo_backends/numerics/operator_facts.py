@@ -89,6 +89,8 @@ _EXACT = frozenset(
 )  # fmt: skip
 """Operators that compare, select or round to whole numbers: on the same numbers, no rounding changes their result."""
 
+_ROUNDED_ONCE = frozenset({"add", "sub", "rsub", "mul", "div", "sqrt", "reciprocal"})
+
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 
 _POOLS = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}
@@ -122,6 +124,11 @@ def moves(node: fx.Node) -> bool:
 def is_exact(node: fx.Node) -> bool:
     """Whether a node computes nothing that may be rounded otherwise."""
     return base_name(node) in _EXACT or moves(node)
+
+
+def is_rounded_once(node: fx.Node) -> bool:
+    """Whether each element of a node's result is the rounding of the exact one."""
+    return base_name(node) in _ROUNDED_ONCE and len(node.args) <= 2 and not node.kwargs
 
 
 def is_pointwise(node: fx.Node) -> bool:

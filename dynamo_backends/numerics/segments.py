@@ -440,12 +440,15 @@ class _Value:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether rounding changes nothing: the segment only compares and selects, and reads no half precision that was
-        computed, which a session may read as it was before it was rounded."""
+        """Whether rounding explains no more: the segment only compares and selects, or rounds once, and reads no half
+        precision that was computed, which a session may read as it was before it was rounded."""
         read = floats(list(self._values_read()))
         computed = [node for node in self._segment.inputs if node not in self._check._given]
         is_rounded = any(map(_is_half, floats([self._values[node] for node in computed])))
-        return not read or (all(map(facts.is_exact, self._segment.nodes)) and not is_rounded)
+        rounds_once = sum(not facts.moves(node) for node in self._segment.nodes) == 1 and not self._actual.is_complex()
+        nodes = self._segment.nodes
+        is_known = all(facts.is_exact(node) or (rounds_once and facts.is_rounded_once(node)) for node in nodes)
+        return not read or (is_known and not is_rounded)
 
     def _values_read(self) -> Iterator[object]:
         return (self._values[node] for node in self._segment.inputs)
@@ -621,8 +624,8 @@ class _Value:
         return pytree.tree_map(one, self._values[node])
 
     def _defined(self) -> np.ndarray | None:
-        """The elements that do not depend on uninitialized memory, nor on the order of writes to one place; ``None`` if
-        all are defined."""
+        """The elements that do not depend on uninitialized memory, nor on the order of writes to one place, of which
+        each may stay; ``None`` if all are defined."""
         nodes = self._segment.nodes
         if not any(facts.may_overwrite(node) or node.target in UNINITIALIZED for node in nodes):
             return None
@@ -636,7 +639,13 @@ class _Value:
                 values[node] = _call(self._check._run_node, node, values)
         other, first = as_array(dense(self._of(values[nodes[-1]]))), as_array(self._expected)
         with np.errstate(all="ignore"):
-            return (other == first) | ((other != other) & (first != first))
+            defined = (other == first) | ((other != other) & (first != first))
+        if facts.may_overwrite(nodes[-1]):
+            read = pytree.tree_leaves(fx.map_arg(nodes[-1].args, values.__getitem__))
+            written = [item for item in read if isinstance(item, torch.Tensor) and item.dtype is self._actual.dtype][1:]
+            numbers = np.concatenate([as_array(item).reshape(-1) for item in written]) if written else self._array
+            defined[~defined] = ~np.isin(self._array[~defined], numbers)
+        return defined
 
 
 def _off_by(value: torch.Tensor, most: torch.Tensor, factor: float, generator: torch.Generator) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from dynamo_backends.numerics.segments import Judged, RecordedValues, SegmentCheck
 
@@ -14,12 +15,21 @@ aten = torch.ops.aten
 
 
 def judged(
-    target: Callable[..., object], arguments: tuple[torch.Tensor, ...], actual: object, **kwargs: object
+    target: Callable[..., object], arguments: tuple[object, ...], actual: object, **kwargs: object
 ) -> tuple[Judged | None, Mapping[str, str]]:
     """What is found of the result of one node, and what could not be judged."""
     graph = fx.Graph()
-    given = {graph.placeholder(f"x{i}"): value for i, value in enumerate(arguments)}
-    node = graph.call_function(target, tuple(given), kwargs)
+    given: dict[fx.Node, object] = {}
+
+    def node_of(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        node = graph.placeholder(f"x{len(given)}")
+        given[node] = value
+        return node
+
+    args = pytree.tree_map(node_of, arguments)
+    node = graph.call_function(target, args, kwargs)
     node.meta["val"] = actual
     check = SegmentCheck([*given, node], given, RecordedValues({(node, None): actual}))
     found = [item for item in check.judge() if item.node is node]
@@ -76,3 +86,23 @@ def test_packed_numbers_are_compared_by_their_bits() -> None:
     for other, is_wrong in ((0, False), (1, True)):
         found, _ = judged(aten.view.dtype, (x,), (x + other).view(torch.float4_e2m1fn_x2), dtype=torch.float4_e2m1fn_x2)
         assert found is not None and found.is_wrong is is_wrong
+
+
+def is_wrong(target: Callable[..., object], arguments: tuple[object, ...], actual: torch.Tensor) -> bool:
+    found, unchecked = judged(target, arguments, actual)
+    assert found is not None and not unchecked
+    return found.is_wrong
+
+
+def test_what_is_rounded_once_is_not_excused_by_its_arguments() -> None:
+    x, y = torch.randn(16) + 1e3, torch.randn(16) + 1e3
+    assert not is_wrong(aten.sub.Tensor, (x, y), x - y)
+    assert is_wrong(aten.sub.Tensor, (x, y), (x - y) * 1.0001)
+
+
+def test_of_several_writes_to_one_place_any_may_stay_and_nothing_else() -> None:
+    x, index, source = torch.zeros(3), torch.tensor([1, 1, 1, 0]), torch.tensor([5.0, 6.0, 7.0, 8.0])
+    for number in (5.0, 6.0, 7.0, 18.0, 0.0, float("nan")):
+        actual = torch.tensor([8.0, number, 0.0])
+        assert is_wrong(aten.index_put.default, (x, [index], source), actual) == (number not in source)
+        assert is_wrong(aten.scatter.src, (x, 0, index, source), actual) == (number not in source)
