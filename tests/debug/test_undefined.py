@@ -67,17 +67,23 @@ def test_what_is_written_and_what_reads_it(name: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", CASES)
 def test_which_elements_are_undefined(name: str) -> None:
-    """Those are right whatever was written there; a fault at another is one."""
+    """Of the numbers that were written there, any is right; any other is a fault."""
     write, arguments, is_undefined = CASES[name]
     module = make_fx(write)(torch.randn(5, 3), *arguments)
     inputs = module.graph.find_nodes(op="placeholder")
     given = dict(zip(inputs, (torch.zeros(5, 3), *arguments), strict=True))
     nodes = [item for item in module.graph.nodes if item.op == "call_function"]
     right = write(torch.zeros(5, 3), *arguments)
-    wrong = []
-    for i in range(right.numel()):
+
+    def is_wrong(position: int, number: float) -> bool:
         value = right.clone()
-        value.view(-1)[i] += 100
-        known = RecordedValues({(nodes[-1], None): value})
-        wrong += [judged.is_wrong for judged in SegmentCheck(nodes, given, known).judge() if judged.node is nodes[-1]]
-    assert any(wrong) and all(wrong) != is_undefined
+        value.view(-1)[position] = number
+        check = SegmentCheck(nodes, given, RecordedValues({(nodes[-1], None): value}))
+        (judged,) = (item for item in check.judge() if item.node is nodes[-1])
+        return judged.is_wrong
+
+    elements = list(enumerate(right.view(-1).tolist()))
+    assert all(is_wrong(i, number + 100) for i, number in elements)
+    written = arguments[-1].view(-1).tolist()
+    others = [is_wrong(i, other) for i, number in elements for other in written if other != number]
+    assert any(others) and all(others) != is_undefined
