@@ -35,6 +35,7 @@ from ..numerics.exact import TOLERANT_REPLACEMENTS, is_floating, widened, wider_
 from ..numerics.function_runs import CopiedMemory, Rerun, is_strided, memory_of, passed, storage_of
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.rule import FORMATS, judge
+from ..numerics.verdicts import Verdict
 from ..numerics.whole_graph import ResultCheck
 from .interpreter import Interpreter, flat
 
@@ -259,8 +260,8 @@ class CallRuns:
 
     def differing(
         self, program: Program, expected: Outcome, actual: Outcome, rounding: torch.dtype = torch.float64
-    ) -> list[Key]:
-        """The keys of values that differ by more than the rounding of a dtype; ``expected`` is of ``program``."""
+    ) -> dict[Key, Verdict]:
+        """The values that differ by more than the rounding of a dtype; ``expected`` is of ``program``."""
         has_gradients = not (expected.unchecked or actual.unchecked)
         keys = [key for key in {**expected.values, **actual.values} if has_gradients or not is_of_backward(key)]
 
@@ -378,8 +379,8 @@ def _plain(value: object) -> object:
 
 def differing(
     pairs: Mapping[_K, tuple[object, object]], again: Callable[[int], Mapping[_K, object]], terms: int
-) -> list[_K]:
-    """The keys of pairs whose values differ by more than rounding.
+) -> dict[_K, Verdict]:
+    """The pairs whose values differ by more than rounding.
 
     Args:
         pairs: expected values, and others.
@@ -395,7 +396,7 @@ def differing(
         return expected if seed is None else {key: _plain(value) for key, value in again(seed).items() if key in far}
 
     check = ResultCheck({key: expected[key] for key in far}, run, terms=lambda: terms)
-    return [key for key in far if check.judge(key, others[key]).is_wrong]
+    return {key: found for key in far if (found := check.judge(key, others[key])).is_wrong}
 
 
 _LEAST_TERMS = 2**12

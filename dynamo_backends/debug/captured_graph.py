@@ -37,7 +37,6 @@ from .call_runs import (
     interpreted,
     is_of_backward,
 )
-from .first_changed_node import difference
 from .rows import Blame, Finding, exception_text
 from .stage_graphs import PreGradGraphs, StageGraphs, place_of_result
 from .wrong_decomposition import DecompositionCheck, NodeTracker
@@ -201,7 +200,7 @@ class _Search:
         found = {FORWARD: Finding(unchecked=unchecked), BACKWARD: Finding()}
         if gradients:
             found[BACKWARD] = Finding(unchecked=[f"the gradients: {gradients}"])
-        keys = runs.differing(program, expected, actual)
+        keys = list(runs.differing(program, expected, actual))
         blames = self._blames(keys, expected, actual) if keys else self.in_passes(casts=True)
         for direction, blame in blames.items():
             found[direction] = dataclasses.replace(found[direction], culprit=blame)
@@ -231,13 +230,12 @@ class _Search:
         rounded = runs.differing(interpreted(graph), expected, actual, rounding=dtype)
         if rounded:  # decompositions compute constants, such as positions between pixels, in the model's dtype
             again = runs.differing(captured.program(self._compiled), actual, expected, rounding=dtype)
-            rounded = [key for key in rounded if key in again]
+            rounded = {key: found for key, found in rounded.items() if key in again}
         if not rounded:  # a pass rounded a constant
             return {}
-        key = next((key for key in rounded if is_of_backward(key) == (directions[0] == BACKWARD)), rounded[0])
+        key = next((key for key in rounded if is_of_backward(key) == (directions[0] == BACKWARD)), next(iter(rounded)))
         place = place_of_result(captured.pre_grad.last, key)
-        found = difference(runs.value_of(key, expected), runs.value_of(key, actual))
-        return {directions[0]: blame_of(place, Cause(CauseKind.TRACE), found)}
+        return {directions[0]: blame_of(place, Cause(CauseKind.TRACE), rounded[key])}
 
     @functools.cached_property
     def _graph_arguments(self) -> Mapping[str, Sequence[object]]:

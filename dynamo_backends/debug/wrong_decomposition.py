@@ -20,8 +20,8 @@ from ..dumps.blame import Cause, CauseKind
 from ..graphs.locations import Place, place_of
 from ..numerics.operator_facts import terms_of
 from ..numerics.randomness import is_random
+from ..numerics.verdicts import Verdict
 from .call_runs import CallInterpreter, CallMode, differing
-from .first_changed_node import difference
 from .rows import Blame
 
 Table = Mapping[object, Callable[..., Any]]
@@ -61,11 +61,11 @@ class DecompositionCheck(TorchDispatchMode):
         pairs = enumerate(zip(native, pytree.tree_leaves(result), strict=False))
         leaves = {i: pair for i, pair in pairs if pair[0] is not None}
         with _disable_current_modes():
-            wrong = [leaves[i] for i in differing(leaves, again, terms_of(operator, args, native[0]))]
-            if wrong:
-                self._blame(operator, *wrong[0])
+            for found in differing(leaves, again, terms_of(operator, args, native[0])).values():
+                self._blame(operator, found)
+                break
 
-    def _blame(self, operator: Any, expected: object, actual: object) -> None:
+    def _blame(self, operator: Any, found: Verdict) -> None:
         name, source, module = self._tracker.current()
         self.culprit = Blame(
             name or str(operator),
@@ -73,7 +73,7 @@ class DecompositionCheck(TorchDispatchMode):
             source=source,
             module=module,
             code=written_at(self._table[operator]),
-            difference=difference(expected, actual),
+            difference=found,
         )
 
 

@@ -13,8 +13,8 @@ from ..dumps.blame import Cause
 from ..graphs.locations import Place, place_of
 from ..numerics.exact import KERNEL_ERRORS
 from ..numerics.verdicts import Verdict
-from .call_runs import CallRuns, Key, Outcome, interpreted
-from .first_changed_node import ChangedNode, difference, first_changed_node
+from .call_runs import CallRuns, Outcome, interpreted
+from .first_changed_node import ChangedNode, first_changed_node
 from .rows import Blame
 from .stage_graphs import StageGraphs, Step, place_of_result
 
@@ -43,8 +43,8 @@ def first_wrong_step(runs: CallRuns, graphs: StageGraphs, narrow: Sequence[objec
         return None
     for step in graphs.steps[1:]:
         new = runs.run(interpreted(step.graph))
-        keys = runs.differing(interpreted(before.graph), old, new)
-        found = _changed_place(runs, before, step, narrow, keys, old, new) if keys else None
+        is_same = not runs.differing(interpreted(before.graph), old, new)
+        found = None if is_same else _changed_place(runs, before, step, narrow, old, new)
         if found is not None:
             return blame_of(found.place, step.cause, found.difference)
         before, old = step, new
@@ -56,7 +56,6 @@ def _changed_place(
     before: Step,
     step: Step,
     arguments: Sequence[object],
-    keys: Sequence[Key],
     old: Outcome,
     new: Outcome,
 ) -> ChangedNode | None:
@@ -65,13 +64,13 @@ def _changed_place(
         node = first_changed_node(before.graph, step.graph, arguments, runs.state, casts=False)
         if node is not None:
             return node
-    keys = runs.differing(interpreted(before.graph), old, new, rounding=before.dtype)
-    if not keys:
+    differing = runs.differing(interpreted(before.graph), old, new, rounding=before.dtype)
+    if not differing:
         return None
-    found = difference(runs.value_of(keys[0], old), runs.value_of(keys[0], new))
+    key, found = next(iter(differing.items()))
     matched = next((node for node in before.graph.graph.nodes if node.name in step.matches), None)
     if matched is None:
-        return ChangedNode(place_of_result(before.graph, keys[0]), found)
+        return ChangedNode(place_of_result(before.graph, key), found)
     return ChangedNode(place_of(matched), dataclasses.replace(found, elements=None))  # they are those of the result
 
 
