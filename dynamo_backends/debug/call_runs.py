@@ -7,8 +7,8 @@
     actual = runs.run(interpreted(rewritten))
     runs.differing(interpreted(captured), expected, actual)
 
-Two programs that compute the same differ in float64 by its rounding only. How much that is, of numbers that cancel,
-perturbed runs show, see ``numerics.whole_graph``; they are made only if results differ.
+Two equal programs differ only by the rounding of float64. If results differ by more, perturbed runs show how much
+cancellation amplifies it, see ``numerics.whole_graph``.
 
 What depends on no argument is computed in the model's dtype, since passes fold it.
 """

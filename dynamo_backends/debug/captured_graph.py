@@ -2,9 +2,9 @@
 
 Once per graph, and per set of sizes that is compared, both run in float64 on copies of a call's arguments: results,
 changed arguments and gradients must be equal but for float64's rounding. The compiled function is that of the user's
-call, with all wrappers of AOTAutograd; instead of the sessions, an interpreter runs its graphs after ``post_grad``. So
-what is compared are all stages up to ``post_grad``, and their values are those that the passes, decompositions and
-wrappers should not change. Only if they differ, each stage and pass is looked at (``_Search``).
+call, with all wrappers of AOTAutograd; instead of the sessions, an interpreter runs its graphs after ``post_grad``.
+This covers all stages up to ``post_grad``: passes, decompositions and wrappers. Only if the results differ, ``_Search``
+compares each stage and pass.
 
 Casts are not seen in float64: a pass that adds some to a lower precision is compared in the model's dtypes.
 """
@@ -54,7 +54,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def doing(what: object) -> Iterator[None]:
-    """What this thread does with the graphs of a call, until the block ends: see ``what_is_done``."""
+    """Sets, for this thread and block, how graphs run; ``what_is_done`` returns it."""
     before, _thread.doing = _thread.doing, what
     try:
         yield
@@ -63,7 +63,11 @@ def doing(what: object) -> Iterator[None]:
 
 
 def what_is_done() -> object:
-    """An ``Interpretation``, a ``run_comparison.Recording``, ``COMPARING``, or ``None``: they run as usual."""
+    """How graphs run in this thread.
+
+    ``Interpretation``: by an interpreter; ``run_comparison.RecordedForwards``: recorded and judged; ``COMPARING`` or
+    ``None``: as usual.
+    """
     return _thread.doing
 
 
@@ -285,7 +289,7 @@ class _Search:
         if blame is not None:
             return {FORWARD: blame}
         later = captured.joint, *captured.post_grad.values()
-        if not any(graphs.lowering_steps if casts else graphs.has_passes for graphs in later):
+        if not any(graphs.narrowing_steps if casts else graphs.has_passes for graphs in later):
             return {}
         return self._in_later_stages(find, [FORWARD], {})
 

@@ -13,10 +13,11 @@ _LEGEND = """\
 mark     '=' bitwise equal to eager on the same inputs   '~' within rounding   '!' wrong   '?' not deterministic
          ' ' not judged: the session that ran does not have it, or it is given (random numbers, side effects)
 value    the FX node, 'name__1' for its second result; '>': a result of the graph; (your name of it)
-error    largest absolute error against PyTorch on the inputs that the value was computed from
+error    largest absolute error against PyTorch on the same inputs; against its float64 from the step 'float64' on
 limit    the tolerance of the element whose error is the largest multiple of it
 share    that multiple: above 1 the value is wrong
-step     what decided: 'eager', 'sums' (and what sums may round), 'float64', 'undefined' elements left out, 'perturbed'
+step     the last check: 'equal' to eager bit for bit, 'eager', 'sums' (eager, and what sums may round), 'float64',
+         'undefined' (without elements that nothing defines), 'perturbed' (and what perturbed inputs change)
 with     nodes before it that are judged together with it: the session does not have their values
 region   the ONNX model that computes it; 'PyTorch' if it does not run on ONNX Runtime
 source   the line; for a library's line also the line in your files that called it; then a wrong dtype or shape

@@ -68,7 +68,7 @@ graph_000/               one Dynamo graph; each graph break and each recompile s
   passes/                what each pass changed, as a diff; also in the folders below
   forward/  backward/  or  inference/
     aten.py              one direction; post_grad.py: after our passes
-    side_by_side.txt     every value: ONNX Runtime and PyTorch against float64; wrong nodes are marked with !
+    side_by_side.txt     every value against PyTorch on the same inputs; ! is wrong, ? not deterministic
     side_by_side.json    the same with every measure
     region_0/            one ONNX model
       model.onnx             as translated; model.optimized.onnx: after our passes; model.session.onnx: as it ran

@@ -1,8 +1,8 @@
 """The verdict on the values of one run: the first that is wrong, and its cause.
 
 Each value that the run has is judged with its segment, see ``numerics.segments``. For the first wrong one, the cause is
-searched in this order: another run of the session gives another value; the session has an old weight; the segment's
-nodes alone, translated and not optimized, are wrong as well; a pass or an optimizer rewrote them wrongly.
+searched in this order: the session is not deterministic; it has an old weight; another session of the same model is
+right; the segment's nodes, translated alone and not optimized, are wrong too; a pass or an optimizer is wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..numerics.exact import Environment, widen
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict
 from .node_sessions import NodeSessions
-from .recorded_run import RecordedRun, differing
+from .recorded_run import RecordedRun, bitwise_differing
 from .row_making import RowMaker
 from .rows import Blame, ExpectedValues, GraphComparison, Row, exception_text
 from .run_values import Hidden, NotShownError, RunValues, given_values
@@ -206,7 +206,7 @@ class _Search:
             return False
         for _ in range(_AGAIN):
             value = self._values.run_again(compiled).get(row.name)
-            if isinstance(value, torch.Tensor) and differing([judged.value], [value]):
+            if isinstance(value, torch.Tensor) and bitwise_differing([judged.value], [value]):
                 row.instability = Instability(compiled.bound.threads, judged.found)
                 return True
         return False

@@ -44,7 +44,7 @@ from .node_sessions import NodeSessions
 from .record import Record, RecordObserver
 from .recorded_run import RecordedRun, can_be_compared, record_run
 from .rows import ExpectedValues, Finding, GraphComparison, exception_text
-from .run_comparison import ComparedEntry, Judge, JudgedRun, Recording
+from .run_comparison import ComparedEntry, Judge, JudgedRun, RecordedForwards
 from .stage_files import PassDiffs, StageFiles
 from .stage_graphs import StageGraphs
 from .tensor_files import write_tensor
@@ -340,7 +340,7 @@ class _ComparedGraph:
         selected: SelectedRun | None = None
         try:
             if what is not COMPARING and self.observer.is_open and can_be_compared(args):
-                if isinstance(what, Recording):
+                if isinstance(what, RecordedForwards):
                     self.selector.add(args)
                 elif self.judge.selects_runs:
                     selected = self.selector.begin(args)
@@ -348,11 +348,11 @@ class _ComparedGraph:
         except Exception as error:
             self._fail(selected, error)
             selected = None
-        if isinstance(what, Recording):
+        if isinstance(what, RecordedForwards):
             return self._recorded(args, what)
         return self.loaded.run(args) if selected is None else self._compared(args, selected)
 
-    def _recorded(self, args: list[object], recording: Recording) -> Sequence[object]:
+    def _recorded(self, args: list[object], recording: RecordedForwards) -> Sequence[object]:
         """A run of a compared call, see ``ComparedEntry``. PyTorch's exceptions in it are the user's."""
         run = record_run(self.graph, self.loaded, args)
         try:

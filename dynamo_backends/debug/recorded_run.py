@@ -41,7 +41,7 @@ class RepeatedRegion:
 
 @dataclasses.dataclass
 class RecordedRun:
-    """One run of a graph. Dictionaries with numbers are by region.
+    """One run of a graph. Integer keys are region indices.
 
     ``values`` has those of the graph before the split, copied before the graph overwrites them. ``sessions`` are those
     that ran: another thread may use some with other weights.
@@ -101,14 +101,14 @@ def repeat_region(bound: BoundSession, args: Sequence[object], outputs: Sequence
     try:
         with torch.no_grad():
             for _ in range(REPEATS):
-                for i, value in differing(outputs, bound(args)):
+                for i, value in bitwise_differing(outputs, bound(args)):
                     others.setdefault(i, []).append(value)
     except Exception as error:  # ``unchecked`` says so, and the user's run goes on
         return RepeatedRegion(others, f"{type(error).__name__}: {error}")
     return RepeatedRegion(others)
 
 
-def differing(first: Sequence[object], second: Sequence[object]) -> list[tuple[int, torch.Tensor]]:
+def bitwise_differing(first: Sequence[object], second: Sequence[object]) -> list[tuple[int, torch.Tensor]]:
     """The tensors of ``second`` that differ in a bit from those of ``first``, with their positions."""
     return [
         (i, after)

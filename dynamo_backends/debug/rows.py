@@ -56,7 +56,7 @@ class Row(ValueRow[Measure]):
 
     @property
     def is_right(self) -> bool:
-        """Whether rounding explains the error; also of a value that is not known."""
+        """Whether the error is within the tolerance; true also for a value that was not judged."""
         return not self.complaint and (self.error is None or self.error.is_rounding)
 
     @property

@@ -55,7 +55,7 @@ class JudgedRun:
 
 
 @dataclasses.dataclass(eq=False)
-class Recording:
+class RecordedForwards:
     """The runs of a captured graph's forwards in one of its calls."""
 
     captured: CapturedGraph
@@ -88,11 +88,11 @@ class Judge:
 
     @property
     def doing(self) -> object:
-        """What this thread does with the graph: an ``Interpretation`` of it, a ``Recording`` of its call, ``COMPARING``
-        other values, or ``None``."""
+        """How this thread runs the graph: an ``Interpretation`` of it, a ``RecordedForwards`` of its call,
+        ``COMPARING`` other values, or ``None``."""
         what = what_is_done()
-        is_of_another = isinstance(what, (Interpretation, Recording)) and what.captured is not self.captured
-        return None if is_of_another or (isinstance(what, Recording) and self.selects_runs) else what
+        is_of_another = isinstance(what, (Interpretation, RecordedForwards)) and what.captured is not self.captured
+        return None if is_of_another or (isinstance(what, RecordedForwards) and self.selects_runs) else what
 
     def judge(self, graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions) -> JudgedRun:
         """Compares a run; must be called before the user can write into its arguments and results."""
@@ -197,7 +197,7 @@ class ComparedEntry:
     def _compared(self, args: Sequence[object], selected: SelectedRun) -> object:
         """All that a compared call does, in order. No exception of a comparison reaches the user."""
         captured, arguments = self.captured, self.captured.all_arguments(args)
-        recording = Recording(captured)
+        recording = RecordedForwards(captured)
         stages: Mapping[str, Finding] = {}
         eager = EagerCall()
         try:

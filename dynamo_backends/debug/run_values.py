@@ -16,7 +16,7 @@ from ..errors import CompiledNodesError, SessionError, first_line
 from ..exporter.translate import value_names
 from ..graphs.artifacts import CompiledGraph, CompiledRegion
 from ..partition.regions import is_ordered
-from .recorded_run import RecordedRun, differing
+from .recorded_run import RecordedRun, bitwise_differing
 from .session_values import SessionValues, ShownSessions
 
 
@@ -95,7 +95,7 @@ class RunValues:
         inner = self._inner.pop(name, None)
         if recorded is None:
             return inner
-        if isinstance(inner, torch.Tensor) and differing([recorded], [inner]):
+        if isinstance(inner, torch.Tensor) and bitwise_differing([recorded], [inner]):
             self._of_shown[name] = inner
         return recorded
 

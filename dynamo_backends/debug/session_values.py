@@ -140,7 +140,7 @@ class SessionValues:
 
 
 class ShownSessions:
-    """The models that show the values of sessions, each made once as long as its session lives."""
+    """Caches a ``SessionValues`` for each session, as long as the session lives."""
 
     def __init__(self) -> None:
         self._made: weakref.WeakKeyDictionary[object, SessionValues] = weakref.WeakKeyDictionary()

@@ -86,7 +86,7 @@ class StageGraphs:
         return [node.name for node in self.first.graph.find_nodes(op="placeholder")]
 
     @property
-    def lowering_steps(self) -> list[tuple[Step, Step]]:
+    def narrowing_steps(self) -> list[tuple[Step, Step]]:
         """The steps after which the graph has more casts to a lower precision, each after the step before it."""
         casts = list(map(_casts, (step.graph for step in self.steps)))
         pairs = zip(self.steps, self.steps[1:], casts, casts[1:], strict=False)

@@ -64,8 +64,8 @@ def find_rewrite(
 ) -> tuple[Cause, str]:
     """Finds the pass or optimizer that makes ``value`` wrong, and the first value that it changed.
 
-    If another session of the same model is right, the cause is the session that ran, ``bound``. In that, the tensor
-    ``value`` is wrong, and in the exported model it is right. ``steps`` are in order, ``actual`` the values of the run.
+    The cause is a node if the exported model gives the same wrong value, and the session that ran, ``bound``, if
+    another session of the same model is right. ``steps`` are in order; ``actual`` has the values of the run.
     """
     search = _RewriteSearch(compiled, bound, actual, value)
     optimized = compiled.optimized_model

@@ -84,7 +84,7 @@ def changing_step(
     """
     if graphs.is_unchanged:
         return None
-    for before, step in graphs.lowering_steps if casts else itertools.pairwise(graphs.steps):
+    for before, step in graphs.narrowing_steps if casts else itertools.pairwise(graphs.steps):
         node = first_changed_node(before.graph, step.graph, arguments, state, casts=casts)
         if node is not None:
             return blame_of(node.place, step.cause, node.difference)

@@ -1,9 +1,9 @@
-"""Runs a call of PyTorch, such as a node of an FX graph, as eager does and in float64.
+"""Runs one call of PyTorch, such as a node of an FX graph, in eager or in float64.
 
 In float64, more than the tensors is widened: dtype arguments, tensor constants, and results in the default dtype (a
-quotient of integers, a tensor of Python numbers). The default dtype itself is global and is not changed. Eager's result
-is used for what is not continuous (booleans, indices, integers), random numbers and bit casts: there, a tiny difference
-of the inputs changes the whole result.
+quotient of integers, a tensor of Python numbers). The default dtype itself is global and is not changed. Integers and
+booleans are computed from float64 too. A tiny difference of the inputs can change them completely, so callers that need
+eager's use ``keep_discrete``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 ::
 
     recording = Recording()
-    eager = FunctionRun(function, copies(arguments), state, recording)
-    exact = FunctionRun(function, copies(arguments, wide=True), state, Rerun(recording))
+    are_leaves = [True] * len(arguments)
+    eager = FunctionRun(function, copies(arguments), are_leaves, state, recording)
+    float64 = FunctionRun(function, copies(arguments, wide=True), are_leaves, state, Rerun(recording))
 
 Dispatch modes see every ATen operator that reaches a kernel, in forward and backward. ``Recording`` is active in the
 eager run and stores what float64 must not decide: booleans, indices and integers that are computed from

@@ -1,6 +1,6 @@
-"""What the verification needs to know of ATen operators: which of them add up many terms, move elements, round inside.
+"""Facts about ATen operators that tolerances depend on: which add up many terms, only move elements, or round inside.
 
-The functions take a node and the values of the nodes that it reads.
+Most functions take a node and the values that it reads; those that take a ``function`` are for calls without a graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUMS = frozenset(
         "native_layer_norm_backward", "_scaled_dot_product_flash_attention_for_cpu",
     }
 )  # fmt: skip
-"""Operators that add up products of their arguments."""
+"""Operators that add up elements of their arguments, or products of them."""
 
 _NORMS = frozenset(
     {"native_layer_norm", "native_group_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit"}
@@ -143,7 +143,7 @@ def keeps_magnitudes(node: fx.Node) -> bool:
 
 
 def only_adds(node: fx.Node) -> bool:
-    """Whether ``magnitudes`` tells all that a node may round: it is linear in each argument."""
+    """Whether ``magnitudes`` bounds all that a node may round; not for normalizations and attention."""
     name = base_name(node)
     return keeps_magnitudes(node) and "norm" not in name and "attention" not in name
 

@@ -1,4 +1,4 @@
-"""The rule by which numbers are right: the tolerance of each element, and the elements beyond it.
+"""Compares arrays: the tolerance of each element, the error, and the elements beyond their tolerance.
 
 ::
 
@@ -43,7 +43,7 @@ SUM_UNITS = 4.0
 grow with the square root of K; kernels add in blocks and lanes, in which 16 or more terms have separate sums."""
 
 LANES = 24.0
-"""What the square root of the number of terms is divided by beyond: of K terms in 16 lanes, one by one, each addition
+"""For more terms, the units are sqrt(K) / LANES: if K terms are added one by one in 16 lanes, each addition
 is off by 0.29 units of a sum that grows to 1/16 of the whole. Four standard deviations of all: sqrt(K) / 24 units."""
 
 SPREAD = 4.0, 16.0
@@ -51,7 +51,7 @@ SPREAD = 4.0, 16.0
 quarter of what K roundings can add up to in the worst case, growing with the square root of K."""
 
 RUNS = 16
-"""The most perturbed runs. A fault is not explained by more of them."""
+"""The most perturbed runs. A value that is still beyond its tolerance after them is wrong."""
 
 _CHUNK = 2**15
 """Elements at a time, which fit into a processor's cache."""

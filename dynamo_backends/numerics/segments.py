@@ -9,11 +9,11 @@ A run has some of the values of a graph (``known``). Each is judged with its *se
 it up to the nearest values that the run has. PyTorch runs the segment on these, the run's own numbers, so that no error
 of another segment has to be excused. Steps are taken only while an element is in doubt:
 
-1. eager, on the run's numbers, within ``rule.judge``: nearly all values;
-2. the magnitudes that a sum adds up, in float32;
-3. float64 instead of eager, with these magnitudes and the size of numbers inside a function;
-4. elements that nothing defines are left out: uninitialized memory, and the order of writes to one place;
-5. float64 with the segment's inputs perturbed by a rounding, up to ``rule.RUNS`` times: what that changes is allowed.
+1. eager on the run's numbers, within ``rule.judge``: enough for nearly all values;
+2. the same, plus what the segment's sums may round, from the magnitudes of their terms;
+3. float64 instead of eager, plus what a function may round inside;
+4. the same without undefined elements: uninitialized memory, several writes to one place;
+5. float64 with inputs perturbed by a rounding, up to ``rule.RUNS`` times: what that changes is added to the tolerance.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class SegmentCheck:
         nodes: of an ATen graph, in execution order.
         given: values that are not judged: arguments, random numbers, results of operators with side effects.
         known: the values of the run.
-        wide: whether the run was in float64, and PyTorch is; what float32 and the dtypes of the nodes round is allowed.
+        wide: whether the run and PyTorch compute in float64. The tolerance is still that of the nodes' dtypes.
 
     Attributes:
         unchecked: by node name, why a known value could not be judged.

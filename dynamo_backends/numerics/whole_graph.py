@@ -1,4 +1,4 @@
-"""Whether the results of a computation are right of which nothing else is known: the whole of it is one segment.
+"""Judges the results of a computation whose inner values are not known: all of it is one segment.
 
 ::
 

@@ -215,7 +215,7 @@ def test_an_error_while_running_again_is_not_the_users(tmp_path: Path, monkeypat
     def no_memory(*args: object) -> object:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(recorded_run, "differing", no_memory)
+    monkeypatch.setattr(recorded_run, "bitwise_differing", no_memory)
     with torch.no_grad():
         (graph,) = comparison_of(sinh_in_the_middle, tmp_path, torch.randn(50))
     assert graph["verdict"] == "ok"
