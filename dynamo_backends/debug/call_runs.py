@@ -30,6 +30,7 @@ from xxhash import xxh3_64_intdigest
 from passes.engine.fx.editing import changes_memory, value_in
 
 from ..common.operator_watchers import transforms_undone, without_saved_tensors_hooks
+from ..graphs import aot
 from ..numerics.arrays import as_array, dense
 from ..numerics.exact import TOLERANT_REPLACEMENTS, is_floating, widened, wider_dtype
 from ..numerics.function_runs import CopiedMemory, Rerun, is_strided, memory_of, passed, storage_of
@@ -180,12 +181,14 @@ class Outcome:
         values: by key.
         inexact: operators without float64, with the reason.
         terms: the most terms that an operator added up.
+        reads_memory: whether it has uninitialized memory.
         unchecked: why there are no gradients, or ``""``.
     """
 
     values: Mapping[Key, object]
     inexact: Mapping[str, str]
     terms: int
+    reads_memory: bool
     unchecked: str = ""
 
     @property
@@ -243,9 +246,9 @@ class CallRuns:
             if has_gradients and isinstance(value, torch.Tensor) and value.requires_grad
         }
         if not tangents or not leaves or not gradients:
-            return Outcome(values, mode.inexact, mode.terms)
+            return Outcome(values, mode.inexact, mode.terms, mode.reads_memory)
         draws = mode.randomness.draws
-        with backward:
+        with backward, aot.backward_may_run_twice():
             outputs = [ends[key] for key in tangents]
             inputs = list(leaves.values())
             # AOTAutograd compiles a backward that keeps what it read, as the user's may run twice
@@ -253,10 +256,10 @@ class CallRuns:
         values |= {("backward", j): memory_of(given[j]).clone() for j in self._written(given, before)[0]}
         if mode.randomness.draws > draws:
             why = "the backward draws random numbers, which cannot be reproduced"
-            return Outcome(values, mode.inexact, mode.terms, why)
+            return Outcome(values, mode.inexact, mode.terms, mode.reads_memory, why)
         for (j, leaf), gradient in zip(leaves.items(), found, strict=True):
             values["gradient", j] = torch.zeros_like(leaf) if gradient is None else gradient.detach()
-        return Outcome(values, mode.inexact, mode.terms)
+        return Outcome(values, mode.inexact, mode.terms, mode.reads_memory)
 
     def differing(
         self, program: Program, expected: Outcome, actual: Outcome, rounding: torch.dtype = torch.float64
@@ -270,7 +273,7 @@ class CallRuns:
             return {key: self.value_of(key, outcome) for key in keys}
 
         pairs = {key: (self.value_of(key, expected), self.value_of(key, actual)) for key in keys}
-        return differing(pairs, again, expected.terms)
+        return differing(pairs, again, expected.terms, has_undefined=expected.reads_memory)
 
     def value_of(self, key: Key, outcome: Outcome) -> object:
         """A value of an outcome. Memory that was not changed is that of the argument, or of that after the call."""
@@ -378,7 +381,11 @@ def _plain(value: object) -> object:
 
 
 def differing(
-    pairs: Mapping[_K, tuple[object, object]], again: Callable[[int], Mapping[_K, object]], terms: int
+    pairs: Mapping[_K, tuple[object, object]],
+    again: Callable[[int], Mapping[_K, object]],
+    terms: int,
+    *,
+    has_undefined: bool = False,
 ) -> dict[_K, Verdict]:
     """The pairs whose values differ by more than rounding.
 
@@ -386,6 +393,7 @@ def differing(
         pairs: expected values, and others.
         again: makes a perturbed run with a seed, and returns the expected values in it.
         terms: the most terms that an operator added up.
+        has_undefined: see ``ResultCheck``.
     """
     expected = {key: _plain(first) for key, (first, _) in pairs.items() if is_value(first)}
     others = {key: _plain(pairs[key][1]) for key in expected}
@@ -395,7 +403,7 @@ def differing(
     def run(seed: int | None) -> Mapping[_K, object]:
         return expected if seed is None else {key: _plain(value) for key, value in again(seed).items() if key in far}
 
-    check = ResultCheck({key: expected[key] for key in far}, run, terms=lambda: terms)
+    check = ResultCheck({key: expected[key] for key in far}, run, terms=lambda: terms, has_undefined=has_undefined)
     return {key: found for key in far if (found := check.judge(key, others[key])).is_wrong}
 
 

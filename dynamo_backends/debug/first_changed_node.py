@@ -147,10 +147,12 @@ class _Known(RecordedValues):
 def _pairs(
     before: fx.GraphModule, after: fx.GraphModule, names: Mapping[str, fx.Node], run: _Values
 ) -> dict[fx.Node, fx.Node]:
-    """The nodes of ``after``, by the node of the same name, or else result, in ``before``."""
+    """The nodes of ``after``, by the node of the same name, or else at the same place
+    of the results, in ``before``."""
     results = dict(zip(operands(after.graph.output_node()), operands(before.graph.output_node()), strict=False))
-    pairs = ((names.get(ours.name) or results.get(ours), ours) for ours in run.values if ours.op != "output")
-    return {theirs: ours for theirs, ours in pairs if theirs is not None and not is_uninitialized(ours)}
+    named = {names[ours.name]: ours for ours in run.values if ours.op != "output" and ours.name in names}
+    pairs = {**{theirs: ours for ours, theirs in results.items()}, **named}
+    return {theirs: ours for theirs, ours in pairs.items() if not is_uninitialized(ours)}
 
 
 def _is_changed(theirs: fx.Node, ours: fx.Node) -> bool:

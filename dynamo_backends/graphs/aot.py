@@ -629,6 +629,13 @@ def min_cut_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> t
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
+def backward_may_run_twice() -> contextlib.AbstractContextManager[object]:
+    """Until the context ends, AOTAutograd does not refuse a backward that keeps what it read: with dynamic sizes it was
+    compiled before, to run once. No graph of ours writes into what it reads."""
+    context: contextlib.AbstractContextManager[object] = functorch_config.patch(donated_buffer=False)
+    return context
+
+
 def plain_partition(joint: fx.GraphModule, inputs: object, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """PyTorch's min-cut partitioner alone, for use if ``min_cut_partition`` failed."""
     # Imported lazily: a process that loads a saved graph partitions none, and it imports networkx.

@@ -152,7 +152,9 @@ def changed_nodes(before: fx.Node, after: fx.Node, names: Container[str]) -> tup
         names: those of the nodes before the pass.
     """
     pairs = zip(operands(before), operands(after), strict=False)
-    return next(((old, new) for old, new in pairs if new.name not in names), (before, after))
+    remaining = {node.name for node in after.graph.nodes}  # what is still there was not replaced
+    added = ((old, new) for old, new in pairs if new.name not in names and old.name not in remaining)
+    return next(added, (before, after))
 
 
 def location_text(source: str, innermost: str) -> str:

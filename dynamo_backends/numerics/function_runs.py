@@ -239,6 +239,7 @@ class Recording(TorchDispatchMode):
     Attributes:
         stored, calls: by operator.
         draws: how many operators have drawn random numbers.
+        reads_memory: whether the run has uninitialized memory.
         terms: the most terms that an operator added up.
         failure: why the run cannot be repeated, or ``""``.
     """
@@ -250,6 +251,7 @@ class Recording(TorchDispatchMode):
         self.stored: dict[object, list[_Stored]] = collections.defaultdict(list)
         self.calls: dict[object, list[_Call]] = collections.defaultdict(list)
         self.draws = 0
+        self.reads_memory = False
         self.terms = 1
         self.failure = ""
         self._raises = raises
@@ -263,6 +265,7 @@ class Recording(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             return _with_subgraphs_in(self, func, args, kwargs)
         result = func(*args, **kwargs)
+        self.reads_memory |= func in UNINITIALIZED
         if _computes(func):
             self.calls[func].append(_Call([leaf.dtype for leaf in floats((args, kwargs))], not floats(result)))
             self.terms = max(self.terms, facts.terms_of(func, args, result))
@@ -322,6 +325,7 @@ class Rerun(TorchDispatchMode):
 
     Attributes:
         inexact: operators whose result is eager's or that of a lower precision, with the reason.
+        reads_memory: whether it has uninitialized memory.
     """
 
     supports_higher_order_operators = True
@@ -337,6 +341,7 @@ class Rerun(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._otherwise = otherwise
+        self.reads_memory = False
         self.inexact: dict[str, str] = {}
         self._recording = Recording() if recording is None else recording
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -363,6 +368,7 @@ class Rerun(TorchDispatchMode):
         if draws_numbers(func, args, kwargs):
             return self._drawn(func, args, kwargs)
         if func in UNINITIALIZED:
+            self.reads_memory = True
             return facts.filled(self._widened(called(func, args, kwargs)), 0.0 if self._generator is None else math.nan)
         if func in BIT_CASTS and not self._is_recorded and self.is_wide and floats(args):
             raise NotRepeatableError(f"{func} reads the bits of a number, which float64 does not have")

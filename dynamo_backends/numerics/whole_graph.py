@@ -42,6 +42,8 @@ class ResultCheck:
         terms: the most terms that an operator of it adds up, known after a run.
         magnitudes: the sums of the magnitudes of the terms of each result.
         coarser: the dtype to which float32 may be rounded.
+        has_undefined: whether uninitialized memory is read. It is NaN in perturbed runs, and what is NaN then may have
+            any value.
 
     Attributes:
         largest_change: by key, the largest change of a whole result that a perturbed run made, relative to it.
@@ -55,8 +57,10 @@ class ResultCheck:
         terms: Callable[[], int] = lambda: 1,
         magnitudes: Callable[[], Values] | None = None,
         coarser: torch.dtype = torch.float32,
+        has_undefined: bool = False,
     ) -> None:
         self.eager = eager
+        self._has_undefined = has_undefined
         self._run, self._terms, self._coarser = run, terms, coarser
         self._magnitudes = functools.cache(magnitudes or dict)
         self._exact: Values | None = None
@@ -155,7 +159,7 @@ class ResultCheck:
             return
         with np.errstate(all="ignore"):
             change = np.abs(as_array(changed) - as_array(exact))
-        undefined = np.isnan(change) & np.isfinite(as_array(exact))  # it depends on uninitialized memory
+        undefined = np.isnan(change) & np.isfinite(as_array(exact)) & self._has_undefined
         change = np.where(undefined, 1e37, np.nan_to_num(change, nan=0.0, posinf=0.0))
         self.largest_change[key] = max(self.largest_change[key], _norm(change) / max(_norm(exact), 1e-300))
         is_double = expected.dtype in (torch.float64, torch.complex128)  # float32 takes half the memory
@@ -238,7 +242,8 @@ class FunctionCheck(ResultCheck):
         eager = run(recording, wide=False)
         self.draws = recording.draws
         self.inexact: dict[str, str] = {}
-        super().__init__(eager, again, terms=lambda: recording.terms, coarser=coarser)
+        terms, reads_memory = (lambda: recording.terms), recording.reads_memory
+        super().__init__(eager, again, terms=terms, coarser=coarser, has_undefined=reads_memory)
 
 
 def _given(arguments: Sequence[object], written: Collection[int] | None, *, wide: bool) -> list[object]:

@@ -506,3 +506,68 @@ def test_whether_arguments_of_any_kind_are_changed(kind: str) -> None:
         (value.b if isinstance(value, TwoTensor) else value).mul_(2)
     assert before != call_runs.hashes([value])
     assert call_runs.hashes([torch.ones(3, device="meta")]) == [None]
+
+
+def scaled(target: Any, factor: float) -> Callable[[fx.GraphModule, PassContext], int]:
+    """A pass that multiplies the results of an operator."""
+
+    def change(module: fx.GraphModule, context: PassContext) -> int:
+        nodes = module.graph.find_nodes(op="call_function", target=target)
+        for node in nodes:
+            with module.graph.inserting_after(node):
+                new = module.graph.call_function(aten.mul.Tensor, (node, factor))
+            node.replace_all_uses_with(new, lambda user, new=new: user is not new)
+        return len(nodes)
+
+    return change
+
+
+def test_training_with_dynamic_sizes(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """Their backward is compiled before it first runs, so as to run once."""
+    planted(Pass("joint.wrong", "Planted by a test.", scaled(aten.relu.default, 1.01)))
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    debugged(model, tmp_path, dynamic=True)(torch.randn(4, 8)).square().mean().backward()
+    for graph in graphs_of(tmp_path).values():
+        assert "pass joint.wrong" in graph["verdict"] and not graph["unchecked"]
+
+
+@pytest.mark.parametrize("stage", ["joint", "post_grad"])
+def test_nan_in_a_perturbed_run_excuses_nothing(stage: str, planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    """The variance of equal numbers is zero, and a little below with other rounding."""
+    planted(Pass(f"{stage}.wrong", "Planted by a test.", scaled(aten.sin.default, 2.0)))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        deviation = (x.pow(2).mean(-1) - x.mean(-1) ** 2).sqrt()
+        return (x.sin().sum(-1) * (deviation + 1)).sum()
+
+    x = torch.rand(6, 16)
+    x[4:] = 0.5
+    with torch.no_grad():
+        debugged(function, tmp_path)(x)
+    (graph,) = graphs_of(tmp_path).values()
+    assert f"pass {stage}.wrong" in graph["verdict"]
+
+
+def test_a_pass_that_drops_the_last_operator(planted: Callable[[Pass], None], tmp_path: Path) -> None:
+    def drop(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+        node.replace_all_uses_with(node.args[0])
+        module.graph.erase_node(node)
+        return 1
+
+    planted(Pass("post_grad.wrong", "Planted by a test.", drop))
+    with torch.no_grad():
+        debugged(lambda x: (x @ x).sin() + x * 0.03, tmp_path)(torch.randn(64, 64).bfloat16())
+    (graph,) = graphs_of(tmp_path).values()
+    assert "pass post_grad.wrong" in graph["verdict"]
+
+
+def test_what_a_pass_added_before_a_node_of_the_same_name() -> None:
+    """Only what took the place of another node is compared with that."""
+    before = traced(lambda x: (x * 2).tanh())
+    after = copy_of(before)
+    tanh = node_of(after, "tanh")
+    with after.graph.inserting_before(tanh):
+        added = after.graph.call_function(aten.tanh.default, tanh.args)
+    tanh.target, tanh.args = aten.mul.Tensor, (added, 1.01)
+    assert first(before, after) == ("tanh", "")

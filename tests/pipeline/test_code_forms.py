@@ -21,7 +21,7 @@ INDEX = torch.tensor([[0, 2, 1], [1, 0, 2]])
         lambda x: x.scatter(1, INDEX, 2.0),
         lambda x: x.scatter(1, INDEX, x * 3),
         lambda x: x.scatter_add(1, INDEX, x * 3),
-        lambda x: x.scatter_reduce(1, INDEX, x * 3, "amax"),
+        lambda x: x.scatter_reduce(1, INDEX, x * 3, "prod"),
     ],
     ids=["gather", "scatter a number", "scatter", "scatter_add", "scatter_reduce"],
 )
