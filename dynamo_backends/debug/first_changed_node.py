@@ -147,11 +147,11 @@ class _Known(RecordedValues):
 def _pairs(
     before: fx.GraphModule, after: fx.GraphModule, names: Mapping[str, fx.Node], run: _Values
 ) -> dict[fx.Node, fx.Node]:
-    """The nodes of ``after``, by the node of the same name, or else at the same place
-    of the results, in ``before``."""
+    """The nodes of ``after``, by the node at the same place of the results, or of the
+    same name, in ``before``."""
     results = dict(zip(operands(after.graph.output_node()), operands(before.graph.output_node()), strict=False))
     named = {names[ours.name]: ours for ours in run.values if ours.op != "output" and ours.name in names}
-    pairs = {**{theirs: ours for ours, theirs in results.items()}, **named}
+    pairs = {**named, **{theirs: ours for ours, theirs in results.items()}}
     return {theirs: ours for theirs, ours in pairs.items() if not is_uninitialized(ours)}
 
 

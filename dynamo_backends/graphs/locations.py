@@ -152,9 +152,8 @@ def changed_nodes(before: fx.Node, after: fx.Node, names: Container[str]) -> tup
         names: those of the nodes before the pass.
     """
     pairs = zip(operands(before), operands(after), strict=False)
-    remaining = {node.name for node in after.graph.nodes}  # what is still there was not replaced
-    added = ((old, new) for old, new in pairs if new.name not in names and old.name not in remaining)
-    return next(added, (before, after))
+    added = ((old, new) for old, new in pairs if new.name not in names and before.target == after.target)
+    return next(added, (before, after))  # another operator under the same name is what was changed
 
 
 def location_text(source: str, innermost: str) -> str:
