@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
 from ..exporter.translate import fold_constants, translate
-from ..graphs.artifacts import RegionInput, is_operator
+from ..graphs.artifacts import RegionInput, RegionOutput, is_operator
 from ..partition.needed_passes import with_needed_passes
 from ..partition.regions import results_of
 from ..runtime.binding import BoundSession, InputSpec
@@ -31,14 +32,16 @@ class NodeSessions:
     def values_of(
         self, nodes: Sequence[fx.Node], given: Mapping[fx.Node, object]
     ) -> dict[tuple[fx.Node, int | None], object]:
-        """All results of some nodes, by node and index; ``given`` are the values that they read.
+        """The results of some nodes that are read, by node and index; ``given`` are the values that they read.
 
         Raises:
             TranslationError: a node has no translation.
             SessionError: the runtime rejects the model, or fails.
         """
         inputs = [node for node, value in given.items() if isinstance(value, (torch.Tensor, int, float))]
-        outputs = [output for node in nodes if is_operator(node) and "val" in node.meta for output in results_of(node)]
+        operators = [node for node in nodes if is_operator(node) and "val" in node.meta]
+        # A provider may lack what only training needs, such as the mean of a normalization.
+        outputs = [output for node in operators for output in results_of(node) if _is_read(output)]
         read = [RegionInput(node) for node in inputs]
         model = translate(list(nodes), read, outputs, opset=self.opset, name="replay")
         fold_constants(model)
@@ -52,6 +55,11 @@ class NodeSessions:
         )
         results = bound([given[node] for node in inputs])
         return {(item.node, item.index): value for item, value in zip(outputs, results, strict=True)}
+
+
+def _is_read(output: RegionOutput) -> bool:
+    items = (user for user in output.node.users if user.target is operator.getitem)
+    return output.index is None or any(item.args[1] == output.index for item in items)
 
 
 def _input_spec(node: fx.Node, name: str) -> InputSpec:
