@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.layout import significant_strides
-from ..numerics.exact import KERNEL_ERRORS, is_floating
-from ..numerics.function_runs import FunctionRun, NotRepeatableError, Recording, Rerun, copies, is_strided, storage_of
+from ..numerics.exact import is_floating
+from ..numerics.function_runs import FunctionRun, Recording, Rerun, copies, is_strided, storage_of
 from ..numerics.verdicts import Verdict, difference_in_kind, in_words
-from .call_runs import CallRuns, Key, hashes, interpreted, is_value
-from .captured_graph import CapturedGraph, why
+from .call_runs import Key, hashes, is_value
+from .captured_graph import CapturedGraph, EagerCall
 from .interpreter import flat
 from .rows import Blame, Finding
 from .stage_graphs import place_of_result
-
-
-@dataclasses.dataclass(frozen=True)
-class EagerCall:
-    """What eager does with the arguments of a call.
-
-    Attributes:
-        results: by key; of tensors without floating-point numbers, only their layout.
-        changed: the positions of the arguments that it changes.
-        unchecked: why it is not known.
-    """
-
-    results: Mapping[Key, object] | None = None
-    changed: frozenset[int] = frozenset()
-    unchecked: str = ""
-
-
-def call_in_eager(captured: CapturedGraph, arguments: Sequence[object]) -> EagerCall:
-    """Runs a captured graph on copies of all its arguments; adds to ``written``."""
-    runs = CallRuns(arguments, wide=False)
-    try:
-        eager = runs.run(interpreted(captured.pre_grad.first), gradients=False)
-    except (NotRepeatableError, *KERNEL_ERRORS, IndexError) as error:  # also in the user's call
-        return EagerCall(unchecked=f"the captured graph: {why(error, arguments)}")
-    changed = frozenset(key[1] for key in eager.values if isinstance(key, tuple))
-    captured.written |= changed
-    captured.has_run = True
-    return EagerCall(
-        {key: value if is_floating(value) else _layout(value) for key, value in eager.values.items()}, changed
-    )
 
 
 def compare_call(
@@ -101,13 +70,6 @@ def compare_call(
     kinds = ", ".join(sorted({type(item).__name__ for item in unknown}))
     unchecked = [f"whether {len(unknown)} arguments are changed: {kinds} without memory to read"] if unknown else []
     return Finding(wrong=wrong, unchecked=list(filter(None, [eager.unchecked, *unchecked])))
-
-
-def _layout(value: object) -> object:
-    """A tensor without its numbers."""
-    if not is_strided(value):
-        return value
-    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
 
 
 def _complaint(expected: object, actual: object) -> str:

@@ -7,8 +7,9 @@
     actual = runs.run(interpreted(rewritten))
     runs.differing(interpreted(captured), expected, actual)
 
-Two equal programs differ only by the rounding of float64. If results differ by more, perturbed runs show how much
-cancellation amplifies it, see ``numerics.whole_graph``.
+Two equal programs differ only by the rounding of float64, however much cancellation amplifies it: by a tiny part of
+what the rounding of the model's dtypes changes, which a run in these shows. If results differ by more, perturbed runs
+decide, see ``numerics.whole_graph``.
 
 What depends on no argument is computed in the model's dtype, since passes fold it.
 """
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,8 +31,8 @@ from passes.engine.fx.editing import changes_memory, value_in
 
 from ..common.operator_watchers import transforms_undone, without_saved_tensors_hooks
 from ..graphs import aot
-from ..numerics.arrays import as_array, dense
-from ..numerics.exact import TOLERANT_REPLACEMENTS, is_floating, widened, wider_dtype
+from ..numerics.arrays import as_array, dense, dtype_name
+from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS, is_floating, widened, wider_dtype
 from ..numerics.function_runs import CopiedMemory, Rerun, is_strided, memory_of, passed, storage_of
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.rule import FORMATS, judge
@@ -206,12 +206,20 @@ class CallRuns:
         arguments: the originals; not changed.
         state: of the CPU's random numbers; by default the current one.
         wide: in float64, or in the model's dtypes.
+        narrow: the arguments in the model's dtypes, if the originals are in float64.
     """
 
-    def __init__(self, arguments: Sequence[object], state: torch.Tensor | None = None, *, wide: bool = True) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        state: torch.Tensor | None = None,
+        *,
+        wide: bool = True,
+        narrow: Sequence[object] | None = None,
+    ) -> None:
         self.arguments = arguments
         self.state = torch.get_rng_state() if state is None else state
-        self._wide = wide
+        self._wide, self._narrow = wide, narrow or arguments
         self._copies = CopiedMemory(wide=wide)
 
     def run(
@@ -261,10 +269,26 @@ class CallRuns:
             values["gradient", j] = torch.zeros_like(leaf) if gradient is None else gradient.detach()
         return Outcome(values, mode.inexact, mode.terms, mode.reads_memory)
 
+    def rounding(self, expected: Outcome, narrow: Outcome) -> dict[Key, torch.Tensor]:
+        """What a run in the model's dtypes changes, see ``rounding_of``."""
+        return rounding_of(expected.values, {key: self.value_of(key, narrow) for key in expected.values})
+
     def differing(
-        self, program: Program, expected: Outcome, actual: Outcome, rounding: torch.dtype = torch.float64
+        self,
+        program: Program,
+        expected: Outcome,
+        actual: Outcome,
+        rounding: torch.dtype = torch.float64,
+        known: Mapping[Key, torch.Tensor] | None = None,
     ) -> dict[Key, Verdict]:
-        """The values that differ by more than the rounding of a dtype; ``expected`` is of ``program``."""
+        """The values that differ by more than the rounding of a dtype.
+
+        Args:
+            program: that of ``expected``.
+            expected, actual: what is compared.
+            rounding: the dtype.
+            known: what ``self.rounding`` returned, if that is known.
+        """
         has_gradients = not (expected.unchecked or actual.unchecked)
         keys = [key for key in {**expected.values, **actual.values} if has_gradients or not is_of_backward(key)]
 
@@ -272,8 +296,12 @@ class CallRuns:
             outcome = self.run(program, seed, rounding=rounding)
             return {key: self.value_of(key, outcome) for key in keys}
 
+        def narrow() -> Mapping[Key, torch.Tensor]:
+            return self.rounding(expected, CallRuns(self._narrow, self.state, wide=False).run(program))
+
         pairs = {key: (self.value_of(key, expected), self.value_of(key, actual)) for key in keys}
-        return differing(pairs, again, expected.terms, has_undefined=expected.reads_memory)
+        rounded = narrow if known is None else lambda: known
+        return differing(pairs, again, rounded, expected.terms, has_undefined=expected.reads_memory)
 
     def value_of(self, key: Key, outcome: Outcome) -> object:
         """A value of an outcome. Memory that was not changed is that of the argument, or of that after the call."""
@@ -380,9 +408,15 @@ def _plain(value: object) -> object:
     return torch.cat([_plain(part).reshape(-1).double() for part in _parts_of(value)])  # type: ignore[attr-defined]
 
 
+_IN_FLOAT64 = 2.0**-20
+"""A smaller part of what rounding in the model's dtypes changes is rounding in float64, which is 2**-29 of float32's;
+the margin is for programs that round at other places."""
+
+
 def differing(
     pairs: Mapping[_K, tuple[object, object]],
     again: Callable[[int], Mapping[_K, object]],
+    rounding: Callable[[], Mapping[_K, torch.Tensor]],
     terms: int,
     *,
     has_undefined: bool = False,
@@ -392,13 +426,21 @@ def differing(
     Args:
         pairs: expected values, and others.
         again: makes a perturbed run with a seed, and returns the expected values in it.
+        rounding: what rounding in the model's dtypes changes, see ``rounding_of``; called if values are not equal.
         terms: the most terms that an operator added up.
         has_undefined: see ``ResultCheck``.
     """
     expected = {key: _plain(first) for key, (first, _) in pairs.items() if is_value(first)}
     others = {key: _plain(pairs[key][1]) for key in expected}
     with _disable_current_modes():
-        far = [key for key, value in expected.items() if not is_near(value, others[key], terms)]
+        far = [key for key, value in expected.items() if not _is_near(value, others[key])]
+    if far:
+        try:
+            rounded = rounding()
+        except KERNEL_ERRORS:  # in the model's dtypes
+            rounded = {}
+        with _disable_current_modes():
+            far = [key for key in far if not _is_near(expected[key], others[key], rounded.get(key))]
 
     def run(seed: int | None) -> Mapping[_K, object]:
         return expected if seed is None else {key: _plain(value) for key, value in again(seed).items() if key in far}
@@ -407,22 +449,36 @@ def differing(
     return {key: found for key in far if (found := check.judge(key, others[key])).is_wrong}
 
 
-_LEAST_TERMS = 2**12
-"""A program may add up so many, whatever single operators do."""
+def rounding_of(exact: Mapping[_K, object], narrow: Mapping[_K, object]) -> dict[_K, torch.Tensor]:
+    """By how much each element of float64's results may change if the model's dtypes are to round it away.
+
+    That is a small part of the largest difference between both runs in a row, which is what has the same first index,
+    and no more than an element's own difference and the rounding of float32; sums may cancel to zero by chance.
+    """
+    found: dict[_K, torch.Tensor] = {}
+    with torch.no_grad(), _disable_current_modes():
+        for key, value in exact.items():
+            first, other = _plain(value), _plain(narrow.get(key))
+            if not is_floating(first) or not is_floating(other) or not first.numel():
+                continue
+            first, other = dense(first), dense(other)
+            if first.shape == other.shape:
+                change = (first - other).abs().nan_to_num_(0.0, 0.0, 0.0)
+                row = change.amax(tuple(range(1, change.dim())) or None, keepdim=True)
+                change += first.abs().nan_to_num_(0.0, 0.0, 0.0) * FORMATS["float32"].epsilon
+                change.masked_fill_(other == 0, torch.inf)
+                found[key] = torch.minimum(row * _IN_FLOAT64, change).to(torch.bfloat16)  # it may be large
+    return found
 
 
-def is_near(expected: object, actual: object, terms: int) -> bool:
-    """Whether two results are equal, or differ by what sums of so many terms of a row's size round in float64, and by
-    less than float32 can tell: then no perturbed runs are made."""
+def _is_near(expected: object, actual: object, rounding: torch.Tensor | None = None) -> bool:
+    """Whether two results are equal, or differ by a small part of what rounding in the model's dtypes changes."""
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
         return False
     ours, theirs = dense(expected), dense(actual)
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return False
-    if torch.equal(ours, theirs) or not is_floating(ours) or not ours.numel():
+    if not is_floating(ours) or not ours.numel():
         return torch.equal(ours, theirs)
-    size = ours.abs().nan_to_num(0.0, 0.0, 0.0)
-    row = size.amax(-1, keepdim=True) if size.dim() else size
-    units = math.sqrt(max(terms, _LEAST_TERMS)) * FORMATS["float64"].epsilon
-    more = torch.minimum(units * row, FORMATS["float32"].epsilon * size)
-    return judge(as_array(theirs), as_array(ours), "float64", as_array(more))[0].is_rounding
+    more = None if rounding is None else as_array(rounding)
+    return judge(as_array(theirs), as_array(ours), dtype_name(ours.dtype), more)[0].is_rounding

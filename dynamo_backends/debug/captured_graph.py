@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..dumps.blame import Cause, CauseKind
 from ..exporter.decompositions import decomposition_table
 from ..graphs.artifacts import GraphName
-from ..numerics.exact import KERNEL_ERRORS
-from ..numerics.function_runs import NotRepeatableError, copies, memory_of, storage_of
+from ..numerics.exact import KERNEL_ERRORS, is_floating
+from ..numerics.function_runs import NotRepeatableError, copies, is_strided, memory_of, storage_of
 from .call_runs import (
     CallInterpreter,
     CallMode,
@@ -113,6 +113,21 @@ class Interpretation:
         return memory_of(copied).as_strided(value.size(), value.stride(), value.storage_offset())
 
 
+@dataclasses.dataclass(frozen=True)
+class EagerCall:
+    """What eager does with the arguments of a call.
+
+    Attributes:
+        results: by key; of tensors without floating-point numbers, only their layout.
+        changed: the positions of the arguments that it changes.
+        unchecked: why it is not known.
+    """
+
+    results: Mapping[Key, object] | None = None
+    changed: frozenset[int] = frozenset()
+    unchecked: str = ""
+
+
 class CapturedGraph:
     """One of Dynamo's graphs, with the stages up to ``post_grad``.
 
@@ -149,12 +164,22 @@ class CapturedGraph:
         for graphs in (self.pre_grad, self.joint, *self.post_grad.values()):
             graphs.drop()
 
-    def check(self, compiled: Callable[..., object], arguments: Sequence[object]) -> dict[str, Finding]:
-        """Compares AOTAutograd's compiled function with the captured graph: the findings by direction.
+    def check(
+        self, compiled: Callable[..., object], arguments: Sequence[object]
+    ) -> tuple[dict[str, Finding], EagerCall]:
+        """Compares AOTAutograd's compiled function with the captured graph: the findings by direction, and what eager
+        does; adds to ``written``.
 
         Must be called before the call itself, in its grad mode and autocast.
         """
         search = _Search(self, compiled, self.all_arguments(arguments))
+        found = self._findings(search, arguments)
+        eager = search.eager
+        if eager.results is None and not eager.unchecked:  # float64 has failed before
+            search.run_eager()
+        return found, search.eager
+
+    def _findings(self, search: _Search, arguments: Sequence[object]) -> dict[str, Finding]:
         try:
             return search.findings()
         except NotRepeatableError as error:
@@ -192,11 +217,30 @@ class _Search:
         self._captured, self._compiled = captured, compiled
         self._arguments = arguments
         self._runs = CallRuns(arguments)
+        self.eager = EagerCall()
+
+    def run_eager(self, expected: Outcome | None = None) -> dict[Key, torch.Tensor]:
+        """Runs the captured graph in eager, for the attribute ``eager``, and with gradients if there is an outcome in
+        float64. Returns what rounding changes, see ``CallRuns.rounding``."""
+        captured, runs = self._captured, CallRuns(self._arguments, self._runs.state, wide=False)
+        try:
+            narrow = runs.run(interpreted(captured.pre_grad.first), gradients=expected is not None)
+        except (NotRepeatableError, *KERNEL_ERRORS, IndexError) as error:  # also in the user's call
+            self.eager = EagerCall(unchecked=f"the captured graph: {why(error, self._arguments)}")
+            return {}
+        values = {key: value for key, value in narrow.values.items() if not is_of_backward(key)}
+        changed = frozenset(key[1] for key in values if isinstance(key, tuple))
+        captured.written |= changed
+        captured.has_run = True
+        kept = {key: value if is_floating(value) else _layout(value) for key, value in values.items()}
+        self.eager = EagerCall(kept, changed)
+        return {} if expected is None else runs.rounding(expected, narrow)
 
     def findings(self) -> dict[str, Finding]:
         captured, runs = self._captured, self._runs
         program = interpreted(captured.pre_grad.first)
         expected = runs.run(program)
+        rounding = self.run_eager(expected)
         self._refuse_changed_attributes(expected)
         actual = runs.run(captured.program(self._compiled))
         unchecked = list(dict.fromkeys(expected.not_float64 + actual.not_float64))
@@ -204,7 +248,7 @@ class _Search:
         found = {FORWARD: Finding(unchecked=unchecked), BACKWARD: Finding()}
         if gradients:
             found[BACKWARD] = Finding(unchecked=[f"the gradients: {gradients}"])
-        keys = list(runs.differing(program, expected, actual))
+        keys = list(runs.differing(program, expected, actual, known=rounding))
         blames = self._blames(keys, expected, actual) if keys else self.in_passes(casts=True)
         for direction, blame in blames.items():
             found[direction] = dataclasses.replace(found[direction], culprit=blame)
@@ -311,6 +355,13 @@ class _Search:
             if direction in narrow
         )
         return {direction: blame for direction, blame in found if blame is not None}
+
+
+def _layout(value: object) -> object:
+    """A tensor without its numbers."""
+    if not is_strided(value):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
 
 
 def why(error: Exception, arguments: Sequence[object]) -> str:

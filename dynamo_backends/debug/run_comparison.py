@@ -18,13 +18,14 @@ from ..numerics.arrays import same_elements, same_number
 from ..numerics.function_runs import NotRepeatableError
 from ..numerics.verdicts import Verdict
 from ..runtime.system_memory import give_back
-from .call_results import EagerCall, call_in_eager, compare_call
+from .call_results import compare_call
 from .call_runs import hashes
 from .captured_graph import (
     BACKWARD,
     COMPARING,
     FORWARD,
     CapturedGraph,
+    EagerCall,
     Interpretation,
     doing,
     what_is_done,
@@ -203,8 +204,7 @@ class ComparedEntry:
         try:
             with doing(COMPARING), watchers_disabled():
                 if selected.is_first:
-                    stages = captured.check(self.compiled, args)
-                    eager = call_in_eager(captured, arguments)
+                    stages, eager = captured.check(self.compiled, args)
                 before = hashes(arguments)
         except Exception as error:
             self._fail(selected, error)

@@ -18,10 +18,11 @@ from passes.engine.origins import written_at
 
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.locations import Place, place_of
+from ..numerics.function_runs import narrowed
 from ..numerics.operator_facts import terms_of
 from ..numerics.randomness import is_random
 from ..numerics.verdicts import Verdict
-from .call_runs import CallInterpreter, CallMode, differing
+from .call_runs import CallInterpreter, CallMode, differing, rounding_of
 from .rows import Blame
 
 Table = Mapping[object, Callable[..., Any]]
@@ -57,11 +58,15 @@ class DecompositionCheck(TorchDispatchMode):
             with mode.alone():
                 return dict(enumerate(pytree.tree_leaves(operator(*args, **kwargs))))
 
+        def rounding() -> dict[int, torch.Tensor]:
+            narrow = operator(*pytree.tree_map(narrowed, args), **pytree.tree_map(narrowed, kwargs))
+            return rounding_of(dict(enumerate(native)), dict(enumerate(pytree.tree_leaves(narrow))))
+
         # an operator may return ``None`` for a result that is not needed, which its decomposition computes
         pairs = enumerate(zip(native, pytree.tree_leaves(result), strict=False))
         leaves = {i: pair for i, pair in pairs if pair[0] is not None}
         with _disable_current_modes():
-            for found in differing(leaves, again, terms_of(operator, args, native[0])).values():
+            for found in differing(leaves, again, rounding, terms_of(operator, args, native[0])).values():
                 self._blame(operator, found)
                 break
 

@@ -31,7 +31,7 @@ def wrong_step(
         wide: the arguments in float64, if they are not those in the model's dtypes.
     """
     with torch.no_grad():
-        return first_wrong_step(CallRuns(wide or arguments, state), graphs, arguments)
+        return first_wrong_step(CallRuns(wide or arguments, state, narrow=arguments), graphs, arguments)
 
 
 def first_wrong_step(runs: CallRuns, graphs: StageGraphs, narrow: Sequence[object]) -> Blame | None:

@@ -361,7 +361,7 @@ class Rerun(TorchDispatchMode):
             raise NotRepeatableError(f"{func} communicates with other processes, and is not run again")
         if isinstance(func, torch._ops.HigherOrderOperator):
             if func.name() in CALL_A_RANDOM_OPERATOR and self.is_wide:
-                args = pytree.tree_map(_narrowed, args)
+                args = pytree.tree_map(narrowed, args)
             return self._widened(_with_subgraphs_in(self, func, args, kwargs))
         if self.is_wide:
             args, kwargs = pytree.tree_map(wider_dtype, (args, kwargs))
@@ -400,7 +400,7 @@ class Rerun(TorchDispatchMode):
         stored = self._next(func)
         written = written_by(func, args, kwargs)
         if stored is None and self.is_wide:
-            narrow_args, narrow_kwargs = pytree.tree_map(_narrowed, pytree.tree_map(_single_dtype, (args, kwargs)))
+            narrow_args, narrow_kwargs = pytree.tree_map(narrowed, pytree.tree_map(_single_dtype, (args, kwargs)))
             stored = _Stored(called(func, narrow_args, narrow_kwargs), written_by(func, narrow_args, narrow_kwargs))
         if stored is None:
             return called(func, args, kwargs)
@@ -429,7 +429,7 @@ class Rerun(TorchDispatchMode):
         try:
             result = call_wide(func, args, kwargs)
         except OperatorError as error:
-            result = called(func, *pytree.tree_map(_narrowed, (args, kwargs)))
+            result = called(func, *pytree.tree_map(narrowed, (args, kwargs)))
             if floats(result):  # other results are eager's in any case
                 self.inexact[str(func)] = f"no float64: {error}"
             return pytree.tree_map(self._off_by_float32, widened(result))
@@ -502,7 +502,8 @@ class Rerun(TorchDispatchMode):
         return value + side * value.abs().nan_to_num(0.0, 0.0, 0.0).mean()
 
 
-def _narrowed(value: object) -> object:
+def narrowed(value: object) -> object:
+    """A tensor in float64 as float32; anything else unchanged."""
     return value.float() if isinstance(value, torch.Tensor) and value.dtype is torch.float64 else value
 
 
