@@ -35,8 +35,8 @@ from ..numerics.arrays import as_array, dense, dtype_name
 from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS, is_floating, widened, wider_dtype
 from ..numerics.function_runs import CopiedMemory, Rerun, is_strided, memory_of, passed, storage_of
 from ..numerics.randomness import PrivateRandomness
-from ..numerics.rule import FORMATS, judge
-from ..numerics.verdicts import Verdict
+from ..numerics.rule import FORMATS, SPREAD, judge
+from ..numerics.verdicts import RIGHT, Verdict, difference_in_kind, verdict, verdict_on
 from ..numerics.whole_graph import ResultCheck
 from .interpreter import Interpreter, flat
 
@@ -227,17 +227,16 @@ class CallRuns:
         program: Program,
         seed: int | None = None,
         *,
-        rounding: torch.dtype = torch.float64,
         gradients: bool = True,
     ) -> Outcome:
-        """The outcome of a program; with a ``seed``, of one whose operators are perturbed by a rounding of a dtype.
+        """The outcome of a program; with a ``seed``, of one whose operators are perturbed by a rounding.
 
         Gradients are computed where the user's call does, unless they are not wanted.
 
         Raises:
             NotRepeatableError: the program must run once only.
         """
-        mode = CallMode(self.state, seed, is_wide=self._wide, otherwise=rounding)
+        mode = CallMode(self.state, seed, is_wide=self._wide, otherwise=torch.float64)
         given, leaves = self._given()
         before = hashes(given)
         has_gradients = torch.is_grad_enabled()
@@ -278,30 +277,44 @@ class CallRuns:
         program: Program,
         expected: Outcome,
         actual: Outcome,
-        rounding: torch.dtype = torch.float64,
         known: Mapping[Key, torch.Tensor] | None = None,
     ) -> dict[Key, Verdict]:
-        """The values that differ by more than the rounding of a dtype.
+        """The values that differ by more than the rounding of float64.
 
         Args:
             program: that of ``expected``.
             expected, actual: what is compared.
-            rounding: the dtype.
             known: what ``self.rounding`` returned, if that is known.
         """
-        has_gradients = not (expected.unchecked or actual.unchecked)
-        keys = [key for key in {**expected.values, **actual.values} if has_gradients or not is_of_backward(key)]
+        pairs = self._pairs(expected, actual)
 
         def again(seed: int) -> dict[Key, object]:
-            outcome = self.run(program, seed, rounding=rounding)
-            return {key: self.value_of(key, outcome) for key in keys}
+            outcome = self.run(program, seed)
+            return {key: self.value_of(key, outcome) for key in pairs}
 
-        def narrow() -> Mapping[Key, torch.Tensor]:
-            return self.rounding(expected, CallRuns(self._narrow, self.state, wide=False).run(program))
+        def rounding() -> Mapping[Key, torch.Tensor]:
+            return self.rounding(expected, self._run_narrow(program)) if known is None else known
 
-        pairs = {key: (self.value_of(key, expected), self.value_of(key, actual)) for key in keys}
-        rounded = narrow if known is None else lambda: known
-        return differing(pairs, again, rounded, expected.terms, has_undefined=expected.reads_memory)
+        return differing(pairs, again, rounding, expected.terms, has_undefined=expected.reads_memory)
+
+    def beyond_model(self, program: Program, expected: Outcome, actual: Outcome) -> dict[Key, Verdict]:
+        """The values that differ by more than the rounding of the model's dtypes; ``expected`` is of ``program``.
+
+        Passes and decompositions compute constants in these dtypes, such as the positions between pixels.
+        """
+        narrow = self._run_narrow(program)
+        pairs = {key: (_plain(first), _plain(other)) for key, (first, other) in self._pairs(expected, actual).items()}
+        found = {key: _beyond_model(*pair, _plain(self.value_of(key, narrow))) for key, pair in pairs.items()}
+        return {key: item for key, item in found.items() if item.is_wrong}
+
+    def _run_narrow(self, program: Program) -> Outcome:
+        return CallRuns(self._narrow, self.state, wide=False).run(program)
+
+    def _pairs(self, expected: Outcome, actual: Outcome) -> dict[Key, tuple[object, object]]:
+        """The values of two outcomes; without gradients if one of them has none."""
+        has_gradients = not (expected.unchecked or actual.unchecked)
+        keys = [key for key in {**expected.values, **actual.values} if has_gradients or not is_of_backward(key)]
+        return {key: (self.value_of(key, expected), self.value_of(key, actual)) for key in keys}
 
     def value_of(self, key: Key, outcome: Outcome) -> object:
         """A value of an outcome. Memory that was not changed is that of the argument, or of that after the call."""
@@ -452,23 +465,50 @@ def differing(
 def rounding_of(exact: Mapping[_K, object], narrow: Mapping[_K, object]) -> dict[_K, torch.Tensor]:
     """By how much each element of float64's results may change if the model's dtypes are to round it away.
 
-    That is a small part of the largest difference between both runs in a row, which is what has the same first index,
-    and no more than an element's own difference and the rounding of float32; sums may cancel to zero by chance.
+    That is a small part of what these change in its row, and no more than its own change and the rounding of float32;
+    sums may cancel to zero by chance.
     """
     found: dict[_K, torch.Tensor] = {}
     with torch.no_grad(), _disable_current_modes():
         for key, value in exact.items():
             first, other = _plain(value), _plain(narrow.get(key))
-            if not is_floating(first) or not is_floating(other) or not first.numel():
+            change = _changes(first, other)
+            if change is None:
                 continue
-            first, other = dense(first), dense(other)
-            if first.shape == other.shape:
-                change = (first - other).abs().nan_to_num_(0.0, 0.0, 0.0)
-                row = change.amax(tuple(range(1, change.dim())) or None, keepdim=True)
-                change += first.abs().nan_to_num_(0.0, 0.0, 0.0) * FORMATS["float32"].epsilon
-                change.masked_fill_(other == 0, torch.inf)
-                found[key] = torch.minimum(row * _IN_FLOAT64, change).to(torch.bfloat16)  # it may be large
+            assert isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor)
+            row = _largest_of_row(change)
+            change += dense(first).abs().nan_to_num_(0.0, 0.0, 0.0) * FORMATS["float32"].epsilon
+            change.masked_fill_(dense(other) == 0, torch.inf)
+            found[key] = torch.minimum(row * _IN_FLOAT64, change).to(torch.bfloat16)  # it may be large
     return found
+
+
+def _changes(exact: object, narrow: object) -> torch.Tensor | None:
+    """What the model's dtypes change in each element of a result; ``None`` if that is not comparable."""
+    if not is_floating(exact) or not is_floating(narrow) or not exact.numel():
+        return None
+    first, other = dense(exact), dense(narrow)
+    return (first - other).abs().nan_to_num_(0.0, 0.0, 0.0) if first.shape == other.shape else None
+
+
+def _largest_of_row(change: torch.Tensor) -> torch.Tensor:
+    """The largest element of each row, which is what has the same first index: a single one may be zero by chance."""
+    return change.amax(tuple(range(1, change.dim())) or None, keepdim=True)
+
+
+def _beyond_model(expected: object, actual: object, narrow: object) -> Verdict:
+    """Whether float64's results differ by more than the rounding of the model's dtypes, in which ``narrow`` is."""
+    if not is_value(expected):
+        return RIGHT
+    with torch.no_grad(), _disable_current_modes():
+        change = _changes(expected, narrow)
+        complaint = difference_in_kind(actual, expected)
+        if change is None or complaint or not isinstance(narrow, torch.Tensor):
+            return verdict(actual, expected)
+        assert isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)
+        more = (_largest_of_row(change) * SPREAD[0]).expand(change.shape)
+        value, reference = as_array(actual), as_array(expected)
+        return verdict_on(value, reference, *judge(value, reference, dtype_name(narrow.dtype), as_array(more)))
 
 
 def _is_near(expected: object, actual: object, rounding: torch.Tensor | None = None) -> bool:

@@ -274,16 +274,15 @@ class _Search:
         blames = self._in_later_stages(functools.partial(wrong_step, runs.state), directions, wide)
         if blames:
             return blames
-        graph, dtype = captured.pre_grad.first, captured.pre_grad.steps[0].dtype
-        rounded = runs.differing(interpreted(graph), expected, actual, rounding=dtype)
-        if rounded:  # decompositions compute constants, such as positions between pixels, in the model's dtype
-            again = runs.differing(captured.program(self._compiled), actual, expected, rounding=dtype)
-            rounded = {key: found for key, found in rounded.items() if key in again}
-        if not rounded:  # a pass rounded a constant
+        wrong = runs.beyond_model(interpreted(captured.pre_grad.first), expected, actual)
+        if wrong:
+            again = runs.beyond_model(captured.program(self._compiled), actual, expected)
+            wrong = {key: found for key, found in wrong.items() if key in again}
+        if not wrong:
             return {}
-        key = next((key for key in rounded if is_of_backward(key) == (directions[0] == BACKWARD)), next(iter(rounded)))
+        key = next((key for key in wrong if is_of_backward(key) == (directions[0] == BACKWARD)), next(iter(wrong)))
         place = place_of_result(captured.pre_grad.last, key)
-        return {directions[0]: blame_of(place, Cause(CauseKind.TRACE), rounded[key])}
+        return {directions[0]: blame_of(place, Cause(CauseKind.TRACE), wrong[key])}
 
     @functools.cached_property
     def _graph_arguments(self) -> Mapping[str, Sequence[object]]:

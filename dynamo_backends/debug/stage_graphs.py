@@ -29,13 +29,6 @@ class Step:
     is_pass: bool = False
     matches: Sequence[str] = ()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of least precision of the graph's values, at least float32."""
-        values = (leaf for node in self.graph.graph.nodes for leaf in pytree.tree_leaves(_example(node)))
-        dtypes = {leaf.dtype for leaf in values if isinstance(leaf, torch.Tensor) and leaf.itemsize > 1}
-        return max((torch.float32, *dtypes), key=epsilon)
-
 
 @dataclasses.dataclass(eq=False)
 class StageGraphs:

@@ -64,7 +64,7 @@ def _changed_place(
         node = first_changed_node(before.graph, step.graph, arguments, runs.state, casts=False)
         if node is not None:
             return node
-    differing = runs.differing(interpreted(before.graph), old, new, rounding=before.dtype)
+    differing = runs.beyond_model(interpreted(before.graph), old, new)
     if not differing:
         return None
     key, found = next(iter(differing.items()))

@@ -375,6 +375,22 @@ def test_a_wrong_decomposition(name: str, dtype: torch.dtype, monkeypatch: pytes
     assert "decomposition of aten.silu_backward.default" in found["backward"]
 
 
+def test_a_wrong_constant_beside_half_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The rounding of one result says nothing about another."""
+
+    def wrong_eye(size: int, **options: object) -> torch.Tensor:
+        return 1.03 * (torch.arange(size)[:, None] == torch.arange(size)).float()
+
+    right = decompositions.whole_table
+    monkeypatch.setattr(decompositions, "whole_table", lambda opset: {**right(opset), aten.eye.default: wrong_eye})
+    options = {"dump_dir": str(tmp_path)}
+    with torch.no_grad():
+        model = compiled(lambda x: (x.bfloat16().sin(), torch.eye(4) * 2), backend="onnx_debug", options=options)
+        model(torch.randn(3, 4))
+    (graph,) = json.loads((tmp_path / "latest" / "manifest.json").read_text())["graphs"]
+    assert graph["verdict"].startswith("diverges at ") and "error 0.06 " in graph["note"]
+
+
 class Damped(nn.Module):
     """Twelve equal layers; the end of the model reduces the error of one to the size of rounding."""
 
