@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import collections
+import math
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..common.text_table import fit_table
 from .common import (
     GRAPH,
     add_dump_arguments,
-    add_runtime_arguments,
-    check_runtime,
     complete_graphs,
     pair,
     print_json,
@@ -32,14 +31,17 @@ _MAX_ROWS = 200
 """A longer table shows only values that differ, and outputs."""
 
 DETAILS = (
-    "A and B are files or graphs of a dump: 0/forward, graph_000/forward/region_1, or the path of one. Exit code 1: an "
-    "output differs by more than rounding."
+    "A and B are files or graphs of a dump: 0/forward, graph_000/forward/region_1, or the path of one. A may be a "
+    "PyTorch model as for bench: bert, model.py:make. Without B, A is compared with itself, as --a-… and --b-… say. "
+    "Exit code 1: a value differs by more than rounding."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    first = parser.add_argument("first", metavar="A", help="a model: a file, a graph of the dump, or the path of one")
-    second = parser.add_argument("second", metavar="B", help="the other model")
+    first = parser.add_argument(
+        "first", metavar="A", help="the reference: a file, a graph of the dump, the path of one, or a PyTorch model"
+    )
+    second = parser.add_argument("second", metavar="B", nargs="?", help="the model that is judged (default: A)")
     for action in (first, second):
         action.completer = complete_models  # type: ignore[attr-defined]
     parser.add_argument(
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=pair,
         metavar="NAME=N",
         default=[],
-        help="size of a symbolic dimension of random inputs (default: 3)",
+        help="size of a symbolic dimension of random inputs (default: 3, and then 5)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random inputs (default: 0)")
     parser.add_argument(
@@ -66,10 +68,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which model of a dumped graph: exported, after our passes, or after ONNX Runtime's optimizers "
         "(default: %(default)s)",
     )
-    parser.add_argument("--optimize", action="store_true", help="run ONNX Runtime's optimizers on both models first")
     parser.add_argument("--all", action="store_true", help=f"print all rows of a table of more than {_MAX_ROWS}")
-    add_runtime_arguments(parser)
+    _add_runtime(parser, "", "of both models")
+    _add_runtime(parser, "a-", "of A only")
+    _add_runtime(parser, "b-", "of B only")
     add_dump_arguments(parser)
+
+
+def _add_runtime(parser: argparse.ArgumentParser, prefix: str, which: str) -> None:
+    """Adds what runs a model."""
+    parser.add_argument(
+        f"--{prefix}runtime",
+        choices=("ort", "reference"),
+        help=f"{which}: ONNX Runtime (default), or onnx's evaluator in Python (slow, few com.microsoft operators)",
+    )
+    parser.add_argument(f"--{prefix}provider", metavar="NAME", help=f"{which}: ONNX Runtime's execution provider")
+    parser.add_argument(
+        f"--{prefix}optimize", action="store_true", help=f"{which}: run ONNX Runtime's optimizers first"
+    )
+    parser.add_argument(f"--{prefix}threads", type=int, metavar="N", help=f"{which}: threads of a session")
 
 
 def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
@@ -80,38 +97,84 @@ def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -
 
 
 def run(arguments: argparse.Namespace) -> int:
+    runtimes = _runtime(arguments, "a"), _runtime(arguments, "b")
+    if arguments.second is None and runtimes[0] == runtimes[1]:
+        raise ValueError("name a second model, or what differs: --b-optimize, --b-provider, --b-threads, --b-runtime")
+    program = _program(arguments.first)
+    comparisons: list[ModelComparison]
+    left_out: list[str] = []
+    if program is not None:
+        comparisons = [_with_program(program, arguments, runtimes[1])]
+    else:
+        comparisons, left_out = _of_files(arguments, runtimes)
+    ok = all(comparison.ok for comparison in comparisons)
+    if arguments.json:
+        print_json([*map(_as_json, comparisons), *({"left_out": name} for name in left_out)])
+        return 0 if ok else 1
+    for comparison in comparisons:
+        sys.stdout.write(_text(comparison, everything=arguments.all))
+    if left_out:
+        print(f"not compared, as A and B have other numbers of models: {', '.join(left_out)}")
+    if not ok and all(item.name == "ort" for item in runtimes) and program is None:
+        print(try_again(arguments, "--a-runtime", "reference"))
+    elif ok and not any(item.optimize for item in runtimes):
+        print(try_again(arguments, "--b-optimize"))
+    return 0 if ok else 1
+
+
+def _of_files(
+    arguments: argparse.Namespace, runtimes: tuple[Runtime, Runtime]
+) -> tuple[list[ModelComparison], list[str]]:
+    """The comparisons of files or graphs, and the names of those that are left out."""
     from ..dumps.model_comparison import compare_targets, paired, targets_of
 
-    check_runtime(arguments)
-    for reference in (arguments.first, arguments.second):
+    references = arguments.first, arguments.second or arguments.first
+    for reference in references:
         if GRAPH.fullmatch(reference) and not Path(reference).exists():
             run_of_graph(arguments, reference)  # its error says why Dynamo gave the graph up
-    sizes = {name: int(size) for name, size in arguments.dim}
-    first = targets_of(arguments.first, arguments.dump, arguments.stage)
-    second = targets_of(arguments.second, arguments.dump, arguments.stage)
+    first, second = (targets_of(reference, arguments.dump, arguments.stage) for reference in references)
     if arguments.inputs and len(first) > 1:
         raise ValueError(f"--inputs requires one model, A has {len(first)}: {', '.join(item.name for item in first)}")
     pairs, left_out = paired(first, second)
-    runtime = _runtime(arguments)
     inputs = [_inputs(item, arguments.dump) for item in arguments.inputs]
-    comparisons = [
-        compare_targets(one, other, runtime, inputs=inputs, sizes=sizes, seed=arguments.seed) for one, other in pairs
-    ]
-    ok = all(comparison.ok for comparison in comparisons)
-    if arguments.json:
-        print_json([*map(_as_json, comparisons), *({"left_out": item.name} for item in left_out)])
-    else:
-        for comparison in comparisons:
-            sys.stdout.write(_text(comparison, everything=arguments.all))
-        if left_out:
-            which, more, fewer = ("A", first, second) if len(first) > len(second) else ("B", second, first)
-            names = ", ".join(item.name for item in left_out)
-            print(f"not compared, as {which} has {len(more)} models and the other {len(fewer)}: {names}")
-        if not ok and arguments.runtime == "ort" and arguments.provider is None:
-            print(try_again(arguments, "--runtime", "reference"))
-        elif not arguments.optimize:
-            print(try_again(arguments, "--optimize"))
-    return 0 if ok else 1
+    found = [
+        compare_targets(
+            one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=inputs, sizes=_sizes(arguments),
+            seed=arguments.seed,
+        )
+        for one, other in pairs
+    ]  # fmt: skip
+    return found, [item.name for item in left_out]
+
+
+def _sizes(arguments: argparse.Namespace) -> dict[str, int]:
+    return {name: int(size) for name, size in arguments.dim}
+
+
+def _program(reference: str) -> str | None:
+    """The reference if it names a PyTorch model."""
+    from ..bench.models import MODELS
+
+    if Path(reference).exists() or GRAPH.fullmatch(reference):
+        return None
+    return reference if reference in MODELS or ":" in reference or reference.endswith(".py") else None
+
+
+def _with_program(name: str, arguments: argparse.Namespace, runtime: Runtime) -> ModelComparison:
+    """The comparison of a file with the PyTorch model that it was exported from."""
+    from ..bench.case import Case, check_model
+
+    check_model(name)
+    if arguments.second is None:
+        raise ValueError(f"name the file to compare {name} with")
+    from ..bench.loading import load
+    from ..dumps.models import load_model
+    from ..dumps.program_comparison import compare_with_program
+
+    loaded = load(Case(name))
+    inputs = loaded.inputs[0]
+    file = load_model(arguments.second)
+    return compare_with_program(loaded.model, inputs.args, inputs.kwargs, file, runtime)
 
 
 def _inputs(path: str, dump: str | None) -> str:
@@ -126,14 +189,26 @@ def _inputs(path: str, dump: str | None) -> str:
     return str(targets[0].data)
 
 
-def _runtime(arguments: argparse.Namespace) -> Runtime:
+def _runtime(arguments: argparse.Namespace, side: str) -> Runtime:
+    """What runs A or B."""
     from ..dumps.model_sessions import available_provider
     from ..dumps.model_values import Runtime
     from ..dumps.schema import Settings
 
-    provider = arguments.provider
-    settings = Settings() if provider is None else Settings(providers=(available_provider(provider),))
-    return Runtime(arguments.runtime, settings, arguments.optimize)
+    def given(name: str) -> Any:
+        own = getattr(arguments, f"{side}_{name}")
+        return getattr(arguments, name) if own in (None, False) else own
+
+    name, provider = given("runtime") or "ort", given("provider")
+    if name == "reference" and provider is not None:
+        raise ValueError("--provider requires --runtime ort; the reference evaluator has no execution providers")
+    providers = () if provider is None else (available_provider(provider),)
+    settings = Settings(providers=providers or Settings().providers, threads=given("threads") or 0)
+    return Runtime(name, settings, bool(given("optimize")))
+
+
+_RANKED = 10
+"""Nodes of a quantized model that are listed."""
 
 
 def _text(comparison: ModelComparison, *, everything: bool) -> str:
@@ -144,7 +219,7 @@ def _text(comparison: ModelComparison, *, everything: bool) -> str:
     if len(shown) > _MAX_ROWS and not everything:
         outputs = {id(row) for row in comparison.outputs}
         shown = [row for row in shown if row.mark != EQUAL or id(row) in outputs][:_MAX_ROWS]
-    headers = ("", "kind", "type", "shape", "digest", "operator", "name", "operator of B", "name in B", "error")
+    headers = ("", "kind", "type", "shape", "operator", "name", "operator of B", "name in B", "error", "limit", "total")
     lines = [f"A  {comparison.names[0]}", f"B  {comparison.names[1]}", ""]
     lines += [f"note: {note}" for note in comparison.notes]
     lines += [""] * bool(comparison.notes)
@@ -154,11 +229,29 @@ def _text(comparison: ModelComparison, *, everything: bool) -> str:
         counts = ", ".join(f"{number} {mark}" for mark, number in marks.items())
         lines += [f"{len(comparison.rows)} rows: {counts}; --all prints them", ""]
     lines.append(legend_text(marks))
-    measured = "10 times the effect of one unit of rounding in all inputs and weights, plus " * comparison.measured
-    half = "(2 and 2 in half precision)"
-    lines += [f"Tolerance of each element: {measured}8 units in the last place {half}.", ""]
+    lines += [_COLUMNS, ""]
+    if comparison.is_quantized:
+        ranked = comparison.ranked[:_RANKED]
+        rows = [(row.name, row.first and row.first.operator, *_noise(row), _place(row)) for row in ranked]
+        lines += ["What each node of the quantized model adds by itself, the largest first:"]
+        lines += [fit_table(rows, ("name", "operator", "relative error", "signal to noise", "place")), ""]
     lines.append(f"{comparison.verdict}{_largest_error(comparison)}")
     return "\n".join(lines) + "\n"
+
+
+_COLUMNS = (
+    "error: of B against A on B's own numbers, so of this node alone; limit: what is rounding; total: how both runs "
+    "differ"
+)
+
+
+def _noise(row: AlignedRow) -> tuple[str, str]:
+    assert row.local is not None
+    return f"{row.local.noise:.2g}", f"{row.local.decibels:.0f} dB"
+
+
+def _place(row: AlignedRow) -> str:
+    return ", ".join(filter(None, (row.first.source, row.first.module))) if row.first is not None else ""
 
 
 def legend_text(marks: Collection[str]) -> str:
@@ -172,17 +265,20 @@ def _cells(row: AlignedRow, is_first: bool) -> Sequence[object]:
     from ..dumps.models import shape_text
 
     sides = [side for side in (row.first, row.second) if side is not None]
+    measured = row.local.verdict.ours if row.local is not None else None
+    error = f"{measured.error:.1e}" if measured is not None else str(row.local) if row.local is not None else ""
     return (
         f"{row.mark}{'>' * is_first}",
         sides[0].kind,
         _change([side.type for side in sides]),
         _change(["" if side.shape is None else shape_text(side.shape) for side in sides]),
-        _change([side.digest for side in sides]),
         row.first and row.first.operator,
         row.first and row.first.name,
         row.second and row.second.operator,
         row.second and row.second.name,
-        row.difference and error_text(row.difference),
+        error or ("0" if row.local is not None else ""),
+        f"{measured.limit:.1e}" if measured is not None else "",
+        row.total and error_text(row.total),
     )
 
 
@@ -203,23 +299,31 @@ def error_text(difference: Difference) -> str:
 
 
 def _largest_error(comparison: ModelComparison) -> str:
-    """The largest error of the outputs, if all are right."""
+    """The largest difference of the outputs, if all are right."""
     if not comparison.ok:
         return ""
-    errors = [(row.difference, row) for row in comparison.outputs if row.difference and not row.difference.is_equal]
+    errors = [(row.total, row) for row in comparison.outputs if row.total and not row.total.is_equal]
     if not errors:
         return ": all outputs are equal"
     worst, row = max(errors, key=lambda item: item[0].measured.relative)
-    return f": largest error {error_text(worst)} in {row.name}, tolerance {worst.measured.limit:.1e}"
+    return f": largest difference of the outputs {error_text(worst)}, in {row.name}"
 
 
 def _as_json(comparison: ModelComparison) -> dict[str, object]:
     def row_as_json(row: AlignedRow) -> dict[str, object]:
+        local = row.local
         return {
             "mark": row.mark,
             "first": row.first,
             "second": row.second,
-            "difference": row.difference and row.difference.as_json(),
+            "local": local
+            and {
+                "complaint": local.verdict.complaint,
+                "measure": local.verdict.ours and local.verdict.ours.as_json(),
+                "noise": local.noise if math.isfinite(local.noise) else None,
+                "together_with": list(local.segment),
+            },
+            "total": row.total and row.total.as_json(),
         }
 
     first_different = comparison.first_different
@@ -230,6 +334,5 @@ def _as_json(comparison: ModelComparison) -> dict[str, object]:
         "ok": comparison.ok,
         "first_different": None if first_different is None else row_as_json(first_different),
         "notes": list(comparison.notes),
-        "rounding_was_measured": comparison.measured,
         "rows": [row_as_json(row) for row in comparison.rows],
     }

@@ -1,4 +1,5 @@
-"""Compares two ONNX models: runs both on the same inputs, aligns their values, and names the first that diverges.
+"""Compares two ONNX models on the same inputs: each value of the second is judged by the first, and the first wrong one
+is named.
 
 ::
 
@@ -10,24 +11,46 @@
 **Alignment.** Inputs, initializers and constants correspond by name, content, or type and shape
 (``model_inputs.py``); results by name, value, or operator; outputs by name, value, or type (``model_rows.py``).
 
-**Tolerance.** Neither model is the reference. The rounding error of each value is measured: the first model runs once
-more with all floating-point inputs and weights perturbed by one unit of rounding. The models diverge if an output
-differs by more than that explains, see ``value_differences.py``.
+**Judgement.** The first model is the reference. A value of the second is right if the first model computes it from the
+values that the second computed before it (``model_judging.py``), so that the error of one node is not that of the next.
+Values that correspond only by chance are not judged: one that is wrong is taken for another value, and the nodes that
+compute it are judged together with those that read it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from .model_inputs import computed_inputs, read_feeds, same_inputs
-from .model_rows import AlignedRow, aligned_rows, first_different
+import numpy as np
+
+from .model_inputs import DEFAULT_SIZE, computed_inputs, read_feeds, same_inputs
+from .model_judging import LocalDifference, ModelReference
+from .model_rows import AlignedRow, Alignment, aligned, first_different, mark_of, row_of, stored_row
 from .model_sessions import random_operators
-from .model_values import Runtime, coarsest_unit, perturbed_values, run_model
+from .model_values import ModelRun, NodeValue, Runtime, run_model
 from .models import OnnxModel, load_model
 from .reading import DATA_SET, DumpError, find_run
-from .value_differences import EQUAL, ONLY_FIRST, ONLY_SECOND, ROUNDING, OnnxValue
+from .value_differences import ONLY_FIRST, ONLY_SECOND, UNSURE, OnnxValue, difference
+
+_QUANTIZED = (
+    "QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear", "QLinear", "MatMulInteger", "ConvInteger",
+    "MatMulNBits",
+)  # fmt: skip
+"""How the operators of quantized models begin."""
+
+
+class Reference(Protocol):
+    """What judges the values of another run."""
+
+    def can_judge(self, name: str, value: np.ndarray) -> bool:
+        """Whether it computes a value that can be compared with another one element by element."""
+
+    def judge(self, values: Mapping[str, np.ndarray]) -> dict[str, LocalDifference]:
+        """Judges values, by the names of its own that they correspond to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +61,8 @@ class ModelComparison:
     rows: Sequence[AlignedRow]  # initializers and inputs, then results in the order of the first model, then outputs
     first_different: AlignedRow | None  # the row at which they begin to diverge
     notes: Sequence[str]  # such as how inputs were matched, or which were generated
-    measured: bool  # whether the rounding error was measured; if not, only the fixed tolerance of the dtype counts
+    is_quantized: bool = False  # whether the second alone is quantized
+    failure: str = ""  # why the models do not run with other sizes, though they agree with the first
 
     @property
     def outputs(self) -> list[AlignedRow]:
@@ -47,14 +71,23 @@ class ModelComparison:
 
     @property
     def ok(self) -> bool:
-        """Whether both have the same outputs, which differ by rounding only."""
-        return all(row.mark in (EQUAL, ROUNDING) for row in self.outputs)
+        """Whether both have the same outputs, and each value of the second is right."""
+        is_alone = any(row.mark in (ONLY_FIRST, ONLY_SECOND) for row in self.outputs)
+        return self.first_different is None and not is_alone and not self.failure
+
+    @property
+    def ranked(self) -> list[AlignedRow]:
+        """The results with an error of their own, the largest first, relative to the values."""
+        rows = [row for row in self.rows if row.local is not None and row.local.noise and row not in self.outputs]
+        return sorted(rows, key=lambda row: -row.local.noise if row.local is not None else 0.0)
 
     @property
     def verdict(self) -> str:
         """``ok``, or ``diverges at NODE (operator): …``."""
         if self.ok:
             return "ok"
+        if self.failure:
+            return f"diverges {self.failure}"
         row = self.first_different
         if row is None:
             alone = [row for row in self.outputs if row.mark in (ONLY_FIRST, ONLY_SECOND)]
@@ -64,9 +97,11 @@ class ModelComparison:
                 f"the {both} that both have agree"
             )
         side = row.first
-        assert side is not None and row.difference is not None
-        where = f", {side.source}" if side.source else ""
-        return f"diverges at {side.name} ({side.operator or side.kind}{where}): {row.difference}"
+        assert side is not None
+        reader = next((item for item in self.rows if item.mark == row.mark and item.local), None)
+        of = f", read by {reader.first.described}" if not row.local and reader and reader.first else ""
+        together = f"; computed together with {', '.join(row.local.segment)}" if row.local and row.local.segment else ""
+        return f"diverges at {side.described}{of}: {row.local or row.total}{together}"
 
 
 def compare(
@@ -75,6 +110,7 @@ def compare(
     feeds: Mapping[str, OnnxValue],
     runtime: Runtime,
     *,
+    runtime_of_second: Runtime | None = None,
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     spare: Mapping[str, OnnxValue] | None = None,
@@ -82,39 +118,73 @@ def compare(
     """Runs two models on the same inputs and compares their values.
 
     Args:
+        first: the reference.
+        second: the model that is judged.
         feeds: inputs of either model, by name. Others are taken from the other model's initializers, or generated.
+        runtime: what runs the first, and the second by default.
+        runtime_of_second: what runs the second.
         sizes: of symbolic dimensions, for generated inputs.
-        seed: of generated inputs and perturbations.
+        seed: of generated inputs.
         spare: inputs of the second model that the first neither has nor computes, by name.
 
     Raises:
         DumpError: an input has no value, or the runtime cannot run a model.
     """
+    runtime_of_second = runtime_of_second or runtime
     ours, theirs, matched, notes = same_inputs(first, second, feeds, sizes or {}, seed)
     if any(item.name not in ours for item in first.inputs):
-        other = run_model(second, theirs, runtime)
+        other = run_model(second, theirs, runtime_of_second)
         ours |= computed_inputs(first, ours, other, "first", notes, {})
         one = run_model(first, ours, runtime)
     else:
         one = run_model(first, ours, runtime)
         theirs |= computed_inputs(second, theirs, one, "second", notes, spare or {})
-        other = run_model(second, theirs, runtime)
+        other = run_model(second, theirs, runtime_of_second)
     notes += random_operators(first, second)
+    is_quantized = _is_quantized(second) and not _is_quantized(first)
+    assert one.model is not None
+    reference = ModelReference(one.model, one, runtime, is_exact=not is_quantized)
+    rows = judged_rows(reference, aligned(one, other, matched), one, other)
+    return ModelComparison((first.name, second.name), rows, first_different(rows), notes, is_quantized)
 
-    def run(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> Mapping[str, OnnxValue]:
-        return run_model(model, feeds, runtime).computed
 
-    # If one model computes in float16, all values have its rounding error.
-    unit = coarsest_unit(item.value for ran in (one, other) for item in ran.values if item.kind == "result")
-    rounded: Mapping[str, OnnxValue] = {}
-    measured = True
-    try:
-        rounded = perturbed_values(first, ours, run, unit, seed) if unit else {}
-    except DumpError as error:
-        measured = False
-        notes.append(f"the rounding error was not measured ({error}), only the tolerance of the dtype counts")
-    rows = aligned_rows(one, other, matched, rounded)
-    return ModelComparison((first.name, second.name), rows, first_different(rows), notes, measured)
+def _is_quantized(model: OnnxModel) -> bool:
+    return any(node.op_type.startswith(_QUANTIZED) for node in model.proto.graph.node)
+
+
+def judged_rows(reference: Reference, found: Alignment, one: ModelRun, other: ModelRun) -> list[AlignedRow]:
+    """The rows of inputs and constants, of results, and of outputs."""
+    pairs = {a.name: b for a, b in found.results if a is not None and b is not None}
+    sure = set(found.sure)
+    for a, b in found.outputs:  # these are what the session without more outputs returned
+        if a is not None and b is not None:
+            pairs[a.name] = b
+            sure.add(a.name)
+    judged = _judged(reference, pairs, sure)
+
+    def row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
+        if a is None or b is None:
+            return row_of(a, b, "")
+        total = difference(a.value, b.value)
+        if a.name in judged:
+            return row_of(a, b, mark_of(judged[a.name]), judged[a.name], total)
+        is_judged = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)  # and was left out
+        return row_of(a, b, UNSURE if is_judged or a.name not in sure else total.mark(), total=total)
+
+    stored = [stored_row(a, b) for a, b in found.stored]
+    return [*stored, *(row(a, b) for a, b in found.results), *(row(a, b) for a, b in found.outputs)]
+
+
+def _judged(reference: Reference, pairs: Mapping[str, NodeValue], sure: Collection[str]) -> dict[str, LocalDifference]:
+    """The judgement of values by name; those that are not sure to correspond are left out if they are wrong."""
+    left = {name: item.value for name, item in pairs.items() if isinstance(item.value, np.ndarray)}
+    left = {name: value for name, value in left.items() if reference.can_judge(name, value)}
+    while True:
+        judged = reference.judge(left)
+        wrong = {name for name, item in judged.items() if item.is_wrong and name not in sure}
+        if not wrong:
+            return judged
+        left = {name: value for name, value in left.items() if name not in wrong}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,12 +206,13 @@ def compare_targets(
     second: ComparedModel,
     runtime: Runtime,
     *,
+    runtime_of_second: Runtime | None = None,
     inputs: Sequence[str] = (),
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> ModelComparison:
     """Compares two models on ``inputs`` (see ``read_feeds``), by default on those stored with the first or the second,
-    else on generated ones.
+    else on generated ones. Where inputs are generated and have symbolic dimensions, a second size of these is run.
 
     Raises:
         DumpError: a file cannot be read, or a model cannot be run.
@@ -149,10 +220,26 @@ def compare_targets(
     names = (first.name, second.name) if first.name != second.name else (f"{first.path}", f"{second.path}")
     one, other = load_model(first.path, names[0]), load_model(second.path, names[1])
     if inputs:
-        return compare(one, other, read_feeds(inputs, one), runtime, sizes=sizes, seed=seed)
-    ours = read_feeds([first.data], one) if first.data is not None and one.inputs else {}
-    theirs = read_feeds([second.data], other) if second.data is not None and other.inputs else {}
-    return compare(one, other, ours or theirs, runtime, sizes=sizes, seed=seed, spare=theirs)
+        feeds, spare = read_feeds(inputs, one), {}
+    else:
+        feeds = read_feeds([first.data], one) if first.data is not None and one.inputs else {}
+        spare = read_feeds([second.data], other) if second.data is not None and other.inputs else {}
+        feeds = feeds or spare
+    run = functools.partial(compare, one, other, feeds, runtime, runtime_of_second=runtime_of_second, seed=seed)
+    found = run(sizes=sizes, spare=spare)
+    dimensions = {
+        size for model in (one, other) for item in model.inputs for size in item.shape or () if isinstance(size, str)
+    }
+    free = dimensions - (sizes or {}).keys()
+    if feeds or not free or not found.ok:
+        return found
+    larger = dict.fromkeys(free, DEFAULT_SIZE + 2)
+    text = ", ".join(f"{name}={size}" for name, size in sorted(larger.items()))
+    try:
+        again = run(sizes={**larger, **(sizes or {})})
+    except DumpError as error:  # a size is part of one of them
+        return dataclasses.replace(found, failure=f"with {text}: {error}")
+    return dataclasses.replace(again, notes=[*again.notes, f"compared with {text}, and with sizes of {DEFAULT_SIZE}"])
 
 
 def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[ComparedModel]:

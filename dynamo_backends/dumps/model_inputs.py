@@ -293,7 +293,7 @@ def computed_inputs(
     values = {item.name: item.value for item in run.values}
     unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in {*values, *spare}]
     if unknown:
-        raise DumpError(f"{model.name} has inputs that {run.model.name} lacks: {listed(unknown)}; use --inputs")
+        raise DumpError(f"{model.name} has inputs that {run.name} lacks: {listed(unknown)}; use --inputs")
     computed = [item.name for item in missing if item.name in values]
     stored = [item.name for item in missing if item.name not in values]
     if computed:

@@ -1,4 +1,4 @@
-"""Aligns the values of two models, and makes a table row with the difference of each pair.
+"""Aligns the values of two runs, and makes a table row for each pair.
 
 Values correspond by name, by value, or as results of the same operator on corresponding values.
 """
@@ -12,23 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .model_inputs import Matched, content
+from .model_judging import LocalDifference
 from .model_values import ModelRun, NodeValue
 from .models import type_name
 from .value_differences import (
     DIFFERENT,
+    EQUAL,
     ONLY_FIRST,
     ONLY_SECOND,
-    UNSURE,
+    ROUNDING,
     Difference,
-    OnnxValue,
     described,
     difference,
     kind_of,
 )
 
 _RELIABLE = 0.8  # names are trusted if this share of the common names has the same type in both models
-
-_SUMMARIZED = 2**24  # the digest is that of the first so many elements
 
 _NEAR = 1e-3  # how far the sums of equal values may differ, relative to the sum of the magnitudes
 
@@ -42,27 +41,39 @@ class Side:
     operator: str  # of its node, or ``""``
     type: str  # ``float32``
     shape: tuple[int, ...] | None  # ``None`` if it is not a tensor
-    digest: str  # see ``digest``
     source: str = ""  # the user's line, if the model has it
+    module: str = ""  # the module's path, if the model has it
+
+    @property
+    def described(self) -> str:
+        """``gelu (Gelu, model.py:17, in layers.0)``."""
+        place = filter(None, (self.operator or self.kind, self.source, self.module and f"in {self.module}"))
+        return f"{self.name} ({', '.join(place)})"
 
     @classmethod
     def of(cls, item: NodeValue) -> Side:
         """A value without its elements."""
-        value, shape, letters = item.value, None, ""
-        type_ = described(value)
+        value, shape, type_ = item.value, None, described(item.value)
         if isinstance(value, np.ndarray):
-            type_, shape, letters = type_name(value.dtype), value.shape, digest(value)
-        return cls(item.kind, item.name, item.operator, type_, shape, letters, item.source)
+            type_, shape = type_name(value.dtype), value.shape
+        return cls(item.kind, item.name, item.operator, type_, shape, item.source, item.module)
 
 
 @dataclasses.dataclass(frozen=True)
 class AlignedRow:
-    """Two corresponding values, or a value that only one model has."""
+    """Two corresponding values, or a value that only one model has.
 
-    mark: str  # a key of ``LEGEND``
+    Attributes:
+        mark: a key of ``LEGEND``.
+        local: how the second differs from what the first model computes on the second's own numbers.
+        total: how both differ, with the errors of all nodes before.
+    """
+
+    mark: str
     first: Side | None
     second: Side | None
-    difference: Difference | None = None
+    local: LocalDifference | None = None
+    total: Difference | None = None
 
     @property
     def name(self) -> str:
@@ -72,29 +83,69 @@ class AlignedRow:
         return side.name
 
 
-def aligned_rows(
-    one: ModelRun, other: ModelRun, matched: Sequence[Matched], rounded: Mapping[str, OnnxValue]
-) -> list[AlignedRow]:
-    """The rows of inputs and constants, of results, and of outputs.
+@dataclasses.dataclass
+class Alignment:
+    """The values of two runs that correspond.
 
-    ``matched`` are corresponding inputs and initializers, ``rounded`` the values of the first model with perturbed
-    inputs.
+    Attributes:
+        stored: pairs of inputs, initializers and constants.
+        results: pairs of results, in the order of the first model.
+        outputs: pairs of outputs.
+        sure: names in the first model of the results that must be equal; others correspond by value or place only.
     """
+
+    stored: list[tuple[NodeValue | None, NodeValue | None]]
+    results: list[tuple[NodeValue | None, NodeValue | None]]
+    outputs: list[tuple[NodeValue | None, NodeValue | None]]
+    sure: set[str]
+
+
+def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched]) -> Alignment:
+    """Aligns two runs; ``matched`` are corresponding inputs and initializers."""
     stored, their_stored = ([item for item in run.values if item.kind != "result"] for run in (one, other))
     results, their_results = ([item for item in run.values if item.kind == "result"] for run in (one, other))
     trust_names = _names_are_reliable([item for item in results if item.name not in one.outputs], their_results)
     partners = {item.partner: item.name for item in matched}
     _match_stored(stored, their_stored, partners, trust_names)
-    by_name = {item.name: item for item in other.values}
-    rows = [_row(item, by_name.get(partners.get(item.name, "")), rounded, trusted=True) for item in stored]
-    used = set(partners.values())
-    rows += [_row(None, item, rounded) for item in their_stored if item.name not in used]
-    pairs = _aligned(results, their_results, partners, trust_names)
+    free = _Free.of(stored, their_stored, partners)
+    pairs = _aligned(results, their_results, partners, trust_names, free)
     partners |= {results[i].name: their_results[j].name for i, j in pairs.items()}
+    by_name, used = {item.name: item for item in other.values}, set(partners.values())
+    found = Alignment([(item, by_name.get(partners.get(item.name, ""))) for item in stored], [], [], set())
+    found.stored += [(None, item) for item in their_stored if item.name not in used]
     for a, b in _in_order(results, their_results, pairs):
-        trusted = a is not None and b is not None and _are_the_same(a, b, partners, trust_names)
-        rows.append(_row(a, b, rounded, trusted=trusted))
-    return rows + _output_rows(one, other, rounded)
+        found.results.append((a, b))
+        if a is not None and b is not None and _are_the_same(a, b, partners, trust_names):
+            found.sure.add(a.name)
+    found.outputs = _output_pairs(one, other)
+    return found
+
+
+def stored_row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
+    """The row of inputs, initializers or constants."""
+    if a is None or b is None:
+        return row_of(a, b, "")
+    found = difference(a.value, b.value)
+    return row_of(a, b, found.mark(), total=found)
+
+
+def row_of(
+    a: NodeValue | None,
+    b: NodeValue | None,
+    mark: str,
+    local: LocalDifference | None = None,
+    total: Difference | None = None,
+) -> AlignedRow:
+    """A row; with one value only, ``mark`` says that."""
+    first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
+    if a is None or b is None:
+        mark = ONLY_FIRST if b is None else ONLY_SECOND
+    return AlignedRow(mark, first, second, local, total)
+
+
+def mark_of(local: LocalDifference) -> str:
+    """``=``, ``~`` or ``!``."""
+    return DIFFERENT if local.is_wrong else EQUAL if local.is_equal else ROUNDING
 
 
 def _match_stored(
@@ -106,7 +157,7 @@ def _match_stored(
     left = [item for item in ours if item.name not in partners and item.kind != "input"]
     for item in left:
         same = free.get(item.name)
-        if same is None or not _have_one_type(item, same):
+        if same is None or not have_one_type(item, same):
             continue
         if trust_names or difference(item.value, same.value).is_equal:
             partners[item.name] = free.pop(item.name).name
@@ -126,7 +177,7 @@ def _names_are_reliable(ours: Sequence[NodeValue], theirs: Sequence[NodeValue]) 
     """
     by_name = {item.name: item for item in theirs}
     common = [item for item in ours if item.name in by_name]
-    return bool(common) and sum(_have_one_type(item, by_name[item.name]) for item in common) >= _RELIABLE * len(common)
+    return bool(common) and sum(have_one_type(item, by_name[item.name]) for item in common) >= _RELIABLE * len(common)
 
 
 def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], trust_names: bool) -> bool:
@@ -134,31 +185,20 @@ def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], trust
     if trust_names and a.name == b.name:
         return True
     ours = [partners.get(name) for name in a.inputs if name]
-    return a.operator == b.operator and _have_one_type(a, b) and ours == [name for name in b.inputs if name]
+    return a.operator == b.operator and have_one_type(a, b) and ours == [name for name in b.inputs if name]
 
 
-def _row(
-    a: NodeValue | None, b: NodeValue | None, rounded: Mapping[str, OnnxValue], *, trusted: bool = False
-) -> AlignedRow:
-    first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
-    if a is None or b is None:
-        return AlignedRow(ONLY_FIRST if b is None else ONLY_SECOND, first, second)
-    found = difference(a.value, b.value, rounded.get(f"output {a.name}" if a.kind == "output" else a.name))
-    return AlignedRow(found.mark(DIFFERENT if trusted else UNSURE), first, second, found)
-
-
-def _output_rows(one: ModelRun, other: ModelRun, rounded: Mapping[str, OnnxValue]) -> list[AlignedRow]:
-    """The rows of the outputs, matched by name, then by value, by type, and by shape and kind."""
+def _output_pairs(one: ModelRun, other: ModelRun) -> list[tuple[NodeValue | None, NodeValue | None]]:
+    """Outputs that correspond by name, else by value, by type, or by shape and kind."""
     ours, theirs = _outputs(one), _outputs(other)
     pairs = {name: theirs.pop(name) for name in ours if name in theirs}
-    criteria: tuple[Callable[[NodeValue, NodeValue], bool], ...] = (_are_near, _have_one_type, _have_one_kind)
+    criteria: tuple[Callable[[NodeValue, NodeValue], bool], ...] = (_are_near, have_one_type, _have_one_kind)
     for match in criteria:
         for name, item in ours.items():
             partner = next((candidate for candidate in theirs.values() if match(item, candidate)), None)
             if name not in pairs and partner is not None:
                 pairs[name] = theirs.pop(partner.name)
-    rows = [_row(item, pairs.get(name), rounded, trusted=True) for name, item in ours.items()]
-    return rows + [_row(None, item, rounded) for item in theirs.values()]
+    return [*((item, pairs.get(name)) for name, item in ours.items()), *((None, item) for item in theirs.values())]
 
 
 def _outputs(run: ModelRun) -> dict[str, NodeValue]:
@@ -167,10 +207,10 @@ def _outputs(run: ModelRun) -> dict[str, NodeValue]:
 
 
 def _are_near(a: NodeValue, b: NodeValue) -> bool:
-    return _have_one_type(a, b) and _Summary.of(a).is_near(_Summary.of(b))
+    return have_one_type(a, b) and _Summary.of(a).is_near(_Summary.of(b))
 
 
-def _have_one_type(a: NodeValue, b: NodeValue) -> bool:
+def have_one_type(a: NodeValue, b: NodeValue) -> bool:
     return described(a.value) == described(b.value)
 
 
@@ -182,16 +222,37 @@ def _have_one_kind(a: NodeValue, b: NodeValue) -> bool:
 
 
 def first_different(rows: Sequence[AlignedRow]) -> AlignedRow | None:
-    """The first row that differs, in the order of the first model; ``None`` if all outputs agree."""
+    """The first row that differs, in the order of the first model; ``None`` if all results agree."""
     different = [row for row in rows if row.mark == DIFFERENT]
-    is_wrong = any(row.first is not None and row.first.kind == "output" for row in different)
+    is_wrong = any(row.first is not None and row.first.kind in ("result", "output") for row in different)
     return different[0] if is_wrong else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Free:
+    """The constants of both models that correspond to none, by name, with their types."""
+
+    ours: dict[str, str]
+    theirs: dict[str, str]
+
+    @classmethod
+    def of(cls, ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: Mapping[str, str]) -> _Free:
+        used = set(partners.values())
+        kinds = ("initializer", "constant")
+        return cls(
+            {item.name: described(item.value) for item in ours if item.kind in kinds and item.name not in partners},
+            {item.name: described(item.value) for item in theirs if item.kind in kinds and item.name not in used},
+        )
+
+
 def _aligned(
-    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: Mapping[str, str], trust_names: bool
+    ours: Sequence[NodeValue],
+    theirs: Sequence[NodeValue],
+    partners: dict[str, str],
+    trust_names: bool,
+    free: _Free,
 ) -> dict[int, int]:
-    """The positions of corresponding results, from the ``partners`` of inputs and initializers.
+    """The positions of corresponding results, from the ``partners`` of inputs and initializers, to which it adds.
 
     With ``trust_names``, results with the same name correspond even if their values differ.
     """
@@ -203,7 +264,7 @@ def _aligned(
         if j is not None and (item.is_near(other[j]) or (trust_names and item.shape == other[j].shape)):
             pairs[i] = j
     _match_by_value(one, other, pairs)
-    _match_by_operator(one, other, pairs, partners)
+    _match_by_operator(one, other, pairs, partners, free)
     _match_in_gaps(one, other, pairs)
     return pairs
 
@@ -252,18 +313,29 @@ def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: d
 
 
 def _match_by_operator(
-    one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int], partners: Mapping[str, str]
+    one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int], partners: dict[str, str], free: _Free
 ) -> None:
-    """Matches results of the same operator on corresponding values, even if they differ: there a fault begins."""
-    known = dict(partners) | {one[i].value.name: other[j].value.name for i, j in pairs.items()}
+    """Matches results of the same operator on corresponding values, even if they differ: there a fault begins.
+
+    Constants that correspond to none are matched by type and by their place among the inputs.
+    """
+    known = partners | {one[i].value.name: other[j].value.name for i, j in pairs.items()}
     used = set(pairs.values())
-    free = {(item.value.operator, item.value.inputs): j for j, item in enumerate(other) if j not in used}
+    candidates: dict[object, int] = {}
+    for j, item in enumerate(other):
+        if j not in used:
+            places = tuple(free.theirs.get(name, "") or name for name in item.value.inputs)
+            candidates.setdefault((item.value.operator, places), j)
     for i, item in enumerate(one):
-        inputs = tuple(known.get(name, "") for name in item.value.inputs)
-        j = free.get((item.value.operator, inputs))
-        if i not in pairs and j is not None and item.shape == other[j].shape:
-            pairs[i] = free.pop((item.value.operator, inputs))
-            known[item.value.name] = other[j].value.name
+        places = tuple(free.ours.get(name, "") or known.get(name, "") for name in item.value.inputs)
+        found = candidates.get((item.value.operator, places))
+        if i in pairs or found is None or item.shape != other[found].shape:
+            continue
+        pairs[i] = j = candidates.pop((item.value.operator, places))
+        known[item.value.name] = other[j].value.name
+        for name, partner in zip(item.value.inputs, other[j].value.inputs, strict=True):
+            if name in free.ours and name not in partners:
+                partners[name] = known[name] = partner
 
 
 def _in_order(
@@ -303,22 +375,6 @@ class _Summary:
     def is_near(self, other: _Summary) -> bool:
         bound = _NEAR * max(self.sums[-1], other.sums[-1])
         return self.size == other.size and all(abs(a - b) <= bound for a, b in zip(self.sums, other.sums, strict=True))
-
-
-def digest(value: np.ndarray) -> str:
-    """Four letters that are the same for nearly equal tensors; ``????`` for text.
-
-    Each letter is onnx-array-api's for the sum of a quarter of the elements, rounded to four digits of the largest.
-    """
-    from onnx_array_api.reference.evaluator_yield import make_summary
-
-    if kind_of(value.dtype) == "string":
-        return "????"
-    sums = np.array(_sums(value.reshape(-1)[:_SUMMARIZED])[:4])
-    largest = float(np.abs(sums).max(initial=0.0))
-    scaled = sums * 10.0 ** (3 - math.floor(math.log10(largest))) if largest else sums
-    letters: str = make_summary(np.round(scaled))
-    return letters
 
 
 def _sums(flat: np.ndarray) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ ONNX Runtime optimized and wrote.
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from ..errors import first_line
+from ..graphs.locations import frames_of, where_in
 from .model_sessions import ModelSession, operator_of
 from .models import OnnxModel, load_model
 from .reading import DumpError
@@ -50,15 +52,18 @@ class NodeValue:
     inputs: tuple[str, ...] = ()  # the names of its node's inputs
     value: OnnxValue = None
     source: str = ""  # the user's line, ``model.py:12``, or ``""``
+    module: str = ""  # the path of the module that computed it, or ``""``
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelRun:
     """A model that ran."""
 
-    model: OnnxModel  # with ``optimize`` the optimized model
+    name: str  # of the model
     values: Sequence[NodeValue]  # initializers and inputs, then the results of nodes in execution order
     outputs: Mapping[str, OnnxValue]  # by name, in order
+    model: OnnxModel | None = None  # with ``optimize`` the optimized model; ``None`` for a program of PyTorch's
+    folder: object = None  # keeps the files of an optimized model
 
     @property
     def computed(self) -> dict[str, OnnxValue]:
@@ -76,16 +81,13 @@ def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime
     feeds = {item.name: feeds[item.name] for item in model.inputs}
     if not runtime.optimize:
         return _run_exposed(model, feeds, runtime)
-    with tempfile.TemporaryDirectory() as folder:
-        session = ModelSession(model, runtime.settings, write=Path(folder))
-        optimized = load_model(f"{folder}/model.onnx", f"{model.name} (optimized)")
-        run = _run_exposed(optimized, feeds, runtime)
-        # Exposed values prevent fusions, so the outputs come from the session without them.
-        outputs = run.outputs if runtime.name == "reference" else session(feeds)
-        # The initializers are views of a file that is about to be deleted.
-        kept = [np.array(item.value) if item.kind == "initializer" else item.value for item in run.values]
-        values = [dataclasses.replace(item, value=value) for item, value in zip(run.values, kept, strict=True)]
-        return ModelRun(optimized, values, outputs)
+    folder = tempfile.TemporaryDirectory(prefix="dynamo_backends_optimized_")  # deleted with the run
+    session = ModelSession(model, runtime.settings, write=Path(folder.name))
+    optimized = load_model(f"{folder.name}/model.onnx", f"{model.name} (optimized)")
+    run = _run_exposed(optimized, feeds, runtime)
+    # Exposed values prevent fusions, so the outputs come from the session without them.
+    outputs = run.outputs if runtime.name == "reference" else session(feeds)
+    return dataclasses.replace(run, outputs=outputs, folder=folder)
 
 
 def _check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
@@ -113,20 +115,36 @@ def exposing(model: OnnxModel) -> OnnxModel:
     return exposed
 
 
-def _run_exposed(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
-    exposed = exposing(model)
+def computed_by(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> dict[str, OnnxValue]:
+    """The outputs of a model by name, computed without optimizations.
+
+    Raises ``DumpError`` if the runtime cannot run it.
+    """
     if runtime.name == "reference":
-        found = _reference_results(exposed, feeds)
-    else:
-        found = ModelSession(exposed, runtime.settings.unoptimized)(feeds)
+        return _reference_results(model, feeds)
+    return ModelSession(model, runtime.settings.unoptimized)(feeds)
+
+
+def _run_exposed(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
+    found = computed_by(exposing(model), feeds, runtime)
     values = [NodeValue("initializer", name, value=value) for name, value in model.initializers.items()]
     values += [NodeValue("input", name, value=value) for name, value in feeds.items()]
     for node in model.proto.graph.node:
         kind = "constant" if node.op_type == "Constant" else "result"
-        source = next((item.value for item in node.metadata_props if item.key == "source"), "")
+        place = _place_of(node)
         for name in filter(None, node.output):
-            values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], source))
-    return ModelRun(model, values, {item.name: found[item.name] for item in model.proto.graph.output})
+            values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], *place))
+    return ModelRun(model.name, values, {item.name: found[item.name] for item in model.proto.graph.output}, model)
+
+
+def _place_of(node: onnx.NodeProto) -> tuple[str, str]:
+    """The user's line and the module of a node, from the metadata of this package or of PyTorch's exporter."""
+    known = {item.key: item.value for item in node.metadata_props}
+    if "source" in known:
+        return known["source"], known.get("module", "")
+    scopes = re.findall(r"'([^']*)'", known.get("pkg.torch.onnx.name_scopes", ""))
+    source = where_in(frames_of(known.get("pkg.torch.onnx.stack_trace", "")))
+    return source, scopes[-2] if len(scopes) > 1 else ""
 
 
 def _reference_results(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:

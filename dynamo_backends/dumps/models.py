@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import graphlib
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -129,10 +130,38 @@ def _read(path: Path) -> onnx.ModelProto:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None
     except DecodeError as error:
         raise DumpError(f"{path} is damaged, or not an ONNX model: {error}") from None
+    _sort(proto.graph)
     damage = _damage(proto, path.parent)
     if damage:
         raise DumpError(f"{path} is damaged, or not an ONNX model: {damage}")
     return proto
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Sorts the nodes so that each comes after those whose results it reads; ONNX Runtime accepts any order."""
+    producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    read = [[producers[name] for name in read_by(node) if name in producers] for node in graph.node]
+    if all(source < i for i, sources in enumerate(read) for source in sources):
+        return
+    try:
+        order = list(graphlib.TopologicalSorter(dict(enumerate(read))).static_order())
+    except graphlib.CycleError:  # what reads a value before it is computed is told as damage
+        return
+    nodes = list(graph.node)
+    del graph.node[:]
+    graph.node.extend(nodes[i] for i in order)
+
+
+def read_by(node: onnx.NodeProto) -> list[str]:
+    """The names that a node and its subgraphs read from outside of it."""
+    found = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for graph in [*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs]:
+            own = {item.name for item in (*graph.input, *graph.initializer)}
+            own.update(name for inner in graph.node for name in inner.output)
+            found += [name for inner in graph.node for name in read_by(inner) if name not in own]
+            found += [item.name for item in graph.output if item.name not in own]
+    return found
 
 
 def _damage(proto: onnx.ModelProto, folder: Path) -> str:

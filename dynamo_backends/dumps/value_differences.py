@@ -33,7 +33,7 @@ LEGEND = {
     EQUAL: "equal",
     ROUNDING: "different, within the tolerance",
     DIFFERENT: "different beyond the tolerance",
-    UNSURE: "different, but aligned by operator and position only: they may not correspond",
+    UNSURE: "different, and may not correspond: judged with the value that it computes",
     ONLY_FIRST: "only in the first model",
     ONLY_SECOND: "only in the second model",
 }

@@ -71,6 +71,11 @@ def stack(node: fx.Node) -> list[Frame]:
     trace = _trace(node)
     if not trace and node.op not in ("placeholder", "get_attr", "output"):
         trace = _nearest(node, lambda item: item.all_input_nodes) or _nearest(node, lambda item: list(item.users))
+    return frames_of(trace)
+
+
+def frames_of(trace: str) -> list[Frame]:
+    """The frames of a stack trace as PyTorch writes it, outermost first."""
     return [
         Frame(found["file"], int(found["line"]), function_name(found["function"] or ""), (found["code"] or "").strip())
         for found in _FRAME.finditer(trace)
@@ -96,7 +101,10 @@ def _nearest(node: fx.Node, following: Callable[[fx.Node], Sequence[fx.Node]]) -
 
 def source_frame(node: fx.Node) -> Frame | None:
     """The innermost frame in a user's file; the innermost of all if there is none."""
-    frames = stack(node)
+    return _source_of(stack(node))
+
+
+def _source_of(frames: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in reversed(frames) if frame.user), frames[-1] if frames else None)
 
 
@@ -108,8 +116,13 @@ def source_line(node: fx.Node) -> str:
 
 def where(node: fx.Node) -> str:
     """``location_text`` of a node."""
-    frames = stack(node)
-    return location_text(source_line(node), str(frames[-1]) if frames else "")
+    return where_in(stack(node))
+
+
+def where_in(frames: Sequence[Frame]) -> str:
+    """``location_text`` of frames."""
+    source = _source_of(frames)
+    return location_text(str(source), str(frames[-1])) if source is not None else ""
 
 
 def line_of_layer(node: fx.Node) -> str:

@@ -1,0 +1,249 @@
+"""Judges the values of a run by an ONNX model: each is compared with what the model computes on the run's own numbers.
+
+::
+
+    reference = ModelReference(model, run_model(model, feeds, runtime), runtime)
+    for name, found in reference.judge({"gelu": value_of_another_model}).items():
+        found.is_wrong, str(found)
+
+The values that correspond become inputs of the model, so that one run computes each from the nearest ones before it:
+its *segment*. An error of one node is not carried to the next. What differs by more than rounding is computed in
+float64, and from perturbed inputs, by the rule of ``numerics.whole_graph``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from ..numerics.arrays import as_array, is_equal
+from ..numerics.exact import is_floating, widen
+from ..numerics.randomness import perturbed
+from ..numerics.verdicts import RIGHT, Verdict
+from ..numerics.whole_graph import ResultCheck, Values
+from .mixed_precision import in_float64
+from .model_sessions import PLAIN, ModelSession
+from .model_values import ModelRun, NodeValue, Runtime, computed_by, reference_evaluator
+from .models import OnnxModel, read_by
+from .reading import DumpError
+from .value_differences import OnnxValue, epsilon, kind_of
+
+logger = logging.getLogger(__name__)
+
+_COMPUTED = "__computed"
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalDifference:
+    """How a value differs from what the reference computes on the same numbers.
+
+    Attributes:
+        verdict: whether it is more than rounding.
+        is_equal: whether all elements are equal.
+        noise: the size of the difference, relative to that of the value: the root of the quotient of both sums of
+            squares.
+        segment: the names of the reference's values that are computed together with it.
+    """
+
+    verdict: Verdict
+    is_equal: bool
+    noise: float = 0.0
+    segment: Sequence[str] = ()
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.verdict.is_wrong
+
+    @property
+    def decibels(self) -> float:
+        """The ratio of signal to noise."""
+        return -20 * math.log10(self.noise) if self.noise else math.inf
+
+    def __str__(self) -> str:
+        return str(self.verdict)
+
+
+class ModelReference:
+    """A model that judges the values of another run.
+
+    Args:
+        model: the model; that which ran, if the runtime optimizes.
+        run: of the model.
+        runtime: what runs it.
+        is_exact: whether what differs by more than rounding is computed in float64; without, it is wrong.
+
+    Attributes:
+        notes: what could not be measured.
+    """
+
+    def __init__(self, model: OnnxModel, run: ModelRun, runtime: Runtime, *, is_exact: bool = True) -> None:
+        self._model, self._runtime, self._is_exact = model, runtime, is_exact
+        self._known = {item.name: item for item in run.values}
+        self._producers = {name: node for node in model.proto.graph.node for name in node.output if name}
+
+    def can_judge(self, name: str, value: np.ndarray) -> bool:
+        """Whether a node computes a value with as many elements of the same kind."""
+        own = self._known[name].value if name in self._producers and name in self._known else None
+        if not isinstance(own, np.ndarray) or kind_of(own.dtype) == "string":
+            return False
+        return own.size == value.size and kind_of(own.dtype) == kind_of(value.dtype)
+
+    def judge(self, values: Mapping[str, np.ndarray]) -> dict[str, LocalDifference]:
+        """Judges values by the names of those in the model that they correspond to.
+
+        Raises:
+            DumpError: the runtime cannot run the model.
+        """
+        given = {name: self._fitting(name, value) for name, value in values.items()}
+        stored = {name: item.value for name, item in self._known.items() if item.kind == "input"}
+        results = computed_by(self._cut(given), {**stored, **given}, self._runtime)
+        return {name: self._judge(name, value, results[name + _COMPUTED], given) for name, value in values.items()}
+
+    def _fitting(self, name: str, value: np.ndarray) -> np.ndarray:
+        """A value in the shape and dtype of the reference's."""
+        like = self._known[name].value
+        assert isinstance(like, np.ndarray)
+        return value.reshape(like.shape).astype(like.dtype, copy=False)
+
+    def _cut(self, names: Collection[str]) -> OnnxModel:
+        """The model with these values as inputs; as outputs, it computes each of them from the others."""
+        model = self._model.copy()
+        graph = model.proto.graph
+        for node in graph.node:
+            node.output[:] = [name + _COMPUTED if name in names else name for name in node.output]
+        for items in (graph.value_info, graph.output):
+            kept = [item for item in items if items is graph.value_info and item.name not in names]
+            del items[:]
+            items.extend(kept)
+        for name in names:
+            value = self._known[name].value
+            assert isinstance(value, np.ndarray)
+            number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            graph.input.append(onnx.helper.make_tensor_value_info(name, number, [None] * value.ndim))
+            graph.output.append(onnx.ValueInfoProto(name=name + _COMPUTED))
+        return model
+
+    def _judge(
+        self, name: str, value: np.ndarray, expected: OnnxValue, given: Mapping[str, np.ndarray]
+    ) -> LocalDifference:
+        assert isinstance(expected, np.ndarray)
+        segment = _Segment.of(name, self._producers, given)
+        others = [item for item in segment.names if item != name]
+        ours, theirs = as_tensor(value.reshape(expected.shape)), as_tensor(expected)
+        if ours.dtype != theirs.dtype:  # the coarser one's rounding counts
+            coarser = ours.dtype if epsilon(value.dtype) >= epsilon(expected.dtype) else theirs.dtype
+            ours, theirs = (item.to(coarser) if is_floating(item) else item.to(torch.int64) for item in (ours, theirs))
+        if is_equal(ours, theirs):
+            return LocalDifference(RIGHT, True, 0.0, others)
+        check = ResultCheck(
+            {name: theirs},
+            lambda seed: self._again(segment, given, theirs, seed),
+            terms=lambda: segment.terms(self._known),
+        )
+        return LocalDifference(check.judge(name, ours), False, noise_of(ours, theirs), others)
+
+    def _again(
+        self, segment: _Segment, given: Mapping[str, np.ndarray], expected: torch.Tensor, seed: int | None
+    ) -> Values:
+        """What a segment computes in float64, and with a ``seed`` from perturbed numbers."""
+        if not self._is_exact:
+            return {segment.name: _wide(expected)}
+        read = {name: given[name] if name in given else self._known[name].value for name in segment.inputs}
+        wide = {name: widen(as_tensor(item)) for name, item in read.items() if isinstance(item, np.ndarray)}
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            unit = max(torch.finfo(expected.dtype).eps if is_floating(expected) else 0.0, 2.0**-23)
+            wide = {name: perturbed(item, unit, generator) for name, item in wide.items()}
+        found = segment.computed(self._model, {name: as_array(item) for name, item in wide.items()})
+        return {segment.name: _wide(expected if found is None else as_tensor(found))}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segment:
+    """The nodes that compute a value from known ones."""
+
+    name: str
+    nodes: Sequence[onnx.NodeProto]  # in execution order
+    inputs: Sequence[str]
+
+    @classmethod
+    def of(cls, name: str, producers: Mapping[str, onnx.NodeProto], known: Collection[str]) -> _Segment:
+        nodes: dict[int, onnx.NodeProto] = {}
+        inputs: dict[str, None] = {}
+        waiting = [name]
+        while waiting:
+            node = producers[waiting.pop()]
+            if id(node) in nodes:
+                continue
+            nodes[id(node)] = node
+            for item in read_by(node):
+                if item in known or item not in producers:
+                    inputs[item] = None
+                else:
+                    waiting.append(item)
+        order = {id(node): i for i, node in enumerate(producers.values())}
+        return cls(name, sorted(nodes.values(), key=lambda node: order[id(node)]), list(inputs))
+
+    @property
+    def names(self) -> list[str]:
+        """The first results of its nodes."""
+        return [node.output[0] for node in self.nodes]
+
+    def terms(self, known: Mapping[str, NodeValue]) -> int:
+        """The most terms that a sum in it can have."""
+        values = (known[name].value for name in self.inputs if name in known)
+        return max((value.size for value in values if isinstance(value, np.ndarray)), default=1)
+
+    def computed(self, model: OnnxModel, feeds: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """Its value in float64; ``None`` if nothing can compute that."""
+        inputs = [
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(item.dtype), item.shape)
+            for name, item in feeds.items()
+        ]
+        graph = onnx.helper.make_graph(self.nodes, "segment", inputs, [onnx.ValueInfoProto(name=self.name)])
+        proto = onnx.helper.make_model(graph, ir_version=model.proto.ir_version, opset_imports=model.proto.opset_import)
+        wide = ir.to_proto(in_float64(ir.from_proto(proto)))
+        try:  # first, since a kernel of ONNX Runtime that is wrong in float32 may be wrong in float64 too
+            with np.errstate(all="ignore"):
+                (found,) = reference_evaluator(wide).run(None, dict(feeds))
+            return np.asarray(found)
+        except Exception as error:  # whatever an operator's Python raises
+            logger.info("the reference evaluator fails, ONNX Runtime runs %s instead: %r", self.name, error)
+        try:
+            found = ModelSession(OnnxModel(wide, model.folder, self.name), PLAIN)(feeds)[self.name]
+        except DumpError as error:
+            logger.info("%s has no float64: %s", self.name, error)
+            return None
+        return found if isinstance(found, np.ndarray) else None
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+def noise_of(value: torch.Tensor, expected: torch.Tensor) -> float:
+    """See ``LocalDifference``."""
+    if not is_floating(expected) or value.shape != expected.shape:
+        return math.inf
+    wide = _wide(expected)
+    size = float(torch.linalg.vector_norm(wide))
+    difference = float(torch.linalg.vector_norm(_wide(value) - wide))
+    return difference / size if size else math.inf if difference else 0.0
+
+
+def as_tensor(value: np.ndarray) -> torch.Tensor:
+    """A tensor with the elements of an array; those of ``ml_dtypes`` in PyTorch's dtype of this name."""
+    value = np.require(value, requirements=["C_CONTIGUOUS", "WRITEABLE"])
+    if value.dtype.kind in "biufc":
+        return torch.from_numpy(value)
+    dtype = getattr(torch, value.dtype.name, None)
+    if dtype is None or dtype.itemsize != value.dtype.itemsize or "int" in value.dtype.name:
+        return torch.from_numpy(value.astype(np.int64 if kind_of(value.dtype) == "integer" else np.float32))
+    return torch.from_numpy(value.view(f"u{value.dtype.itemsize}")).view(dtype)

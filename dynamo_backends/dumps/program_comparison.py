@@ -1,0 +1,201 @@
+"""Compares an ONNX file with the PyTorch model that it was exported from: each value of the file is judged by PyTorch.
+
+::
+
+    comparison = compare_with_program(model, (), {"input_ids": ids}, load_model("model.onnx"), Runtime())
+    comparison.verdict          # "ok", or "diverges at gelu (aten.gelu.default, model.py:17, in layers.0): …"
+
+``torch.export`` captures the model. Its nodes have the names that ``torch.onnx.export`` gives the values of a file, so
+that most correspond by name; others correspond by value, see ``model_rows``. PyTorch computes each value of the file
+from the values that the file computed before it, see ``numerics.segments``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.export import ExportedProgram, export
+from torch.utils import _pytree as pytree
+
+from ..errors import first_line
+from ..exporter.decompositions import decomposition_table
+from ..graphs.locations import module_path, where
+from ..numerics.segments import Judged, RecordedValues, SegmentCheck
+from ..numerics.verdicts import Verdict
+from .model_comparison import ModelComparison, judged_rows
+from .model_inputs import Matched
+from .model_judging import LocalDifference, as_tensor, noise_of
+from .model_rows import aligned, first_different
+from .model_values import ModelRun, NodeValue, Runtime, run_model
+from .models import OnnxModel
+from .reading import DumpError
+from .value_differences import OnnxValue, kind_of
+
+
+def compare_with_program(
+    model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object], file: OnnxModel, runtime: Runtime
+) -> ModelComparison:
+    """Compares a file with a model on the same inputs.
+
+    Args:
+        model: the model, in the mode in which it was exported.
+        args, kwargs: of its call; tensors in them are the inputs of the file.
+        file: the ONNX model.
+        runtime: what runs it.
+
+    Raises:
+        DumpError: ``torch.export`` fails, or the runtime cannot run the file on these inputs.
+    """
+    try:
+        program = export(model, tuple(args), dict(kwargs), strict=False)
+    except Exception as error:  # the user's model may raise anything
+        raise DumpError(f"torch.export fails: {type(error).__name__}: {first_line(str(error))}") from error
+    reference = ProgramReference(program.run_decompositions(decomposition_table()), args, kwargs)
+    feeds, matched = reference.inputs_of(file)
+    other = run_model(file, feeds, runtime)
+    rows = judged_rows(reference, aligned(reference.run, other, matched), reference.run, other)
+    unchecked = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()]
+    return ModelComparison((type(model).__name__, file.name), rows, first_different(rows), unchecked)
+
+
+class ProgramReference:
+    """A PyTorch program that judges the values of another run.
+
+    Attributes:
+        run: the program, in eager.
+        unchecked: by name, why a value could not be judged.
+    """
+
+    def __init__(self, program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        self._graph = program.graph
+        self.unchecked: dict[str, str] = {}
+        values = _Values(program.graph_module)
+        with torch.no_grad():
+            values.run(*_arguments(program, args, kwargs), enable_io_processing=False)
+        self._values = values.values
+        self._given = {node: self._values[node] for node in self._graph.find_nodes(op="placeholder")}
+        self._inputs = [str(name) for name in program.graph_signature.user_inputs]
+        stored = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
+        self._nodes = {_name(node, stored): node for node in self._graph.nodes if node.op != "output"}
+        items = [_item(name, node, self._values[node], stored) for name, node in self._nodes.items()]
+        results = pytree.tree_leaves(self._graph.output_node().args[0])
+        outputs = {node.name: array_of(self._values[node]) for node in results if isinstance(node, fx.Node)}
+        self.run = ModelRun("PyTorch", [item for item in items if item is not None], outputs)
+
+    def inputs_of(self, file: OnnxModel) -> tuple[dict[str, OnnxValue], list[Matched]]:
+        """The values of a file's inputs, by name or else in order, and what corresponds to what."""
+        given = {name: array_of(self._given[self._nodes[name]]) for name in self._inputs if name in self._nodes}
+        given = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+        names = [item.name for item in file.inputs]
+        if set(names) <= given.keys():
+            pairs = {name: name for name in names}
+        elif len(names) == len(given):
+            pairs = dict(zip(names, given, strict=True))
+        else:
+            raise DumpError(f"{file.name} has the inputs {', '.join(names)}, the model {', '.join(given) or 'none'}")
+        stored = [name for name in file.initializers if name in self._nodes]
+        matched = [Matched(name, name, "name") for name in stored]
+        return {name: given[partner] for name, partner in pairs.items()}, [
+            *matched,
+            *(Matched(name, partner, "name") for name, partner in pairs.items()),
+        ]
+
+    def can_judge(self, name: str, value: np.ndarray) -> bool:
+        node = self._nodes.get(name)
+        own = self._values.get(node) if node is not None and node.op == "call_function" else None
+        if not isinstance(own, torch.Tensor) or own.is_complex() or kind_of(value.dtype) == "string":
+            return False
+        return own.numel() == value.size and own.is_floating_point() == (kind_of(value.dtype) == "float")
+
+    def judge(self, values: Mapping[str, np.ndarray]) -> dict[str, LocalDifference]:
+        known = {_key(self._nodes[name]): self._fitting(name, value) for name, value in values.items()}
+        names = {_key(self._nodes[name]): name for name in values}
+        check = SegmentCheck(list(self._graph.nodes), self._given, RecordedValues(known))
+        found: dict[str, LocalDifference] = {}
+        for judged in check.judge():
+            name = names.get((judged.node, judged.index))
+            if name is not None:
+                found[name] = _difference(judged)
+        self.unchecked = dict(check.unchecked)
+        return found
+
+    def _fitting(self, name: str, value: np.ndarray) -> torch.Tensor:
+        """A value in the shape and dtype of PyTorch's."""
+        like = self._values[self._nodes[name]]
+        assert isinstance(like, torch.Tensor)
+        return as_tensor(value).reshape(like.shape).to(like.dtype)
+
+
+class _Values(fx.Interpreter):
+    """Runs a graph, and keeps the value of each node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.values[n] = value = super().run_node(n)
+        return value
+
+
+def _arguments(program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+    """The arguments of a program's graph: weights, and the leaves of the call's arguments."""
+    signature = program.graph_signature
+    leaves = iter(pytree.tree_leaves((tuple(args), dict(kwargs)), is_leaf=lambda leaf: leaf is None))
+    stored: dict[str, object] = {**program.state_dict, **program.constants}
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    nodes = program.graph.find_nodes(op="placeholder")
+    return [stored[names[node.name]] if node.name in names else next(leaves) for node in nodes]
+
+
+def _key(node: fx.Node) -> tuple[fx.Node, int | None]:
+    """The node that computes a value, and the value's position if it has several."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return node.args[0], node.args[1]
+    return node, None
+
+
+def _name(node: fx.Node, stored: Mapping[str, str]) -> str:
+    return stored.get(node.name, node.name)
+
+
+def _item(name: str, node: fx.Node, value: object, stored: Mapping[str, str]) -> NodeValue | None:
+    """A value of the program; ``None`` if it is no tensor."""
+    array = array_of(value)
+    if not isinstance(array, np.ndarray):
+        return None
+    kind = {"placeholder": "initializer" if node.name in stored else "input", "get_attr": "initializer"}
+    source, _ = _key(node)
+    inputs = tuple(_name(item, stored) for item in source.all_input_nodes)
+    return NodeValue(
+        kind.get(node.op, "result"), name, _operator(source), inputs, array, where(source), module_path(source)
+    )
+
+
+def _operator(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_function" else ""
+
+
+def array_of(value: object) -> OnnxValue:
+    """The elements of a tensor; those in dtypes that numpy lacks as float32."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    plain = value.detach().cpu().contiguous()
+    return plain.float().numpy() if plain.dtype is torch.bfloat16 else plain.numpy()
+
+
+def _difference(judged: Judged) -> LocalDifference:
+    before = [node.name for node in judged.segment if node is not judged.node and node.target is not operator.getitem]
+    if judged.complaint or not isinstance(judged.value, torch.Tensor) or not isinstance(judged.expected, torch.Tensor):
+        return LocalDifference(Verdict(judged.complaint), not judged.complaint, 0.0, before)
+    is_equal = judged.by == "equal" and not judged.is_wrong
+    return LocalDifference(judged.verdict(), is_equal, noise_of(judged.value, judged.expected), before)
