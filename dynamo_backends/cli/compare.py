@@ -232,9 +232,9 @@ def _text(comparison: ModelComparison, *, everything: bool) -> str:
     lines += [_COLUMNS, ""]
     if comparison.is_quantized:
         ranked = comparison.ranked[:_RANKED]
-        rows = [(row.name, row.first and row.first.operator, *_noise(row), _place(row)) for row in ranked]
+        rows = [(row.name, row.first and row.first.operator, _noise(row), _place(row)) for row in ranked]
         lines += ["What each node of the quantized model adds by itself, the largest first:"]
-        lines += [fit_table(rows, ("name", "operator", "relative error", "signal to noise", "place")), ""]
+        lines += [fit_table(rows, ("name", "operator", "relative error", "place")), ""]
     lines.append(f"{comparison.verdict}{_largest_error(comparison)}")
     return "\n".join(lines) + "\n"
 
@@ -245,9 +245,11 @@ _COLUMNS = (
 )
 
 
-def _noise(row: AlignedRow) -> tuple[str, str]:
+def _noise(row: AlignedRow) -> str:
+    from ..dumps.model_comparison import percent
+
     assert row.local is not None
-    return f"{row.local.noise:.2g}", f"{row.local.decibels:.0f} dB"
+    return percent(row.local.noise)
 
 
 def _place(row: AlignedRow) -> str:

@@ -28,13 +28,13 @@ from typing import Protocol
 import numpy as np
 
 from .model_inputs import DEFAULT_SIZE, computed_inputs, read_feeds, same_inputs
-from .model_judging import LocalDifference, ModelReference
-from .model_rows import AlignedRow, Alignment, aligned, first_different, mark_of, row_of, stored_row
+from .model_judging import ComputedValue, LocalDifference, ModelReference, coarsest_of, decibels
+from .model_rows import AlignedRow, Alignment, aligned, mark_of, row_of, total_noise
 from .model_sessions import random_operators
 from .model_values import ModelRun, NodeValue, Runtime, run_model
 from .models import OnnxModel, load_model
 from .reading import DATA_SET, DumpError, find_run
-from .value_differences import ONLY_FIRST, ONLY_SECOND, UNSURE, OnnxValue, difference
+from .value_differences import DIFFERENT, ONLY_FIRST, ONLY_SECOND, UNSURE, OnnxValue, difference
 
 _QUANTIZED = (
     "QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear", "QLinear", "MatMulInteger", "ConvInteger",
@@ -49,8 +49,10 @@ class Reference(Protocol):
     def can_judge(self, name: str, value: np.ndarray) -> bool:
         """Whether it computes a value that can be compared with another one element by element."""
 
-    def judge(self, values: Mapping[str, np.ndarray]) -> dict[str, LocalDifference]:
-        """Judges values, by the names of its own that they correspond to."""
+    def judge(
+        self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, LocalDifference]:
+        """Judges values, by the names of its own that they correspond to; with other ``constants`` than its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +98,24 @@ class ModelComparison:
                 f"not comparable: {len(alone)} outputs are in one model only, such as {alone[0].name}; "
                 f"the {both} that both have agree"
             )
+        if self.is_quantized and self.ranked:
+            most, outputs = self.ranked[0], max((item.noise for item in self.outputs), default=0.0)
+            assert most.first is not None and most.local is not None
+            return (
+                f"quantized: outputs differ by {percent(outputs)}; by itself, {most.first.described} differs most, by "
+                f"{percent(most.local.noise)}"
+            )
         side = row.first
         assert side is not None
         reader = next((item for item in self.rows if item.mark == row.mark and item.local), None)
         of = f", read by {reader.first.described}" if not row.local and reader and reader.first else ""
         together = f"; computed together with {', '.join(row.local.segment)}" if row.local and row.local.segment else ""
         return f"diverges at {side.described}{of}: {row.local or row.total}{together}"
+
+
+def percent(noise: float) -> str:
+    """A relative size: ``0.68 % (43 dB)``, with the ratio of signal to noise."""
+    return f"{100 * noise:.2g} % ({decibels(noise):.0f} dB)"
 
 
 def compare(
@@ -141,50 +155,125 @@ def compare(
         theirs |= computed_inputs(second, theirs, one, "second", notes, spare or {})
         other = run_model(second, theirs, runtime_of_second)
     notes += random_operators(first, second)
-    is_quantized = _is_quantized(second) and not _is_quantized(first)
+    quantized = is_quantized(second) and not is_quantized(first)
     assert one.model is not None
-    reference = ModelReference(one.model, one, runtime, is_exact=not is_quantized)
-    rows = judged_rows(reference, aligned(one, other, matched), one, other)
-    return ModelComparison((first.name, second.name), rows, first_different(rows), notes, is_quantized)
+    reference = ModelReference(one.model, one, runtime, is_exact=not quantized)
+    rows, culprit = judged_rows(reference, aligned(one, other, matched), one, other)
+    return ModelComparison((first.name, second.name), rows, culprit, notes, quantized)
 
 
-def _is_quantized(model: OnnxModel) -> bool:
+def is_quantized(model: OnnxModel) -> bool:
+    """Whether a model computes with quantized numbers."""
     return any(node.op_type.startswith(_QUANTIZED) for node in model.proto.graph.node)
 
 
-def judged_rows(reference: Reference, found: Alignment, one: ModelRun, other: ModelRun) -> list[AlignedRow]:
-    """The rows of inputs and constants, of results, and of outputs."""
-    pairs = {a.name: b for a, b in found.results if a is not None and b is not None}
+def judged_rows(
+    reference: Reference, found: Alignment, one: ModelRun, other: ModelRun
+) -> tuple[list[AlignedRow], AlignedRow | None]:
+    """The rows of inputs and constants, of results, and of outputs; and the one at which both begin to diverge.
+
+    That is the first wrong result, or a constant that differs and is read there. Other constants may differ: a weight
+    may have been folded into another.
+    """
+    read = _as_read(other)
+    pairs = {a.name: read.get(b.name, b) for a, b in found.results if a is not None and b is not None}
     sure = set(found.sure)
     for a, b in found.outputs:  # these are what the session without more outputs returned
         if a is not None and b is not None:
             pairs[a.name] = b
             sure.add(a.name)
-    judged = _judged(reference, pairs, sure)
+    computed = _computed(reference, pairs, other)
+    judged = _judged(reference, computed, sure)
 
     def row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
         if a is None or b is None:
             return row_of(a, b, "")
         total = difference(a.value, b.value)
         if a.name in judged:
-            return row_of(a, b, mark_of(judged[a.name]), judged[a.name], total)
+            return row_of(a, b, mark_of(judged[a.name]), judged[a.name], total, noise=total_noise(a, b))
         is_judged = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)  # and was left out
         return row_of(a, b, UNSURE if is_judged or a.name not in sure else total.mark(), total=total)
 
-    stored = [stored_row(a, b) for a, b in found.stored]
-    return [*stored, *(row(a, b) for a, b in found.results), *(row(a, b) for a, b in found.outputs)]
+    results = [*(row(a, b) for a, b in found.results), *(row(a, b) for a, b in found.outputs)]
+    inputs = {item.name: item.inputs for item in one.values}
+
+    def read_by(item: AlignedRow) -> list[str]:
+        """What the nodes of a result read."""
+        nodes = item.local.segment if item.local is not None else ()
+        return [name for node in (*nodes, item.name) for name in inputs.get(node, ())]
+
+    wrong = [item for item in results if item.mark == DIFFERENT]
+    of_wrong = {name for item in wrong for name in read_by(item)}
+    stored = [_stored_row(a, b, of_wrong) for a, b in found.stored]
+    different = {item.name: item for item in stored if item.mark == DIFFERENT}
+    first = wrong[0] if wrong else None
+    of_first = [name for name in read_by(first) if name in different] if first is not None else []
+    if first is None or not of_first:
+        return [*stored, *results], first
+    theirs = {a.name: b.value for a, b in found.stored if a is not None and b is not None and a.name in of_first}
+    is_cause = _is_right_with(reference, first.name, computed, theirs)
+    return [*stored, *results], different[of_first[0]] if is_cause else first
 
 
-def _judged(reference: Reference, pairs: Mapping[str, NodeValue], sure: Collection[str]) -> dict[str, LocalDifference]:
+def _is_right_with(
+    reference: Reference, name: str, computed: Mapping[str, ComputedValue], constants: Mapping[str, OnnxValue]
+) -> bool:
+    """Whether a wrong value is right if the reference has the other model's constants."""
+    arrays = {key: value for key, value in constants.items() if isinstance(value, np.ndarray)}
+    again = reference.judge(computed, arrays)
+    return name not in again or not again[name].is_wrong
+
+
+def _stored_row(a: NodeValue | None, b: NodeValue | None, read: Collection[str]) -> AlignedRow:
+    """The row of inputs, initializers or constants; ``read`` are the names of those that wrong results read."""
+    if a is None or b is None:
+        return row_of(a, b, "")
+    total = difference(a.value, b.value)
+    return row_of(a, b, total.mark(DIFFERENT if a.name in read else UNSURE), total=total)
+
+
+def _as_read(run: ModelRun) -> dict[str, NodeValue]:
+    """Values that are quantized, as the next nodes read them, by name: what was fused into a quantization, such as a
+    Relu, is missing before it."""
+    values = {item.name: item for item in run.values}
+    found: dict[str, NodeValue] = {}
+    for item in run.values:
+        quantized = values.get(item.inputs[0]) if item.operator == "DequantizeLinear" else None
+        if quantized is not None and quantized.operator == "QuantizeLinear" and quantized.inputs[0] in values:
+            source = values[quantized.inputs[0]]
+            found[source.name] = dataclasses.replace(source, value=item.value)
+    return found
+
+
+def _judged(
+    reference: Reference, computed: Mapping[str, ComputedValue], sure: Collection[str]
+) -> dict[str, LocalDifference]:
     """The judgement of values by name; those that are not sure to correspond are left out if they are wrong."""
-    left = {name: item.value for name, item in pairs.items() if isinstance(item.value, np.ndarray)}
-    left = {name: value for name, value in left.items() if reference.can_judge(name, value)}
+    left = dict(computed)
     while True:
         judged = reference.judge(left)
         wrong = {name for name, item in judged.items() if item.is_wrong and name not in sure}
         if not wrong:
             return judged
         left = {name: value for name, value in left.items() if name not in wrong}
+
+
+def _computed(reference: Reference, pairs: Mapping[str, NodeValue], other: ModelRun) -> dict[str, ComputedValue]:
+    """The values that can be judged, by the names of those in the reference that they correspond to."""
+    values = {item.name: item for item in other.values}
+    known = {item.name for item in pairs.values()}
+    found: dict[str, ComputedValue] = {}
+    for name, item in pairs.items():
+        if not isinstance(item.value, np.ndarray) or not reference.can_judge(name, item.value):
+            continue
+        read, waiting = {item.name: item}, [*item.inputs, *values[item.name].inputs]
+        while waiting:
+            source = waiting.pop()
+            if source in values and source not in read:
+                read[source] = values[source]
+                waiting += values[source].inputs if source not in known else ()
+        found[name] = ComputedValue(item.value, coarsest_of(part.value for part in read.values()))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

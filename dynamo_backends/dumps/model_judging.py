@@ -3,7 +3,7 @@
 ::
 
     reference = ModelReference(model, run_model(model, feeds, runtime), runtime)
-    for name, found in reference.judge({"gelu": value_of_another_model}).items():
+    for name, found in reference.judge({"gelu": ComputedValue(value_of_another_model)}).items():
         found.is_wrong, str(found)
 
 The values that correspond become inputs of the model, so that one run computes each from the nearest ones before it:
@@ -14,9 +14,11 @@ float64, and from perturbed inputs, by the rule of ``numerics.whole_graph``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -33,11 +35,19 @@ from .model_sessions import PLAIN, ModelSession
 from .model_values import ModelRun, NodeValue, Runtime, computed_by, reference_evaluator
 from .models import OnnxModel, read_by
 from .reading import DumpError
-from .value_differences import OnnxValue, epsilon, kind_of
+from .value_differences import OnnxValue, kind_of
 
 logger = logging.getLogger(__name__)
 
 _COMPUTED = "__computed"
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedValue:
+    """A value of the run that is judged."""
+
+    array: np.ndarray
+    coarsest: torch.dtype = torch.float64  # the dtype of least precision that it was computed in or from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +70,6 @@ class LocalDifference:
     @property
     def is_wrong(self) -> bool:
         return self.verdict.is_wrong
-
-    @property
-    def decibels(self) -> float:
-        """The ratio of signal to noise."""
-        return -20 * math.log10(self.noise) if self.noise else math.inf
 
     def __str__(self) -> str:
         return str(self.verdict)
@@ -95,15 +100,22 @@ class ModelReference:
             return False
         return own.size == value.size and kind_of(own.dtype) == kind_of(value.dtype)
 
-    def judge(self, values: Mapping[str, np.ndarray]) -> dict[str, LocalDifference]:
+    def judge(
+        self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, LocalDifference]:
         """Judges values by the names of those in the model that they correspond to.
+
+        Args:
+            values: what is judged.
+            constants: initializers that are used instead of the model's.
 
         Raises:
             DumpError: the runtime cannot run the model.
         """
-        given = {name: self._fitting(name, value) for name, value in values.items()}
+        arrays = {**{name: item.array for name, item in values.items()}, **(constants or {})}
+        given = {name: self._fitting(name, value) for name, value in arrays.items()}
         stored = {name: item.value for name, item in self._known.items() if item.kind == "input"}
-        results = computed_by(self._cut(given), {**stored, **given}, self._runtime)
+        results = computed_by(self._cut(given, values), {**stored, **given}, self._runtime)
         return {name: self._judge(name, value, results[name + _COMPUTED], given) for name, value in values.items()}
 
     def _fitting(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -112,8 +124,8 @@ class ModelReference:
         assert isinstance(like, np.ndarray)
         return value.reshape(like.shape).astype(like.dtype, copy=False)
 
-    def _cut(self, names: Collection[str]) -> OnnxModel:
-        """The model with these values as inputs; as outputs, it computes each of them from the others."""
+    def _cut(self, given: Collection[str], names: Collection[str]) -> OnnxModel:
+        """The model with given values as inputs; as outputs, it computes those in ``names`` from the others."""
         model = self._model.copy()
         graph = model.proto.graph
         for node in graph.node:
@@ -122,47 +134,94 @@ class ModelReference:
             kept = [item for item in items if items is graph.value_info and item.name not in names]
             del items[:]
             items.extend(kept)
-        for name in names:
+        for name in given:
             value = self._known[name].value
             assert isinstance(value, np.ndarray)
             number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             graph.input.append(onnx.helper.make_tensor_value_info(name, number, [None] * value.ndim))
-            graph.output.append(onnx.ValueInfoProto(name=name + _COMPUTED))
+        graph.output.extend(onnx.ValueInfoProto(name=name + _COMPUTED) for name in names)
         return model
 
     def _judge(
-        self, name: str, value: np.ndarray, expected: OnnxValue, given: Mapping[str, np.ndarray]
+        self, name: str, value: ComputedValue, expected: OnnxValue, given: Mapping[str, np.ndarray]
     ) -> LocalDifference:
         assert isinstance(expected, np.ndarray)
         segment = _Segment.of(name, self._producers, given)
         others = [item for item in segment.names if item != name]
-        ours, theirs = as_tensor(value.reshape(expected.shape)), as_tensor(expected)
-        if ours.dtype != theirs.dtype:  # the coarser one's rounding counts
-            coarser = ours.dtype if epsilon(value.dtype) >= epsilon(expected.dtype) else theirs.dtype
-            ours, theirs = (item.to(coarser) if is_floating(item) else item.to(torch.int64) for item in (ours, theirs))
-        if is_equal(ours, theirs):
-            return LocalDifference(RIGHT, True, 0.0, others)
-        check = ResultCheck(
-            {name: theirs},
-            lambda seed: self._again(segment, given, theirs, seed),
-            terms=lambda: segment.terms(self._known),
-        )
-        return LocalDifference(check.judge(name, ours), False, noise_of(ours, theirs), others)
+        read = [self._known[item] for item in (*segment.inputs, *segment.names) if item in self._known]
+        coarsest = coarser(value.coarsest, coarsest_of(item.value for item in read))
+        again = functools.partial(self._again, segment, given, as_tensor(expected)) if self._is_exact else None
+        return judge(value.array, as_tensor(expected), coarsest, again, lambda: segment.terms(self._known), others)
 
     def _again(
-        self, segment: _Segment, given: Mapping[str, np.ndarray], expected: torch.Tensor, seed: int | None
-    ) -> Values:
-        """What a segment computes in float64, and with a ``seed`` from perturbed numbers."""
-        if not self._is_exact:
-            return {segment.name: _wide(expected)}
+        self,
+        segment: _Segment,
+        given: Mapping[str, np.ndarray],
+        expected: torch.Tensor,
+        change: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """What a segment computes in float64 from changed numbers."""
         read = {name: given[name] if name in given else self._known[name].value for name in segment.inputs}
-        wide = {name: widen(as_tensor(item)) for name, item in read.items() if isinstance(item, np.ndarray)}
-        if seed is not None:
-            generator = torch.Generator().manual_seed(seed)
-            unit = max(torch.finfo(expected.dtype).eps if is_floating(expected) else 0.0, 2.0**-23)
-            wide = {name: perturbed(item, unit, generator) for name, item in wide.items()}
+        wide = {name: change(widen(as_tensor(item))) for name, item in read.items() if isinstance(item, np.ndarray)}
         found = segment.computed(self._model, {name: as_array(item) for name, item in wide.items()})
-        return {segment.name: _wide(expected if found is None else as_tensor(found))}
+        return expected if found is None else as_tensor(found)
+
+
+Again: TypeAlias = "Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]"
+"""Computes a value in float64, with each of the numbers that it is computed from changed by a function."""
+
+
+def judge(
+    value: np.ndarray,
+    expected: torch.Tensor,
+    coarsest: torch.dtype,
+    again: Again | None,
+    terms: Callable[[], int],
+    segment: Sequence[str],
+) -> LocalDifference:
+    """Judges a value by the reference's.
+
+    Args:
+        value: with as many elements as ``expected``, and of its kind.
+        expected: what the reference computes from the same numbers.
+        coarsest: the dtype of least precision that either of them is computed in.
+        again: computes it in float64; if it is not given, ``expected`` counts.
+        terms: the most terms of a sum in it.
+        segment: for the result.
+    """
+    ours, theirs = as_tensor(value).reshape(expected.shape), expected
+    dtype = coarser(coarsest, coarser(ours.dtype, theirs.dtype)) if is_floating(theirs) else torch.int64
+    if ours.dtype != theirs.dtype or is_floating(theirs):
+        dtype = dtype if not theirs.is_complex() else theirs.dtype
+        ours, theirs = ours.to(dtype), theirs.to(dtype)
+    if is_equal(ours, theirs):
+        return LocalDifference(RIGHT, True, 0.0, segment)
+
+    def run(seed: int | None) -> Values:
+        if again is None:
+            return {0: _wide(theirs)}
+        if seed is None:
+            return {0: _wide(again(lambda item: item))}
+        generator = torch.Generator().manual_seed(seed)
+        unit = torch.finfo(dtype).eps if is_floating(theirs) else torch.finfo(torch.float32).eps
+        return {0: _wide(again(lambda item: perturbed(item, unit, generator)))}
+
+    verdict = ResultCheck({0: theirs}, run, terms=terms).judge(0, ours)
+    return LocalDifference(verdict, False, noise_of(ours, theirs), segment)
+
+
+def coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """The floating-point dtype of less precision."""
+    return max(first, second, key=lambda dtype: torch.finfo(dtype).eps if dtype.is_floating_point else 0.0)
+
+
+def coarsest_of(values: Iterable[OnnxValue]) -> torch.dtype:
+    """The floating-point dtype of least precision. Those of 8 bits do not count: they are for storage only."""
+    dtypes = {value.dtype for value in values if isinstance(value, np.ndarray)}
+    floats = [
+        as_tensor(np.zeros(0, dtype)).dtype for dtype in dtypes if kind_of(dtype) == "float" and dtype.itemsize > 1
+    ]
+    return functools.reduce(coarser, floats, torch.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,13 +288,18 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 
 def noise_of(value: torch.Tensor, expected: torch.Tensor) -> float:
-    """See ``LocalDifference``."""
+    """See ``LocalDifference``; 0 for discrete values."""
     if not is_floating(expected) or value.shape != expected.shape:
-        return math.inf
+        return 0.0
     wide = _wide(expected)
     size = float(torch.linalg.vector_norm(wide))
     difference = float(torch.linalg.vector_norm(_wide(value) - wide))
     return difference / size if size else math.inf if difference else 0.0
+
+
+def decibels(noise: float) -> float:
+    """The ratio of signal to noise."""
+    return -20 * math.log10(noise) if noise else math.inf
 
 
 def as_tensor(value: np.ndarray) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .model_inputs import Matched, content
-from .model_judging import LocalDifference
+from .model_judging import LocalDifference, as_tensor, noise_of
 from .model_values import ModelRun, NodeValue
 from .models import type_name
 from .value_differences import (
@@ -67,6 +67,7 @@ class AlignedRow:
         mark: a key of ``LEGEND``.
         local: how the second differs from what the first model computes on the second's own numbers.
         total: how both differ, with the errors of all nodes before.
+        noise: the size of that difference, see ``LocalDifference``.
     """
 
     mark: str
@@ -74,6 +75,7 @@ class AlignedRow:
     second: Side | None
     local: LocalDifference | None = None
     total: Difference | None = None
+    noise: float = 0.0
 
     @property
     def name(self) -> str:
@@ -121,26 +123,29 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched]) -> Align
     return found
 
 
-def stored_row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
-    """The row of inputs, initializers or constants."""
-    if a is None or b is None:
-        return row_of(a, b, "")
-    found = difference(a.value, b.value)
-    return row_of(a, b, found.mark(), total=found)
-
-
 def row_of(
     a: NodeValue | None,
     b: NodeValue | None,
     mark: str,
     local: LocalDifference | None = None,
     total: Difference | None = None,
+    *,
+    noise: float = 0.0,
 ) -> AlignedRow:
     """A row; with one value only, ``mark`` says that."""
     first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
     if a is None or b is None:
         mark = ONLY_FIRST if b is None else ONLY_SECOND
-    return AlignedRow(mark, first, second, local, total)
+    return AlignedRow(mark, first, second, local, total, noise)
+
+
+def total_noise(a: NodeValue, b: NodeValue) -> float:
+    """The size of the whole difference of two values, see ``LocalDifference``."""
+    if not isinstance(a.value, np.ndarray) or not isinstance(b.value, np.ndarray) or a.value.size != b.value.size:
+        return 0.0
+    if "float" not in (kind_of(a.value.dtype), kind_of(b.value.dtype)):
+        return 0.0
+    return noise_of(as_tensor(b.value.reshape(a.value.shape)), as_tensor(a.value))
 
 
 def mark_of(local: LocalDifference) -> str:
@@ -219,13 +224,6 @@ def _have_one_kind(a: NodeValue, b: NodeValue) -> bool:
     if not isinstance(a.value, np.ndarray) or not isinstance(b.value, np.ndarray):
         return type(a.value) is type(b.value)
     return a.value.shape == b.value.shape and kind_of(a.value.dtype) == kind_of(b.value.dtype)
-
-
-def first_different(rows: Sequence[AlignedRow]) -> AlignedRow | None:
-    """The first row that differs, in the order of the first model; ``None`` if all results agree."""
-    different = [row for row in rows if row.mark == DIFFERENT]
-    is_wrong = any(row.first is not None and row.first.kind in ("result", "output") for row in different)
-    return different[0] if is_wrong else None
 
 
 @dataclasses.dataclass(frozen=True)

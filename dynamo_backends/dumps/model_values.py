@@ -23,7 +23,7 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from ..errors import first_line
-from ..graphs.locations import frames_of, where_in
+from ..graphs.locations import frames_of, line_of_layer_in
 from .model_sessions import ModelSession, operator_of
 from .models import OnnxModel, load_model
 from .reading import DumpError
@@ -143,7 +143,7 @@ def _place_of(node: onnx.NodeProto) -> tuple[str, str]:
     if "source" in known:
         return known["source"], known.get("module", "")
     scopes = re.findall(r"'([^']*)'", known.get("pkg.torch.onnx.name_scopes", ""))
-    source = where_in(frames_of(known.get("pkg.torch.onnx.stack_trace", "")))
+    source = line_of_layer_in(frames_of(known.get("pkg.torch.onnx.stack_trace", "")))
     return source, scopes[-2] if len(scopes) > 1 else ""
 
 

@@ -12,8 +12,9 @@ from the values that the file computed before it, see ``numerics.segments``.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,14 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
-from ..graphs.locations import module_path, where
+from ..graphs.locations import line_of_layer, module_path
+from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widen, widened
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
-from ..numerics.verdicts import Verdict
-from .model_comparison import ModelComparison, judged_rows
+from ..numerics.verdicts import Verdict, epsilon
+from .model_comparison import ModelComparison, is_quantized, judged_rows
 from .model_inputs import Matched
-from .model_judging import LocalDifference, as_tensor, noise_of
-from .model_rows import aligned, first_different
+from .model_judging import ComputedValue, LocalDifference, as_tensor, judge, noise_of
+from .model_rows import aligned
 from .model_values import ModelRun, NodeValue, Runtime, run_model
 from .models import OnnxModel
 from .reading import DumpError
@@ -58,9 +60,9 @@ def compare_with_program(
     reference = ProgramReference(program.run_decompositions(decomposition_table()), args, kwargs)
     feeds, matched = reference.inputs_of(file)
     other = run_model(file, feeds, runtime)
-    rows = judged_rows(reference, aligned(reference.run, other, matched), reference.run, other)
+    rows, culprit = judged_rows(reference, aligned(reference.run, other, matched), reference.run, other)
     unchecked = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()]
-    return ModelComparison((type(model).__name__, file.name), rows, first_different(rows), unchecked)
+    return ModelComparison((type(model).__name__, file.name), rows, culprit, unchecked, is_quantized(file))
 
 
 class ProgramReference:
@@ -112,15 +114,19 @@ class ProgramReference:
             return False
         return own.numel() == value.size and own.is_floating_point() == (kind_of(value.dtype) == "float")
 
-    def judge(self, values: Mapping[str, np.ndarray]) -> dict[str, LocalDifference]:
-        known = {_key(self._nodes[name]): self._fitting(name, value) for name, value in values.items()}
+    def judge(
+        self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, LocalDifference]:
+        """See ``model_judging.ModelReference``."""
+        known = {_key(self._nodes[name]): self._fitting(name, item.array) for name, item in values.items()}
         names = {_key(self._nodes[name]): name for name in values}
-        check = SegmentCheck(list(self._graph.nodes), self._given, RecordedValues(known))
+        given = {self._nodes[name]: self._fitting(name, value) for name, value in (constants or {}).items()}
+        check = SegmentCheck(list(self._graph.nodes), {**self._given, **given}, RecordedValues(known))
         found: dict[str, LocalDifference] = {}
         for judged in check.judge():
             name = names.get((judged.node, judged.index))
             if name is not None:
-                found[name] = _difference(judged)
+                found[name] = _difference(judged, values[name])
         self.unchecked = dict(check.unchecked)
         return found
 
@@ -176,9 +182,8 @@ def _item(name: str, node: fx.Node, value: object, stored: Mapping[str, str]) ->
     kind = {"placeholder": "initializer" if node.name in stored else "input", "get_attr": "initializer"}
     source, _ = _key(node)
     inputs = tuple(_name(item, stored) for item in source.all_input_nodes)
-    return NodeValue(
-        kind.get(node.op, "result"), name, _operator(source), inputs, array, where(source), module_path(source)
-    )
+    place = line_of_layer(source), module_path(source)
+    return NodeValue(kind.get(node.op, "result"), name, _operator(source), inputs, array, *place)
 
 
 def _operator(node: fx.Node) -> str:
@@ -193,9 +198,26 @@ def array_of(value: object) -> OnnxValue:
     return plain.float().numpy() if plain.dtype is torch.bfloat16 else plain.numpy()
 
 
-def _difference(judged: Judged) -> LocalDifference:
+def _difference(judged: Judged, value: ComputedValue) -> LocalDifference:
     before = [node.name for node in judged.segment if node is not judged.node and node.target is not operator.getitem]
     if judged.complaint or not isinstance(judged.value, torch.Tensor) or not isinstance(judged.expected, torch.Tensor):
         return LocalDifference(Verdict(judged.complaint), not judged.complaint, 0.0, before)
+    if judged.is_wrong and is_floating(judged.expected) and epsilon(value.coarsest) > epsilon(judged.expected.dtype):
+        return judge(value.array, judged.expected, value.coarsest, functools.partial(_again, judged), lambda: 1, before)
     is_equal = judged.by == "equal" and not judged.is_wrong
     return LocalDifference(judged.verdict(), is_equal, noise_of(judged.value, judged.expected), before)
+
+
+def _again(judged: Judged, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """What a segment computes in float64 from changed numbers."""
+    environment: Environment = {
+        node: change(widen(value)) if is_floating(value) else value for node, value in judged.inputs.items()
+    }
+    try:
+        for node in judged.segment:
+            environment[node] = widened(run_only_exact(node, environment))
+    except KERNEL_ERRORS:
+        return judged.expected
+    found: Any = environment[judged.node]
+    result: torch.Tensor = found if judged.index is None else found[judged.index]
+    return result

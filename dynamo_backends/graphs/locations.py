@@ -116,23 +116,20 @@ def source_line(node: fx.Node) -> str:
 
 def where(node: fx.Node) -> str:
     """``location_text`` of a node."""
-    return where_in(stack(node))
-
-
-def where_in(frames: Sequence[Frame]) -> str:
-    """``location_text`` of frames."""
-    source = _source_of(frames)
-    return location_text(str(source), str(frames[-1])) if source is not None else ""
+    frames = stack(node)
+    return location_text(source_line(node), str(frames[-1]) if frames else "")
 
 
 def line_of_layer(node: fx.Node) -> str:
     """As ``where``, but of the innermost frame outside PyTorch and torchao: the line that called the layer."""
-    frames = [
-        str(frame)
-        for frame in stack(node)
-        if frame.user or not short_file(frame.file).startswith(("torch/", "torchao/"))
-    ]
-    return location_text(source_line(node), frames[-1]) if frames else ""
+    return line_of_layer_in(stack(node))
+
+
+def line_of_layer_in(frames: Sequence[Frame]) -> str:
+    """``line_of_layer`` of frames."""
+    outside = [frame for frame in frames if frame.user or not short_file(frame.file).startswith(("torch/", "torchao/"))]
+    source = _source_of(outside)
+    return location_text(str(source), str(outside[-1])) if source is not None else ""
 
 
 def operands(node: fx.Node) -> list[fx.Node]:
