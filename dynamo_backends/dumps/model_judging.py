@@ -92,6 +92,7 @@ class ModelReference:
         self._model, self._runtime, self._is_exact = model, runtime, is_exact
         self._known = {item.name: item for item in run.values}
         self._producers = {name: node for node in model.proto.graph.node for name in node.output if name}
+        self._order = {id(node): i for i, node in enumerate(self._producers.values())}
 
     def can_judge(self, name: str, value: np.ndarray) -> bool:
         """Whether a node computes a value with as many elements of the same kind."""
@@ -146,12 +147,29 @@ class ModelReference:
         self, name: str, value: ComputedValue, expected: OnnxValue, given: Mapping[str, np.ndarray]
     ) -> LocalDifference:
         assert isinstance(expected, np.ndarray)
-        segment = _Segment.of(name, self._producers, given)
+        segment = self._segment(name, given)
         others = [item for item in segment.names if item != name]
         read = [self._known[item] for item in (*segment.inputs, *segment.names) if item in self._known]
         coarsest = coarser(value.coarsest, coarsest_of(item.value for item in read))
         again = functools.partial(self._again, segment, given, as_tensor(expected)) if self._is_exact else None
         return judge(value.array, as_tensor(expected), coarsest, again, lambda: segment.terms(self._known), others)
+
+    def _segment(self, name: str, known: Collection[str]) -> _Segment:
+        """The nodes that compute a value from known ones."""
+        nodes: dict[int, onnx.NodeProto] = {}
+        inputs: dict[str, None] = {}
+        waiting = [name]
+        while waiting:
+            node = self._producers[waiting.pop()]
+            if id(node) in nodes:
+                continue
+            nodes[id(node)] = node
+            for item in read_by(node):
+                if item in known or item not in self._producers:
+                    inputs[item] = None
+                else:
+                    waiting.append(item)
+        return _Segment(name, [nodes[key] for key in sorted(nodes, key=self._order.__getitem__)], list(inputs))
 
     def _again(
         self,
@@ -226,29 +244,11 @@ def coarsest_of(values: Iterable[OnnxValue]) -> torch.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
-    """The nodes that compute a value from known ones."""
+    """Some nodes that compute a value."""
 
     name: str
     nodes: Sequence[onnx.NodeProto]  # in execution order
     inputs: Sequence[str]
-
-    @classmethod
-    def of(cls, name: str, producers: Mapping[str, onnx.NodeProto], known: Collection[str]) -> _Segment:
-        nodes: dict[int, onnx.NodeProto] = {}
-        inputs: dict[str, None] = {}
-        waiting = [name]
-        while waiting:
-            node = producers[waiting.pop()]
-            if id(node) in nodes:
-                continue
-            nodes[id(node)] = node
-            for item in read_by(node):
-                if item in known or item not in producers:
-                    inputs[item] = None
-                else:
-                    waiting.append(item)
-        order = {id(node): i for i, node in enumerate(producers.values())}
-        return cls(name, sorted(nodes.values(), key=lambda node: order[id(node)]), list(inputs))
 
     @property
     def names(self) -> list[str]:

@@ -228,6 +228,75 @@ def test_a_wrong_constant(tmp_path: Path) -> None:
     assert found.ok and ("-", "k") in marks(found) and ("+", "k") in marks(found)
 
 
+@pytest.mark.parametrize(
+    ("node", "shape"), [("Gemm(x, {w}, {b})", "2,4"), ("Conv({x4}, {w4}, {b})", "2,4"), ("Add(x, {b4})", "2,4")]
+)
+def test_a_weight_of_other_names_and_values(tmp_path: Path, node: str, shape: str) -> None:
+    """The weight and the node that reads it are named, not the node after it."""
+    generator = np.random.default_rng(0)
+    weights = {
+        "w": generator.standard_normal((4, 5)).astype("f"),
+        "w4": generator.standard_normal((5, 4, 1, 1)).astype("f"),
+        "b": generator.standard_normal(5).astype("f"),
+        "b4": generator.standard_normal(4).astype("f"),
+    }
+    used = [name for name in weights if f"{{{name}}}" in node]
+    text = "g (float[{shape}] x) => (float[n, m] y) {{ {a} = {node} \n {t} = Tanh({a}) \n y = Exp({t}) }}"
+    if "x4" in node:
+        text = text.replace("n, m", "n, m, o, p").replace("{{ ", "{{ {x4} = Unsqueeze(x, axes) \n ")
+    models = []
+    for prefix, change in (("k", 0.0), ("other_", 0.1)):
+        names = {name: prefix + name for name in (*weights, "a", "t", "x4")}
+        given = {names[name]: weights[name] + (change if name.startswith("b") else 0).__mul__(1) for name in used}
+        given = {name: np.asarray(value, "f") for name, value in given.items()}
+        stored = {**given, **({"axes": np.array([2, 3])} if "x4" in node else {})}
+        filled = text.format(shape=shape, node=node.format(**names), **names)
+        models.append(model(filled, tmp_path, prefix, **stored))
+    found = compared(*models)
+    bias = "kb4" if "b4" in used else "kb"
+    assert culprit(found) == bias and "ka (" in found.verdict
+    assert [row.name for row in found.rows if row.local is not None and row.local.is_wrong] == ["ka"]
+
+
+def test_nodes_may_be_unsorted(tmp_path: Path) -> None:
+    first = model(CHAIN, tmp_path, "first")
+    proto = onnx.load(tmp_path / "first.onnx")
+    nodes = list(proto.graph.node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(reversed(nodes))
+    onnx.save(proto, tmp_path / "reversed.onnx")
+    assert compared(first, load_model(tmp_path / "reversed.onnx"), x=X).ok
+    proto.graph.node[0].input[0] = "y"  # a cycle
+    onnx.save(proto, tmp_path / "cycle.onnx")
+    with pytest.raises(DumpError, match="nothing computes"):
+        load_model(tmp_path / "cycle.onnx")
+
+
+def test_a_size_that_is_part_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a size is symbolic, a second one is run."""
+    text = "g (float[batch, 6] x) => (float[n, 3] y) { y = Reshape(x, s) }"
+    model(text, tmp_path, "first", s=np.array([-1, 3]))
+    model(text, tmp_path, "second", s=np.array([6, 3]))
+    one, other = tmp_path / "first.onnx", tmp_path / "second.onnx"
+    assert command(capsys, "compare", one, other, "--dim", "batch=3")[0] == 0
+    code, out, _ = command(capsys, "compare", one, other)
+    assert code == 1 and "batch=5" in out
+    assert command(capsys, "compare", one, one)[0] == 0
+
+
+def test_a_file_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model("g (float[64] x) => (float[64] y) { a = Sin(x) \n y = Gelu(a) }", tmp_path, "one")
+    one = tmp_path / "one.onnx"
+    for switches in (
+        ["--b-optimize"],
+        ["--b-threads", "2"],
+        ["--b-runtime", "reference"],
+        ["--a-runtime", "reference"],
+    ):
+        assert command(capsys, "compare", one, *switches)[0] == 0
+    assert command(capsys, "compare", one)[0] == 2
+
+
 def layers(number: int, fault: float = 0.0) -> torch.nn.Module:
     """A residual network; one layer in the middle may be wrong by a factor."""
 

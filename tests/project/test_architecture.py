@@ -71,7 +71,6 @@ def importers(package: str, imported: str) -> set[str]:
         ("dynamo_backends/exporter", "dynamo_backends.runtime"),
         ("dynamo_backends/exporter", "dynamo_backends.debug"),
         ("dynamo_backends/exporter", "onnxruntime"),
-        ("dynamo_backends/dumps", "torch"),
         ("dynamo_backends/dumps", "dynamo_backends.debug"),
         ("dynamo_backends/runtime", "torch.fx"),
         ("dynamo_backends/runtime", "torch._dynamo"),

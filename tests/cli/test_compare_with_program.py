@@ -1,0 +1,199 @@
+"""``dynamo-backends compare MODEL FILE``: exported files with planted faults, quantized and in half precision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.fusion_options import FusionOptions
+from onnxruntime.transformers.optimizer import optimize_model
+from torch import nn
+
+from dynamo_backends.cli import main
+from dynamo_backends.dumps.model_comparison import ModelComparison, compare
+from dynamo_backends.dumps.model_values import Runtime
+from dynamo_backends.dumps.models import load_model
+from dynamo_backends.dumps.program_comparison import compare_with_program
+
+Edit = Callable[[onnx.ModelProto], object]
+
+
+def architecture(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    found = ARCHITECTURES[name]
+    model = found.build().eval()
+    model.config.use_cache = False
+    for parameter in model.parameters():  # the exporter stores equal weights once
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    inputs = found.inputs(2, 16)
+    inputs.pop("attention_mask", None)  # the exporter computes rows that are masked as a whole in another way
+    return model, inputs
+
+
+def exported(
+    model: nn.Module, inputs: dict[str, torch.Tensor], path: Path, edit: Edit | None = None
+) -> onnx.ModelProto:
+    torch.onnx.export(model, (), path, kwargs=inputs, dynamo=True, verbose=False, external_data=False)
+    proto = onnx.load(path)
+    if edit is not None:
+        edit(proto)
+        onnx.save(proto, path)
+    return proto
+
+
+def compared(name: str, tmp_path: Path, edit: Edit | None = None) -> ModelComparison:
+    model, inputs = architecture(name)
+    exported(model, inputs, tmp_path / "model.onnx", edit)
+    return compare_with_program(model, (), inputs, load_model(tmp_path / "model.onnx"), Runtime())
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2", "llama", "vit", "convnext", "resnet", "deberta", "mamba", "whisper", "segformer"]
+)
+def test_exported_files_are_right(name: str, tmp_path: Path) -> None:
+    found = compared(name, tmp_path)
+    assert found.verdict == "ok" and not found.notes
+    judged = [row for row in found.rows if row.local is not None and row.first and row.first.kind == "result"]
+    assert len(judged) > 10
+
+
+def attribute(operator: str, position: int, **values: object) -> Edit:
+    """Changes an attribute of a node."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        node = [node for node in proto.graph.node if node.op_type == operator][position]
+        kept = [item for item in node.attribute if item.name not in values]
+        del node.attribute[:]
+        node.attribute.extend([*kept, *(onnx.helper.make_attribute(key, value) for key, value in values.items())])
+
+    return edit
+
+
+def weight(proto: onnx.ModelProto) -> None:
+    for item in proto.graph.initializer:
+        if item.name.endswith("layer.1.output.dense.bias"):
+            values = onnx.numpy_helper.to_array(item).copy()
+            values[3] += 0.01
+            item.CopyFrom(onnx.numpy_helper.from_array(values, item.name))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("name", "edit", "place", "module"),
+    [
+        (
+            "bert",
+            attribute("Gelu", 1, approximate="tanh"),
+            "activations.py",
+            "intermediate.intermediate_act_fn",
+        ),
+        ("bert", attribute("LayerNormalization", 3, epsilon=1e-3), "modeling_bert.py", "layer.1.attention.output"),
+        ("bert", weight, "modeling_bert.py", "layer.1.output.dense"),
+        ("deberta", attribute("Softmax", 1, axis=2), "modeling_deberta.py", "layer.1.attention.self"),
+        ("resnet", attribute("Conv", 3, pads=[0, 0, 2, 2]), "modeling_resnet.py", "stages.1.layers.0"),
+    ],
+)
+def test_a_fault_in_the_file_is_named(name: str, edit: Edit, place: str, module: str, tmp_path: Path) -> None:
+    """With the line and the module: an attribute, an epsilon, a weight, an axis, padding."""
+    found = compared(name, tmp_path, edit)
+    assert found.first_different is not None and not found.ok
+    assert place in found.verdict and module in found.verdict
+    wrong = [row for row in found.rows if row.local is not None and row.local.is_wrong]
+    assert len(wrong) == 1, "an error is not carried to the next node"
+
+
+def test_an_approximation_of_an_optimizer_is_named(tmp_path: Path) -> None:
+    model, inputs = architecture("bert")
+    exported(model, inputs, tmp_path / "model.onnx")
+    options = FusionOptions("bert")
+    options.enable_gelu_approximation = True
+    optimized = optimize_model(
+        str(tmp_path / "model.onnx"), "bert", num_heads=4, hidden_size=32, optimization_options=options, opt_level=0
+    )
+    optimized.save_model_to_file(str(tmp_path / "fast.onnx"))
+    found = compare_with_program(model, (), inputs, load_model(tmp_path / "fast.onnx"), Runtime())
+    assert found.first_different is not None and found.first_different.name == "gelu"
+    assert found.first_different.second is not None and found.first_different.second.operator.endswith("FastGelu")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+class Inputs(CalibrationDataReader):
+    def __init__(self, feeds: dict[str, np.ndarray]) -> None:
+        self._feeds = iter([feeds])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._feeds, None)
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> tuple[nn.Module, dict[str, torch.Tensor], onnx.ModelProto]:
+    torch.manual_seed(0)
+    model, inputs = Net().eval(), {"x": torch.randn(2, 3, 16, 16)}
+    return model, inputs, exported(model, inputs, tmp_path / "net.onnx")
+
+
+def test_half_precision_is_rounding(net: tuple, tmp_path: Path) -> None:
+    model, inputs, proto = net
+    onnx.save(convert_float_to_float16(proto, keep_io_types=True), tmp_path / "half.onnx")
+    half, whole = load_model(tmp_path / "half.onnx"), load_model(tmp_path / "net.onnx")
+    feeds = {"x": inputs["x"].numpy()}
+    assert compare_with_program(model, (), inputs, half, Runtime()).ok
+    assert compare(whole, half, feeds, Runtime()).ok and compare(half, whole, feeds, Runtime()).ok
+
+
+def test_nodes_of_a_quantized_model_are_ranked(net: tuple, tmp_path: Path) -> None:
+    """By the error that each adds alone; a fused Relu is not one."""
+    model, inputs, _ = net
+    feeds = {"x": inputs["x"].numpy()}
+    paths = tmp_path / "net.onnx", tmp_path / "quantized.onnx"
+    quantize_static(*map(str, paths), Inputs(feeds), quant_format=QuantFormat.QDQ)
+    whole, quantized = map(load_model, paths)
+    for found in (
+        compare_with_program(model, (), inputs, quantized, Runtime()),
+        compare(whole, quantized, feeds, Runtime()),
+    ):
+        assert found.is_quantized and not found.ok
+        noise = [row.local.noise for row in found.ranked if row.local is not None]
+        assert noise == sorted(noise, reverse=True) and 1e-4 < noise[0] < 0.1
+        assert "relu" in [row.name for row in found.ranked]
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a user of ``torch.onnx.export`` calls it, with files of both exporters."""
+    monkeypatch.chdir(tmp_path)
+    Path("app.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(8, 16)\n\n    def forward(self, x):\n"
+        "        return torch.softmax(self.layer(x), -1)\n\n\ndef make():\n    torch.manual_seed(0)\n"
+        "    return Net(), torch.randn(3, 8)\n"
+    )
+    scope: dict = {}
+    exec(compile(Path("app.py").read_text(), "app.py", "exec"), scope)
+    model, x = scope["make"]()
+    torch.onnx.export(model.eval(), (x,), "old.onnx", dynamo=False)
+    proto = exported(model, {"x": x}, tmp_path / "net.onnx")
+    attribute("Softmax", 0, axis=0)(proto)
+    onnx.save(proto, "wrong.onnx")
+    assert main(["compare", "app.py:make", "net.onnx"]) == main(["compare", "app.py:make", "old.onnx"]) == 0
+    assert main(["compare", "app.py:make", "wrong.onnx"]) == 1
+    assert "diverges at softmax (aten.softmax.int, app.py:10)" in capsys.readouterr().out
+    assert main(["compare", "app.py:make", "wrong.onnx", "--json"]) == 1
+    [found] = json.loads(capsys.readouterr().out)
+    assert found["first_different"]["first"]["name"] == "softmax"
