@@ -75,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dump_arguments(parser)
 
 
+_RUNS = "runtime", "provider", "optimize", "threads"
+
+
 def _add_runtime(parser: argparse.ArgumentParser, prefix: str, which: str) -> None:
     """Adds what runs a model."""
     parser.add_argument(
@@ -98,9 +101,9 @@ def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -
 
 def run(arguments: argparse.Namespace) -> int:
     runtimes = _runtime(arguments, "a"), _runtime(arguments, "b")
-    if arguments.second is None and runtimes[0] == runtimes[1]:
-        raise ValueError("name a second model, or what differs: --b-optimize, --b-provider, --b-threads, --b-runtime")
     program = _program(arguments.first)
+    if program is None and arguments.second is None and runtimes[0] == runtimes[1]:
+        raise ValueError("name a second model, or what differs: --b-optimize, --b-provider, --b-threads, --b-runtime")
     comparisons: list[ModelComparison]
     left_out: list[str] = []
     if program is not None:
@@ -129,6 +132,8 @@ def _of_files(
     from ..dumps.model_comparison import compare_targets, paired, targets_of
 
     references = arguments.first, arguments.second or arguments.first
+    if _program(references[1]) is not None:
+        raise ValueError(f"the PyTorch model comes first: compare {references[1]} {references[0]}")
     for reference in references:
         if GRAPH.fullmatch(reference) and not Path(reference).exists():
             run_of_graph(arguments, reference)  # its error says why Dynamo gave the graph up
@@ -155,9 +160,10 @@ def _program(reference: str) -> str | None:
     """The reference if it names a PyTorch model."""
     from ..bench.models import MODELS
 
-    if Path(reference).exists() or GRAPH.fullmatch(reference):
-        return None
-    return reference if reference in MODELS or ":" in reference or reference.endswith(".py") else None
+    if reference.endswith(".py") or ".py:" in reference:
+        return reference
+    is_other = Path(reference).exists() or GRAPH.fullmatch(reference)
+    return None if is_other or not (reference in MODELS or ":" in reference) else reference
 
 
 def _with_program(name: str, arguments: argparse.Namespace, runtime: Runtime) -> ModelComparison:
@@ -166,7 +172,12 @@ def _with_program(name: str, arguments: argparse.Namespace, runtime: Runtime) ->
 
     check_model(name)
     if arguments.second is None:
-        raise ValueError(f"name the file to compare {name} with")
+        raise ValueError(f"name the ONNX file to compare {name} with")
+    given = [arguments.inputs, arguments.dim, arguments.seed, *(getattr(arguments, f"a_{item}") for item in _RUNS)]
+    if any(given):
+        raise ValueError(
+            f"{name} has its own inputs and runs in PyTorch: --inputs, --dim, --seed and --a-… are for files"
+        )
     from ..bench.loading import load
     from ..dumps.models import load_model
     from ..dumps.program_comparison import compare_with_program

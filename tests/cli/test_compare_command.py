@@ -761,6 +761,10 @@ def test_compare_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["{one}", "{one}", "--inputs", "feeds.npz"], "feeds.npz"),
         (["{one}", "{one}", "--runtime", "reference", "--provider", "cpu"], "--provider .*--runtime ort"),
         (["{one}", "{foreign}"], "foreign.onnx.*What"),
+        (["mlp"], "ONNX file"),
+        (["{one}", "mlp"], "compare mlp .*one.onnx"),
+        (["mlp", "{one}", "--seed", "1"], "--seed"),
+        (["{one}"], "--b-optimize"),
     ],
 )
 def test_what_compare_cannot_do(
@@ -849,7 +853,7 @@ def test_what_replay_cannot_do(
     assert code == 2 and re.search(datum, err), err
 
 
-@pytest.mark.parametrize("arguments", [["compare", "--help"]])
+@pytest.mark.parametrize("arguments", [["ls"], ["show", "0/forward"], ["compare", "--help"]])
 def test_no_pytorch_is_imported(dumps: Path, arguments: list[str]) -> None:
     script = f"""
 import sys
