@@ -75,10 +75,11 @@ def _ls(arguments: argparse.Namespace) -> int:
             ", ".join(call.files),
             _size(call.bytes),
             call.source,
+            call.module_path,
         )
         for call in calls
     ]
-    print(fit_table(rows, ["operator", "number", "arguments", "files", "size", "source"]))
+    print(fit_table(rows, ["operator", "number", "arguments", "files", "size", "line", "module"]))
     call = next((call for call in calls if not _not_again(call)), None)
     if call is None:
         print(f"no call can be run again: {_not_again(calls[0])}")

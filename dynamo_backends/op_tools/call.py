@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +15,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..graphs.artifacts import RunnableRegion
-from ..graphs.locations import Frame, function_name, is_user_file
+from ..graphs.locations import Frame, function_name, is_of_pytorch_or_ours, location_text
 from ..numerics.function_runs import version_of
 from .call_execution import named_tensors
 from .names import may_write
-
-_OWN = __name__.partition(".")[0]
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,15 +33,40 @@ class Call:
     level: str = "torch"  # or "aten"
     has_gradients: bool = False  # autograd records the call
     results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # see ``results_of``; set after the call
+    _place: tuple[str, str] | None = None
 
-    @functools.cached_property
-    def source(self) -> str:
-        """The user's innermost line, ``model.py:12``, or ``""``. Read it first while the call runs."""
+    @property
+    def place(self) -> tuple[str, str]:
+        """``source`` and ``module``. Read it first while the call runs."""
+        if self._place is None:
+            self._place = self._current_place()
+        return self._place
+
+    @staticmethod
+    def _current_place() -> tuple[str, str]:
+        lines: list[Frame] = []  # innermost first: the line that called the layer, and the user's
+        modules: list[torch.nn.Module] = []
         for frame, line in traceback.walk_stack(sys._getframe()):
-            own = str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OWN
-            if is_user_file(frame.f_code.co_filename) and not own:
-                return str(Frame(frame.f_code.co_filename, line, function_name(frame.f_code.co_name), ""))
-        return ""
+            code = frame.f_code
+            if code is _CALL_OF_A_MODULE:
+                modules.append(frame.f_locals["self"])
+            elif not is_of_pytorch_or_ours(code.co_filename) and (not lines or not lines[-1].user):
+                found = Frame(code.co_filename, line, function_name(code.co_name), "")
+                if not lines or found.user:
+                    lines.append(found)
+        texts = [str(found) for found in lines if found.user or found is lines[0]]
+        names = [_name_in(outer, inner) for inner, outer in itertools.pairwise(modules)]
+        return location_text(texts[-1], texts[0]) if texts else "", ".".join(reversed(names))
+
+    @property
+    def source(self) -> str:
+        """The user's innermost line, ``model.py:12``, and the library's that it leads to; see ``location_text``."""
+        return self.place[0]
+
+    @property
+    def module(self) -> str:
+        """The path of the module that made the call, ``layers.0.mlp``; ``""`` in the outermost."""
+        return self.place[1]
 
     @property
     def in_pytorch(self) -> Callable[..., Any]:
@@ -70,6 +94,21 @@ class Call:
     def __str__(self) -> str:
         named = [f"{key}={describe(item)}" for key, item in self.kwargs.items()]
         return f"{self.name}({', '.join([*map(describe, self.args), *named])})"
+
+
+_CALL_OF_A_MODULE = torch.nn.Module._call_impl.__code__
+
+_names_in: MutableMapping[torch.nn.Module, MutableMapping[torch.nn.Module, str]] = weakref.WeakKeyDictionary()
+"""The names of the modules in a module."""
+
+
+def _name_in(outer: torch.nn.Module, inner: torch.nn.Module) -> str:
+    """The name of a module in another, or of its class if it has none."""
+    names = _names_in.get(outer, {})
+    if inner not in names:
+        found = {module: name for name, module in outer.named_modules()}
+        names = _names_in[outer] = weakref.WeakKeyDictionary({inner: type(inner).__name__} | found)
+    return names[inner]
 
 
 def is_readable(value: object) -> bool:
@@ -145,7 +184,7 @@ def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str,
 
     ``versions`` are the version counters of ``call.tensors`` before the call.
     """
-    found = {name: value for name, value in named_tensors(result, "output") if not value._is_zerotensor()}
+    found = dict(named_tensors(result, "output"))
     returned = {id(value) for value in found.values()}
     for (name, value), version in zip(call.tensors.items(), versions, strict=True):
         is_written = version_of(value) != version or name in call.written

@@ -27,11 +27,12 @@ class CapturedCall:
     operator: str
     number: int  # counted for each operator
     level: str  # "torch" or "aten"
-    source: str  # the user's line, or ""
+    source: str  # the user's line and the library's, or ""
     args: Sequence[Any]  # dtypes, shapes and numbers, without the elements of tensors
     kwargs: Mapping[str, Any]
     bytes: int  # the size of its files
     files: Sequence[str]  # those of "input", "output", "grad_inputs", "grad_outputs", "reference" that exist
+    module_path: str = ""  # of the ``nn.Module`` that made the call
     module: str = ""  # the module that registers the operator, if it must be imported first
     not_again: str = ""  # why the call cannot be run again; "" if no reason is known
 
@@ -93,6 +94,7 @@ def _read(file: Path) -> CapturedCall:
         kwargs=field("kwargs", dict),
         bytes=sum((folder / f"{name}.pth").stat().st_size for name in files),
         files=files,
+        module_path=str(found.get("module_path", "")),
         module=str(found.get("module", "")),
         not_again=not_again,
     )

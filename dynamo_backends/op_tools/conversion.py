@@ -15,7 +15,6 @@ from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..graphs.operators import is_collective
 from ..numerics.function_runs import version_of
-from ..report.table_page import TablePage
 from .call import Call, are_readable, signature
 from .names import changes_shape, is_of_pytorch, may_write, returns_view
 from .tool import OpTool, dtype_name, logger
@@ -134,11 +133,10 @@ class _Conversion(OpTool):
             return "it changes the shape of its argument"
         return ""
 
-    def _page(self) -> TablePage:
+    def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         rows = [(name, count, "") for name, count in self._converted.most_common()]
         rows += [(name, 0, why) for name, why in self._skipped.items() if name not in self._converted]
-        title = f"{type(self).__name__}: {sum(self._converted.values())} calls"
-        return TablePage(title, ["operator", "converted", "why not"], rows)
+        return ["operator", "converted", "why not"], rows
 
 
 class OpFallback(_Conversion):

@@ -38,6 +38,9 @@ def function_name(function: Callable[..., object]) -> str:
     ``torch.ops.aten.add``."""
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
         return _OPS + str(function)
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+        return f"{owner.__module__}.{owner.__qualname__}.apply"
     known = torch.overrides.resolve_name(function)
     if known:
         return known
