@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..graphs.artifacts import RunnableRegion
-from ..graphs.locations import Frame, function_name, is_of_pytorch_or_ours, location_text
+from ..graphs.locations import is_of_pytorch_or_ours, is_user_file, location_text, short_file
 from ..numerics.function_runs import version_of
 from .call_execution import named_tensors
 from .names import may_write
@@ -33,40 +33,19 @@ class Call:
     level: str = "torch"  # or "aten"
     has_gradients: bool = False  # autograd records the call
     results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # see ``results_of``; set after the call
-    _place: tuple[str, str] | None = None
+    _place: Place | None = None
 
     @property
-    def place(self) -> tuple[str, str]:
-        """``source`` and ``module``. Read it first while the call runs."""
+    def place(self) -> Place:
+        """Where it is called. Read it first while the call runs."""
         if self._place is None:
-            self._place = self._current_place()
+            self._place = Place()
         return self._place
-
-    @staticmethod
-    def _current_place() -> tuple[str, str]:
-        lines: list[Frame] = []  # innermost first: the line that called the layer, and the user's
-        modules: list[torch.nn.Module] = []
-        for frame, line in traceback.walk_stack(sys._getframe()):
-            code = frame.f_code
-            if code is _CALL_OF_A_MODULE:
-                modules.append(frame.f_locals["self"])
-            elif not is_of_pytorch_or_ours(code.co_filename) and (not lines or not lines[-1].user):
-                found = Frame(code.co_filename, line, function_name(code.co_name), "")
-                if not lines or found.user:
-                    lines.append(found)
-        texts = [str(found) for found in lines if found.user or found is lines[0]]
-        names = [_name_in(outer, inner) for inner, outer in itertools.pairwise(modules)]
-        return location_text(texts[-1], texts[0]) if texts else "", ".".join(reversed(names))
 
     @property
     def source(self) -> str:
-        """The user's innermost line, ``model.py:12``, and the library's that it leads to; see ``location_text``."""
-        return self.place[0]
-
-    @property
-    def module(self) -> str:
-        """The path of the module that made the call, ``layers.0.mlp``; ``""`` in the outermost."""
-        return self.place[1]
+        """See ``Place.source``."""
+        return self.place.source
 
     @property
     def in_pytorch(self) -> Callable[..., Any]:
@@ -97,6 +76,38 @@ class Call:
 
 
 _CALL_OF_A_MODULE = torch.nn.Module._call_impl.__code__
+
+
+class Place:
+    """Where a call is made, found on the stack; text is made where it is read."""
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[str, int]] = []  # the line that called the layer, and the user's
+        self._modules: list[torch.nn.Module] = []  # innermost first
+        is_user = False
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if frame.f_code is _CALL_OF_A_MODULE:
+                self._modules.append(frame.f_locals["self"])
+            if not is_user and not is_of_pytorch_or_ours(file):
+                is_user = is_user_file(file)
+                if is_user or not self._frames:
+                    self._frames.append((file, frame.f_lineno))
+            frame = frame.f_back
+
+    @property
+    def source(self) -> str:
+        """The user's innermost line, ``model.py:12``, and the library's that it leads to; see ``location_text``."""
+        lines = [f"{short_file(file)}:{line}" for file, line in self._frames]
+        return location_text(lines[-1], lines[0]) if lines else ""
+
+    @property
+    def module(self) -> str:
+        """The path of the module that made the call, ``layers.0.mlp``; ``""`` in the outermost."""
+        names = [_name_in(outer, inner) for inner, outer in itertools.pairwise(self._modules)]
+        return ".".join(reversed(names))
+
 
 _names_in: MutableMapping[torch.nn.Module, MutableMapping[torch.nn.Module, str]] = weakref.WeakKeyDictionary()
 """The names of the modules in a module."""

@@ -170,7 +170,7 @@ def description_of(call: Call) -> dict[str, object]:
         "level": call.level,
         "number": call.number,
         "source": call.source,
-        "module_path": call.module,
+        "module_path": call.place.module,
         "time": time.time(),
         "torch": torch.__version__,
         "args": as_json(call.args),

@@ -41,8 +41,8 @@ class Comparison:
     name: str = ""  # of the operator
     number: int = 0  # of the call, counted for each operator
     call: str = ""  # the operator and its arguments, as text
-    source: str = ""  # see ``Call.source``
-    module: str = ""  # see ``Call.module``
+    source: str = ""  # see ``Place.source``
+    module: str = ""  # see ``Place.module``
 
     def __str__(self) -> str:
         which = "" if self.value == "output" else f" {self.value}"

@@ -16,8 +16,8 @@ class Signature:
 
     call: str  # the operator and its arguments, as text
     result: str  # as text
-    source: str  # of the first call, see ``Call.source``
-    module: str  # of the first call, see ``Call.module``
+    source: str  # of the first call, see ``Place.source``
+    module: str  # of the first call, see ``Place.module``
     count: int = 1
 
 
@@ -44,7 +44,7 @@ class OpObserve(OpTool):
         if seen is not None:
             seen.count += 1
             return
-        seen = Signature(str(call), describe(result), *call.place)
+        seen = Signature(str(call), describe(result), call.source, call.place.module)
         self._seen[key] = seen
         self._print(f"{seen.call} -> {seen.result}  {seen.source}  {seen.module}".rstrip())
 

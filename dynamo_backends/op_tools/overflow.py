@@ -32,8 +32,8 @@ class Overflow:
     smallest: float | None  # of the finite elements; None if there are none
     largest: float | None
     call: str  # the operator with its arguments, as text
-    source: str  # see ``Call.source``
-    module: str  # see ``Call.module``
+    source: str  # see ``Place.source``
+    module: str  # see ``Place.module``
 
     def __str__(self) -> str:
         counts = [f"{count} {what}" for count, what in ((self.nan, "NaN"), (self.infinite, "infinite")) if count]
@@ -84,7 +84,7 @@ class OpOverflowCheck(OpTool):
 
         def note(value: str, found: Extent) -> None:
             counts = found.nan, found.infinite, found.smallest, found.largest
-            self._note(Overflow(name, number, value, *counts, text, *place))
+            self._note(Overflow(name, number, value, *counts, text, place.source, place.module))
 
         if not has_no_values(call.in_pytorch):
             for value, found in _not_finite(call.results).items():
