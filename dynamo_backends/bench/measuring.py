@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .case import DYNAMO_EAGER, Case, UsageError
+from .case import Case, UsageError
 from .machine import machine
 from .processes import Process, WorkerError, fresh_caches
-from .timing import median_difference, median_ratio, spread
+from .timing import median_ratio, spread
 
 Json: TypeAlias = "dict[str, Any]"
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the JSON. It grows when a field is removed or changes its meaning."""
 
 RIGHT = "right"
@@ -37,7 +37,6 @@ class BenchSettings:
     starts: int = 1  # processes of each backend whose first result is timed; the last one runs the rounds
     again: bool = False  # whether to time the first result of another process that finds filled compiler caches
     saved: bool = False  # whether to time the first result of a process that loads what another one compiled and saved
-    overhead: bool = True  # whether to measure the overhead of a call of each backend
     timeout: float = 600.0  # seconds for each request to a worker
 
 
@@ -142,7 +141,6 @@ class Bench:
         """
         start = time.time()
         results: list[CaseResult] = []
-        overhead: dict[str, Json] = {}
         is_interrupted = False
         try:
             for position, case in enumerate(cases, 1):
@@ -155,8 +153,6 @@ class Bench:
                     result = CaseResult(case, message=str(error))
                 results.append(result)
                 self.done(f"{label}: {result.summary}")
-            if self.settings.overhead and any(result.rows for result in results):
-                overhead = self.overhead(cases[0])
         except KeyboardInterrupt:
             if not results:
                 raise
@@ -168,7 +164,6 @@ class Bench:
             "interrupted": is_interrupted,
             "machine": {**machine(), "threads": max((result.threads for result in results), default=0)},
             "settings": dataclasses.asdict(self.settings),
-            "overhead": overhead,
             "cases": [result.as_json() for result in results],
             "times_as_fast": geometric_means(results, self.settings.backends),
         }
@@ -269,30 +264,6 @@ class Bench:
                 row.fail(error.kind, f"saved: {error}")
             elif error.kind != "not supported":
                 row.message = f"saved: {error.kind}: {error}"
-
-    def overhead(self, case: Case) -> dict[str, Json]:
-        """The overhead of a call of each backend: microseconds and standard error, or ``message``.
-
-        Args:
-            case: gives the number of threads and the options.
-
-        Raises:
-            UsageError: as ``measure``.
-        """
-        backends = list(dict.fromkeys([DYNAMO_EAGER, *self.settings.backends]))
-        settings = BenchSettings(backends, timeout=self.settings.timeout)
-        after = case.model if ":" in case.model else ""
-        small = Case("mlp", threads=case.threads, options=case.options, after=after)
-        rows = Bench(settings, self.say, keep=self.keep).measure(small, "overhead of a call").rows
-        overhead: dict[str, Json] = {}
-        for backend in self.settings.backends:
-            row, baseline = rows[backend], rows[DYNAMO_EAGER]
-            if not row.rounds or not baseline.rounds:
-                overhead[backend] = {"message": f"{row.status}: {row.message}"}
-                continue
-            milliseconds, error = median_difference(row.rounds, baseline.rounds)
-            overhead[backend] = {"microseconds": milliseconds * 1e3, "standard_error": error * 1e3}
-        return overhead
 
     @contextlib.contextmanager
     def _process(self, name: str, caches: Path) -> Iterator[Process]:

@@ -10,6 +10,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..common.text_table import fit_table
 from ..errors import first_line
 from .common import add_json_argument, positive, print_json, say
@@ -65,7 +67,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
     calls = find_calls(arguments.folder)
     if arguments.json:
-        print_json([{**vars(call), "not_again": _not_again(call)} for call in calls])
+        print_json([{**msgspec.structs.asdict(call), "not_again": _not_again(call)} for call in calls])
         return 0
     rows = [
         (

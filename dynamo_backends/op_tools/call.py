@@ -169,7 +169,7 @@ def signature(value: Any) -> object:
 _VALUES = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
 
 
-def as_json(value: object) -> object:
+def as_json(value: object) -> Any:
     """A value for JSON: of tensors shape, stride, dtype, device, layout and ``requires_grad``."""
     if isinstance(value, torch.Tensor):
         strided = value.layout is torch.strided and not value.is_nested

@@ -19,6 +19,7 @@ from ..numerics.function_runs import FunctionRun
 from .call import Call, are_readable
 from .call_execution import CallExecution, ChangedSinceError, NoDerivativeError
 from .capture import OpCapture, description_of
+from .captures import Description
 from .gradients import Gradients
 from .judge import Comparison, compare_derivatives, compare_gradients, compare_results
 from .names import why_not_comparable
@@ -108,7 +109,7 @@ class OpAutoCompare(OpTool):
         if execution.recording.failure:
             self._skip(call.name, execution.recording.failure, call)
             return None
-        description = {**description_of(call), "call": str(call)}
+        description = description_of(call)
         name = call.name
         device, function = self._reference.device, self._reference.function(call)
 
@@ -149,15 +150,18 @@ class OpAutoCompare(OpTool):
 
     def _add(
         self,
-        description: Mapping[str, Any],
+        description: Description,
         execution: CallExecution,
         compared: Sequence[Comparison],
         **files: Mapping[str, object],
     ) -> None:
         """Stores and prints the comparisons of a call, and captures the call if one failed."""
-        name, call, source, module = (description[key] for key in ("operator", "call", "source", "module_path"))
-        of_call = {"name": name, "number": description["number"], "call": call, "source": source, "module": module}
-        items = [dataclasses.replace(item, **of_call) for item in compared]
+        name, call, source = description.operator, description.call, description.source
+        number, module = description.number, description.module_path
+        items = [
+            dataclasses.replace(item, name=name, number=number, call=call, source=source, module=module)
+            for item in compared
+        ]
         with self._lock:
             self.comparisons += items
         for item in items:

@@ -853,7 +853,7 @@ class TestCommand:
     def test_ls(self, captured: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["op", "ls", str(captured)]) == 0
         text = capsys.readouterr().out
-        assert "torch.nn.functional.linear" in text and "float32[2, 3]" in text and "op run" in text
+        assert "torch.nn.functional.linear" in text and "f32[2, 3]" in text and "op run" in text
         assert main(["op", "ls", str(captured), "--json"]) == 0
         assert {call["operator"] for call in json.loads(capsys.readouterr().out)} >= {"torch.nn.functional.dropout"}
 
