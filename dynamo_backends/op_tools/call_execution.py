@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -276,20 +275,6 @@ class CallExecution:
             derivatives[name] = Derivative(by_autograd, by_differences, allowed, exists)
         return derivatives
 
-    def unset(self, values_of: ValuesOf) -> dict[str, torch.Tensor]:
-        """Masks of the elements that an operator of PyTorch leaves unset, by name, as ``aten._ctc_loss`` does past a
-        shorter target: both precisions have NaN there if all newly allocated memory is NaN."""
-        if not is_of_pytorch(self.function):
-            return {}
-        with _nan_in_new_memory():
-            filled, filled_wide = values_of(self.run(self.leaves())), values_of(self.run_wide())
-        masks = {
-            name: value.isnan() & filled_wide[name].isnan()
-            for name, value in filled.items()
-            if is_floating(value) and name in filled_wide and filled_wide[name].shape == value.shape
-        }
-        return {name: mask for name, mask in masks.items() if bool(mask.any())}
-
 
 def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in nested lists, tuples and dictionaries, with their names: ``output``, ``output[1]``. Autograd's
@@ -306,17 +291,3 @@ def _name(path: Sequence[Any]) -> str:
     """The name of a leaf of ``(args, kwargs)``, in the form of ``named_tensors``."""
     keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
     return ("kwargs" if keys[0] else "args") + "".join(f"[{key}]" for key in keys[1:])
-
-
-@contextlib.contextmanager
-def _nan_in_new_memory() -> Iterator[None]:
-    """PyTorch fills all memory that it allocates, inside operators too: a part of its deterministic mode."""
-    mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
-    with warnings.catch_warnings(action="ignore"):  # nondeterministic operators warn
-        try:
-            torch.set_deterministic_debug_mode("warn")
-            torch.utils.deterministic.fill_uninitialized_memory = True
-            yield
-        finally:
-            torch.set_deterministic_debug_mode(mode)
-            torch.utils.deterministic.fill_uninitialized_memory = fills

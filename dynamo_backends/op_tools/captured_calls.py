@@ -68,11 +68,13 @@ def load_call(captured: CapturedCall) -> LoadedCall:
 class RerunResult:
     """The outcome of running a captured call again."""
 
-    captured: CapturedCall
-    forward: list[float] = dataclasses.field(default_factory=list)  # seconds of each run
-    backward: list[float] = dataclasses.field(default_factory=list)  # seconds; empty without a backward
+    operator: str
+    call: str  # as text
+    folder: str
+    forward_seconds: list[float] = dataclasses.field(default_factory=list)  # of each run
+    backward_seconds: list[float] = dataclasses.field(default_factory=list)  # empty without a backward
     verdicts: list[Comparison] = dataclasses.field(default_factory=list)  # the comparison with float64, if asked for
-    recorded: dict[str, float] = dataclasses.field(default_factory=dict)  # largest differences to captured values
+    difference_to_captured: dict[str, float] = dataclasses.field(default_factory=dict)  # the largest of each value
     not_compared: str = ""  # why a requested comparison is missing
 
     @property
@@ -91,7 +93,7 @@ def run_call(
         Whatever the operator or the runtime raises.
     """
     has_backward = bool(loaded.grad_outputs) and not forward_only
-    result = RerunResult(loaded.captured)
+    result = RerunResult(loaded.captured.operator, loaded.captured.call, str(loaded.captured.folder))
     clocks: list[Clock] = []
 
     def timer() -> Clock:
@@ -109,11 +111,13 @@ def run_call(
                 run = execution.run(execution.leaves(), function=function, timer=timer)
             found = execution.results(run)
             inputs = execution.gradients(run, loaded.grad_outputs, timer) if has_backward else {}
-            result.forward.append(clocks[0].seconds)
-            result.backward += [clock.seconds for clock in clocks[1:]]
+            result.forward_seconds.append(clocks[0].seconds)
+            result.backward_seconds += [clock.seconds for clock in clocks[1:]]
         results = {name: value for name, value in found.items() if name in loaded.results or " after it" not in name}
-        result.recorded = _differences(loaded.results, results)
-        result.recorded |= {f"gradient of {name}": d for name, d in _differences(loaded.grad_inputs, inputs).items()}
+        result.difference_to_captured = _differences(loaded.results, results)
+        result.difference_to_captured |= {
+            f"gradient of {name}": d for name, d in _differences(loaded.grad_inputs, inputs).items()
+        }
         if compare:
             try:
                 result.verdicts, result.not_compared = _compare(loaded, execution, run, results, inputs)

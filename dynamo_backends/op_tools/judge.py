@@ -12,11 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
 import torch
 
 from ..numerics.arrays import same_number
-from ..numerics.exact import is_floating
 from ..numerics.function_runs import FunctionRun
 from ..numerics.rule import Measure
 from ..numerics.verdicts import Verdict, difference_in_kind
@@ -36,7 +34,7 @@ class Comparison:
     allclose: bool  # no element has an error above its tolerance, and shape and dtype are right
     max_diff: float  # the largest absolute error
     allowed: float | None  # the tolerance of the element with the largest share; None where elements are counted
-    complaint: str = ""  # what is wrong besides the size of an error, or how many elements are not compared
+    complaint: str = ""  # what is wrong besides the size of an error
     share: float = 0.0  # the largest error as a multiple of its element's tolerance
     name: str = ""  # of the operator
     number: int = 0  # of the call, counted for each operator
@@ -142,32 +140,21 @@ def _compare(
 ) -> tuple[list[Comparison], Tensors]:
     """Compares values of a call; returns the comparisons, and what they were compared with."""
     check = functools.cache(lambda: execution.check(actual, values_of, dtypes))
-    unset = functools.cache(lambda: execution.unset(values_of))
-
-    @np.errstate(all="ignore")  # in memory that is not set
-    def judge(name: str, value: torch.Tensor) -> tuple[Verdict, int]:
-        """The verdict, and how many elements are unset and not compared."""
-        found, reference = check().judge(name, value), check().exact.get(name)
-        mask = unset().get(name) if found.is_wrong and is_floating(value) else None
-        if mask is None or not isinstance(reference, torch.Tensor):
-            return found, 0
-        return check().judge(name, torch.where(mask, reference.to(value.dtype), value)), int(mask.sum())
-
     expected = values_of(elsewhere()) if elsewhere is not None else _tensors(check())
     comparisons = []
     for name, value in actual.items():
         if name not in expected:
             continue
         value, reference = value.detach(), expected[name].detach().to(value.device)
-        found, left_out = Verdict(difference_in_kind(value, reference)), 0
+        found = Verdict(difference_in_kind(value, reference))
         if elsewhere is None:
-            found, left_out = judge(name, value)
+            found = check().judge(name, value)
         elif not found.is_wrong:
             found = Verdict(ours=measure(value, reference))
             if found.is_wrong:
-                verdicts = judge(name, value), judge(name, reference)
-                found, left_out = next((item for item in verdicts if item[0].is_wrong), verdicts[0])
-        comparisons.append(_comparison(name, value, reference, found, left_out))
+                verdicts = [check().judge(name, item) for item in (value, reference)]
+                found = next((item for item in verdicts if item.is_wrong), verdicts[0])
+        comparisons.append(_comparison(name, value, reference, found))
     return comparisons, expected
 
 
@@ -175,15 +162,11 @@ def _tensors(check: FunctionCheck) -> dict[str, torch.Tensor]:
     return {str(name): value for name, value in check.exact.items() if isinstance(value, torch.Tensor)}
 
 
-def _comparison(name: str, value: torch.Tensor, reference: torch.Tensor, found: Verdict, left_out: int) -> Comparison:
-    is_comparable = value.shape == reference.shape
+def _comparison(name: str, value: torch.Tensor, reference: torch.Tensor, found: Verdict) -> Comparison:
     error = found.ours or Measure()
     max_abs = error.max_abs
     if found.is_wrong and found.ours is None:
-        max_abs = measure(value, reference).max_abs if is_comparable else math.inf
-    complaint = found.complaint or (str(found) if error.nonfinite else "")
-    if left_out and not complaint:
-        complaint = f"{left_out} elements that the operator leaves unset are not compared"
+        max_abs = measure(value, reference).max_abs if value.shape == reference.shape else math.inf
     return Comparison(
         value=name,
         dtype=dtype_name(value.dtype),
@@ -191,6 +174,6 @@ def _comparison(name: str, value: torch.Tensor, reference: torch.Tensor, found: 
         allclose=not found.is_wrong,
         max_diff=max_abs,
         allowed=error.limit or None,
-        complaint=complaint,
+        complaint=found.complaint or (str(found) if error.nonfinite else ""),
         share=math.inf if found.complaint else error.share,
     )

@@ -52,7 +52,3 @@ class OpObserve(OpTool):
         seen = sorted(self._seen.values(), key=lambda seen: -seen.count)
         rows = [(item.call, item.result, item.count, item.source, item.module) for item in seen]
         return ["call", "result", "calls", "line", "module"], rows
-
-    def as_json(self) -> list[dict[str, object]]:
-        """The signatures, for JSON."""
-        return [dataclasses.asdict(signature) for signature in self.signatures]

@@ -71,10 +71,6 @@ class OpOverflowCheck(OpTool):
         """The first overflow; ``None`` if there was none."""
         return self.found[0] if self.found else None
 
-    def as_json(self) -> list[dict[str, object]]:
-        """All overflows, for JSON."""
-        return [dataclasses.asdict(overflow) for overflow in self.found]
-
     def _before(self, call: Call) -> bool | None:
         """Whether all arguments are finite, if the call may overwrite them; else ``None``, and ``_after`` checks."""
         return _are_finite(call) if may_write(call.function, call.kwargs) else None

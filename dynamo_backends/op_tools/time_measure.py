@@ -61,10 +61,6 @@ class OpTimeMeasure(OpTool):
             found[name].backward += sum(clock.seconds for clock in clocks)
         return sorted(found.values(), key=lambda operator: -operator.total)
 
-    def as_json(self) -> list[dict[str, object]]:
-        """The operators, for JSON; times in seconds."""
-        return [{**dataclasses.asdict(operator), "total": operator.total} for operator in self.operators]
-
     def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         operators = self.operators
         total = sum(operator.total for operator in operators) or 1.0
