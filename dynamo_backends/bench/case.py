@@ -74,7 +74,6 @@ class Case:
     quantize: str = ""  # one of ``SCHEMES`` or none
     threads: int | None = None  # of PyTorch and of each session; ``None`` for PyTorch's default
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of our backends, as text
-    after: str = ""  # a MODEL whose module is imported first because it may register backends
 
     @property
     def label(self) -> str:

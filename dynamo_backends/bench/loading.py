@@ -114,8 +114,6 @@ def load(case: Case) -> LoadedCase:
             not support the case.
         ModelError: the function, or the module that it is in, raised.
     """
-    if case.after:
-        from_place(case.after, "MODEL")
     seed_everything()
     loaded = _from_list(case) if case.model in MODELS else _from_function(case)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import statistics
 import tempfile
 import time
@@ -12,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .case import DYNAMO_EAGER, Case, UsageError
+from .case import Case, UsageError
 from .machine import machine
 from .processes import Process, WorkerError, fresh_caches
-from .timing import median_difference, median_ratio, spread
+from .timing import median_ratio, spread
 
 Json: TypeAlias = "dict[str, Any]"
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the JSON. It grows when a field is removed or changes its meaning."""
 
 RIGHT = "right"
@@ -37,7 +36,6 @@ class BenchSettings:
     starts: int = 1  # processes of each backend whose first result is timed; the last one runs the rounds
     again: bool = False  # whether to time the first result of another process that finds filled compiler caches
     saved: bool = False  # whether to time the first result of a process that loads what another one compiled and saved
-    overhead: bool = True  # whether to measure the overhead of a call of each backend
     timeout: float = 600.0  # seconds for each request to a worker
 
 
@@ -142,7 +140,6 @@ class Bench:
         """
         start = time.time()
         results: list[CaseResult] = []
-        overhead: dict[str, Json] = {}
         is_interrupted = False
         try:
             for position, case in enumerate(cases, 1):
@@ -155,8 +152,6 @@ class Bench:
                     result = CaseResult(case, message=str(error))
                 results.append(result)
                 self.done(f"{label}: {result.summary}")
-            if self.settings.overhead and any(result.rows for result in results):
-                overhead = self.overhead(cases[0])
         except KeyboardInterrupt:
             if not results:
                 raise
@@ -168,7 +163,6 @@ class Bench:
             "interrupted": is_interrupted,
             "machine": {**machine(), "threads": max((result.threads for result in results), default=0)},
             "settings": dataclasses.asdict(self.settings),
-            "overhead": overhead,
             "cases": [result.as_json() for result in results],
             "times_as_fast": geometric_means(results, self.settings.backends),
         }
@@ -226,16 +220,19 @@ class Bench:
                         self._judge(judge, backend, row, folder / "first.pt")
             for backend in timed_backends() if self.settings.again else ():
                 self.say(f"{label}: {backend}, first result with filled caches")
-                with self._process(backend, folder / f"{_file_name(backend)}_0") as worker:
-                    try:
-                        worker.ask("load", case=case_as_json, backend=backend)
-                        first = worker.ask("first", results=str(folder / "again.pt"))
-                        rows[backend].again_seconds = first["seconds"]
-                    except WorkerError as error:
-                        rows[backend].message = f"with filled caches: {error.kind}: {error}"
+                with self._extra(rows[backend], "with filled caches"):
+                    rows[backend].again_seconds = self._first_seconds(
+                        case, backend, folder / f"{_file_name(backend)}_0"
+                    )
             for backend in timed_backends() if self.settings.saved else ():
                 self.say(f"{label}: {backend}, first result of a saved compile")
-                self._time_saved(case, backend, folder, rows[backend], functools.partial(self._judge, judge, backend))
+                saved, results = str(folder / "saved"), folder / "saved.pt"
+                with self._extra(rows[backend], "saved"):
+                    with self._loaded(case, backend, folder / "saving") as worker:
+                        worker.ask("save", path=saved)
+                    seconds = self._first_seconds(case, backend, folder / "loading", results=str(results), saved=saved)
+                    self._judge(judge, backend, rows[backend], results)
+                    rows[backend].saved_seconds = seconds
             for number in range(self.settings.rounds):
                 self.say(f"{label}: round {number + 1} of {self.settings.rounds}")
                 for backend in timed_backends():
@@ -249,50 +246,30 @@ class Bench:
             row.summarize(case.tokens * result.batch if case.mode == "decode" else None)
         return result
 
-    def _time_saved(
-        self, case: Case, backend: str, folder: Path, row: Measurement, check: Callable[[Measurement, Path], None]
-    ) -> None:
-        """Compiles and saves the model in one process, and times the first result in another that loads it."""
-        saved, first_file = str(folder / "saved"), folder / "first.pt"
-        asked = {"case": dataclasses.asdict(case), "backend": backend}
+    def _first_seconds(self, case: Case, backend: str, caches: Path, **arguments: str) -> float:
+        """The time to the first result of another process."""
+        with self._loaded(case, backend, caches) as worker:
+            seconds: float = worker.ask("first", **{"results": str(caches / "first.pt"), **arguments})["seconds"]
+            return seconds
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _extra(row: Measurement, what: str) -> Iterator[None]:
+        """What fails inside is a message of the row, except a wrong result."""
         try:
-            with self._process(backend, folder / "saving") as worker:
-                worker.ask("load", **asked)
-                worker.ask("save", path=saved)
-            with self._process(backend, folder / "loading") as worker:
-                worker.ask("load", **asked)
-                first = worker.ask("first", results=str(first_file), saved=saved)
-                check(row, first_file)
-                row.saved_seconds = first["seconds"]
+            yield
         except WorkerError as error:
             if error.kind == "wrong":
-                row.fail(error.kind, f"saved: {error}")
+                row.fail(error.kind, f"{what}: {error}")
             elif error.kind != "not supported":
-                row.message = f"saved: {error.kind}: {error}"
+                row.message = f"{what}: {error.kind}: {error}"
 
-    def overhead(self, case: Case) -> dict[str, Json]:
-        """The overhead of a call of each backend: microseconds and standard error, or ``message``.
-
-        Args:
-            case: gives the number of threads and the options.
-
-        Raises:
-            UsageError: as ``measure``.
-        """
-        backends = list(dict.fromkeys([DYNAMO_EAGER, *self.settings.backends]))
-        settings = BenchSettings(backends, timeout=self.settings.timeout)
-        after = case.model if ":" in case.model else ""
-        small = Case("mlp", threads=case.threads, options=case.options, after=after)
-        rows = Bench(settings, self.say, keep=self.keep).measure(small, "overhead of a call").rows
-        overhead: dict[str, Json] = {}
-        for backend in self.settings.backends:
-            row, baseline = rows[backend], rows[DYNAMO_EAGER]
-            if not row.rounds or not baseline.rounds:
-                overhead[backend] = {"message": f"{row.status}: {row.message}"}
-                continue
-            milliseconds, error = median_difference(row.rounds, baseline.rounds)
-            overhead[backend] = {"microseconds": milliseconds * 1e3, "standard_error": error * 1e3}
-        return overhead
+    @contextlib.contextmanager
+    def _loaded(self, case: Case, backend: str, caches: Path) -> Iterator[Process]:
+        """A process that has the model and its inputs."""
+        with self._process(backend, caches) as worker:
+            worker.ask("load", case=dataclasses.asdict(case), backend=backend)
+            yield worker
 
     @contextlib.contextmanager
     def _process(self, name: str, caches: Path) -> Iterator[Process]:

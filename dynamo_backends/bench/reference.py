@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,18 +17,6 @@ from ..numerics.function_runs import FunctionRun, is_strided
 from ..numerics.whole_graph import FunctionCheck, ResultCheck
 from .loading import SEED, Inputs, errors_of_user
 from .steps import Steps, generated, leaves_of, loss_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Expected:
-    """The results of one size: the check, and the key of each value there."""
-
-    check: ResultCheck
-    keys: Sequence[object]
-
-    @property
-    def eager(self) -> Sequence[Any]:
-        return [self.check.eager[key] for key in self.keys]
 
 
 class CaseJudge:
@@ -65,15 +52,15 @@ class CaseJudge:
                 return f"size {size + 1}: {message}" if len(self._expected) > 1 else message
         return ""
 
-    def _difference(self, expected: Expected, actual: Sequence[object]) -> str:
-        if len(actual) != len(expected.keys):
-            return f"{len(actual)} results instead of {len(expected.keys)}"
+    def _difference(self, check: ResultCheck, actual: Sequence[object]) -> str:
+        if len(actual) != len(check.eager):
+            return f"{len(actual)} results instead of {len(check.eager)}"
         is_quantized = bool(self._steps.case.quantize)
         if self._steps.case.mode == "decode":
             compare = text_difference if self._steps.case.beams == 1 else beams_difference
-            return compare(expected.check, actual, is_quantized=is_quantized)
-        for position, (key, value) in enumerate(zip(expected.keys, actual, strict=True)):
-            if message := value_difference(expected.check, key, value, is_quantized=is_quantized):
+            return compare(check, actual, is_quantized=is_quantized)
+        for position, value in enumerate(actual):
+            if message := value_difference(check, position, value, is_quantized=is_quantized):
                 return f"result {position}: {message}"
         return ""
 
@@ -84,16 +71,17 @@ class CaseJudge:
         ``None`` if there is none, or a result is NaN or infinite and eager's is not.
         """
         errors = []
-        for expected, actual in zip(self._expected, results, strict=False):
-            pairs = list(zip(expected.eager, actual, strict=False))
+        for check, actual in zip(self._expected, results, strict=False):
+            eager: list[Any] = list(check.eager.values())
+            pairs = list(zip(eager, actual, strict=False))
             if self._steps.case.mode == "decode" and self._steps.case.beams == 1:
-                (tokens, logits), (actual_tokens, actual_logits) = expected.eager, actual
+                (tokens, logits), (actual_tokens, actual_logits) = eager, actual
                 steps = map(_comparable_steps, tokens, actual_tokens)
                 pairs = [(logits[:count, row], actual_logits[:count, row]) for row, count in enumerate(steps)]
             errors += [_relative(ours, theirs) for theirs, ours in pairs if is_floating(theirs) and is_floating(ours)]
         return max(errors) if errors and all(map(math.isfinite, errors)) else None
 
-    def _expect(self, inputs: Inputs) -> Expected:
+    def _expect(self, inputs: Inputs) -> ResultCheck:
         """Runs the model in eager and in float64 on copies of its state and inputs."""
         steps, model = self._steps, self._steps.loaded.model
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -133,7 +121,7 @@ class CaseJudge:
             check = self._check(run, arguments, values_of)
         if check.draws:
             self.unchecked = "the model draws random numbers"
-        return Expected(check, list(check.eager))
+        return check
 
     def _check(
         self,

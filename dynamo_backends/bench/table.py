@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..common.text_table import text_table
-from .case import DYNAMO_EAGER
 
 Json: TypeAlias = "dict[str, Any]"
 
@@ -15,7 +14,7 @@ _WIDTH = 100
 
 
 def table(results: Json) -> str:
-    """The machine, a table for each case with its errors below, geometric means, the overhead of a call.
+    """The machine, a table for each case with its errors below, geometric means.
 
     Args:
         results: what ``measuring.Bench.run`` returned.
@@ -24,8 +23,6 @@ def table(results: Json) -> str:
     parts += [_case(case, results["settings"]["backends"]) for case in results["cases"]]
     if len([case for case in results["cases"] if not case["message"]]) > 1:
         parts.append(_means(results))
-    if results["overhead"]:
-        parts.append(_overhead(results["overhead"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -107,16 +104,6 @@ def _means(results: Json) -> str:
     rows = [[name, *(cell(means[name].get(other)) for other in backends)] for name in backends]
     text = text_table(rows, ["times as fast as", *backends])
     return f"geometric mean (worst) and number of cases on which both are right\n{text}"
-
-
-def _overhead(overhead: Json) -> str:
-    lines = [f'overhead of a call: an MLP of two layers of 64, above torch.compile(backend="eager") ({DYNAMO_EAGER})']
-    for name, item in overhead.items():
-        if "message" in item:
-            lines.append(_wrapped(f"  {name}: {item['message']}"))
-        else:
-            lines.append(f"  {name}: {item['microseconds']:+.1f} ± {item['standard_error']:.1f} us")
-    return "\n".join(lines)
 
 
 def _wrapped(text: str) -> str:

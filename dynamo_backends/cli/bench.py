@@ -27,7 +27,6 @@ from ..bench.case import (
 )
 from ..bench.measuring import TIMED, Bench, BenchSettings
 from ..bench.models import MODELS
-from ..bench.plot import check_plot, plot
 from ..bench.table import table
 from .common import MODEL_HELP, add_options_argument, positive
 
@@ -75,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--saved", action="store_true", help="also time the first result of a new process that loads a saved compile"
     )
-    parser.add_argument("--no-overhead", action="store_true", help="do not measure the overhead of a call")
     add_options_argument(parser, "onnxrt, onnx_debug and fx_debug")
     parser.add_argument(
         "--timeout",
@@ -85,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="limit of each request to a process (default: %(default)s)",
     )
     parser.add_argument("--json", metavar="FILE", help="write all results as JSON; - is standard output")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a bar chart; needs matplotlib")
     parser.add_argument("--verbose", action="store_true", help="print the standard error of the processes")
 
 
@@ -122,8 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
         if arguments.json is not None:
             Path(arguments.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if arguments.plot is not None:
-        plot(results, arguments.plot)
     return exit_code(results)
 
 
@@ -149,8 +144,6 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
         raise UsageError("--cache, --beams and --tokens require --decode")
     if arguments.optimizer and not arguments.train:
         raise UsageError("--optimizer requires --train")
-    if arguments.plot is not None:
-        check_plot(arguments.plot)
     if arguments.json not in (None, "-"):
         Path(arguments.json).open("a").close()  # raises before anything is measured if it cannot be written
     return BenchSettings(
@@ -159,7 +152,6 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
         starts=arguments.starts,
         again=arguments.again,
         saved=arguments.saved,
-        overhead=not (arguments.no_overhead or arguments.quantize or mode != "inference"),
         timeout=arguments.timeout,
     )
 

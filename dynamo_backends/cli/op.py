@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import itertools
 import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..common.text_table import fit_table
 from ..errors import first_line
@@ -65,7 +68,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
     calls = find_calls(arguments.folder)
     if arguments.json:
-        print_json([{**vars(call), "not_again": _not_again(call)} for call in calls])
+        print_json([{**msgspec.structs.asdict(call), "not_again": _not_again(call)} for call in calls])
         return 0
     rows = [
         (
@@ -75,10 +78,11 @@ def _ls(arguments: argparse.Namespace) -> int:
             ", ".join(call.files),
             _size(call.bytes),
             call.source,
+            call.module_path,
         )
         for call in calls
     ]
-    print(fit_table(rows, ["operator", "number", "arguments", "files", "size", "source"]))
+    print(fit_table(rows, ["operator", "number", "arguments", "files", "size", "line", "module"]))
     call = next((call for call in calls if not _not_again(call)), None)
     if call is None:
         print(f"no call can be run again: {_not_again(calls[0])}")
@@ -137,24 +141,26 @@ def _run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             sys.stdout.write(_text(result))
     if arguments.json:
-        print_json({"ran": [_as_json(result) for result in results], "failed": failed})
+        print_json({"ran": [{**vars(result), "ok": result.ok} for result in results], "failed": failed})
     if any(not result.ok for result in results):
         return 1
     return 2 if failed else 0
 
 
 def _text(result: RerunResult) -> str:
-    lines = [result.captured.call + (f"  {result.captured.source}" if result.captured.source else "")]
-    backward = [*result.backward, *[None] * (len(result.forward) - len(result.backward))]
+    pairs = itertools.zip_longest(result.forward_seconds, result.backward_seconds)
     times = [
-        (i, f"{forward * 1e3:.4f} ms", "-" if back is None else f"{back * 1e3:.4f} ms")
-        for i, (forward, back) in enumerate(zip(result.forward, backward, strict=True))
+        (i, *("-" if seconds is None else f"{seconds * 1e3:.4f} ms" for seconds in pair))
+        for i, pair in enumerate(pairs)
     ]
-    lines.append(fit_table(times, ["run", "forward", "backward"]))
+    lines = [result.call, fit_table(times, ["run", "forward", "backward"])]
     verdicts = {verdict.value: verdict for verdict in result.verdicts}
     rows = []
-    for name in dict.fromkeys([*verdicts, *result.recorded]):
-        row: list[Any] = [name, f"{result.recorded[name]:.3g}" if name in result.recorded else ""]
+    for name in dict.fromkeys([*verdicts, *result.difference_to_captured]):
+        row: list[Any] = [
+            name,
+            f"{result.difference_to_captured[name]:.3g}" if name in result.difference_to_captured else "",
+        ]
         if name in verdicts:
             verdict = verdicts[name]
             tolerance = "" if verdict.allowed is None else f"{verdict.allowed:.3g}"
@@ -167,16 +173,3 @@ def _text(result: RerunResult) -> str:
     if result.not_compared:
         lines.append(f"not compared with float64: {result.not_compared}")
     return "\n".join(lines) + "\n\n"
-
-
-def _as_json(result: RerunResult) -> dict[str, Any]:
-    return {
-        "folder": result.captured.folder,
-        "operator": result.captured.operator,
-        "forward_seconds": result.forward,
-        "backward_seconds": result.backward,
-        "difference_to_captured": result.recorded,
-        "verdicts": [vars(verdict) for verdict in result.verdicts],
-        "not_compared": result.not_compared,
-        "ok": result.ok,
-    }

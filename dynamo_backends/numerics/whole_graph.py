@@ -205,7 +205,10 @@ class FunctionCheck(ResultCheck):
         written: positions of the arguments that the function may write; all others are not copied. ``None`` if any, or
             if there are gradients.
         is_wide: whether there is a float64; if not, the reference is eager.
-        coarser: see ``ResultCheck``.
+        coarser, magnitudes: see ``ResultCheck``.
+        recording: of a run that was made. The reference is then float64 alone, and not eager.
+        actual: with ``recording``, the results of that run, whose dtypes the reference has.
+        otherwise: the dtype of operators that were not recorded, see ``Rerun``.
 
     Attributes:
         inexact: operators whose result in float64, if that has run, is eager's or of a lower precision.
@@ -222,9 +225,13 @@ class FunctionCheck(ResultCheck):
         written: Collection[int] | None = None,
         is_wide: bool = True,
         coarser: torch.dtype = torch.float32,
+        magnitudes: Callable[[], Values] | None = None,
+        recording: Recording | None = None,
+        actual: Values | None = None,
+        otherwise: torch.dtype = torch.float32,
     ) -> None:
         has_gradients = torch.is_grad_enabled()
-        recording = Recording()
+        recorded = Recording() if recording is None else recording
 
         def run(mode: Recording | Rerun, *, wide: bool) -> dict[Any, object]:
             given = _given(arguments, written, wide=wide)
@@ -234,16 +241,31 @@ class FunctionCheck(ResultCheck):
         def again(seed: int | None) -> Values:
             if seed is None and not is_wide:
                 return widened(dict(self.eager))
-            rerun = Rerun(recording, seed, is_wide=is_wide, coarser=coarser)
+            rerun = Rerun(recorded, seed, is_wide=is_wide, coarser=coarser, otherwise=otherwise)
             found = run(rerun, wide=is_wide)
             self.inexact.update(rerun.inexact)
-            return {key: found[key] for key in self.eager if key in found}
+            return found if recording is not None else {key: found[key] for key in self.eager if key in found}
 
-        eager = run(recording, wide=False)
-        self.draws = recording.draws
         self.inexact: dict[str, str] = {}
-        terms, reads_memory = (lambda: recording.terms), recording.reads_memory
-        super().__init__(eager, again, terms=terms, coarser=coarser, has_undefined=reads_memory)
+        if recording is None:
+            exact, eager = None, run(recorded, wide=False)
+        else:
+            exact = again(None)
+            eager = {key: _narrowed(value, (actual or {}).get(key)) for key, value in exact.items()}
+        self.draws = recorded.draws
+        super().__init__(
+            eager,
+            lambda seed: exact if seed is None and exact is not None else again(seed),
+            terms=lambda: recorded.terms,
+            magnitudes=magnitudes,
+            coarser=coarser,
+            has_undefined=recorded.reads_memory,
+        )
+
+
+def _narrowed(reference: object, value: object) -> object:
+    """A reference in the dtype of the value that is compared with it; a discrete one unchanged."""
+    return reference.detach().to(value.dtype) if is_floating(reference) and is_floating(value) else reference
 
 
 def _given(arguments: Sequence[object], written: Collection[int] | None, *, wide: bool) -> list[object]:

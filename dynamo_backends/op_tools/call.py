@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,12 +15,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..graphs.artifacts import RunnableRegion
-from ..graphs.locations import Frame, function_name, is_user_file
+from ..graphs.locations import is_of_pytorch_or_ours, is_user_file, location_text, short_file
 from ..numerics.function_runs import version_of
 from .call_execution import named_tensors
 from .names import may_write
-
-_OWN = __name__.partition(".")[0]
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,15 +33,19 @@ class Call:
     level: str = "torch"  # or "aten"
     has_gradients: bool = False  # autograd records the call
     results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # see ``results_of``; set after the call
+    _place: Place | None = None
 
-    @functools.cached_property
+    @property
+    def place(self) -> Place:
+        """Where it is called. Read it first while the call runs."""
+        if self._place is None:
+            self._place = Place()
+        return self._place
+
+    @property
     def source(self) -> str:
-        """The user's innermost line, ``model.py:12``, or ``""``. Read it first while the call runs."""
-        for frame, line in traceback.walk_stack(sys._getframe()):
-            own = str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OWN
-            if is_user_file(frame.f_code.co_filename) and not own:
-                return str(Frame(frame.f_code.co_filename, line, function_name(frame.f_code.co_name), ""))
-        return ""
+        """See ``Place.source``."""
+        return self.place.source
 
     @property
     def in_pytorch(self) -> Callable[..., Any]:
@@ -70,6 +73,53 @@ class Call:
     def __str__(self) -> str:
         named = [f"{key}={describe(item)}" for key, item in self.kwargs.items()]
         return f"{self.name}({', '.join([*map(describe, self.args), *named])})"
+
+
+_CALL_OF_A_MODULE = torch.nn.Module._call_impl.__code__
+
+
+class Place:
+    """Where a call is made, found on the stack; text is made where it is read."""
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[str, int]] = []  # the line that called the layer, and the user's
+        self._modules: list[torch.nn.Module] = []  # innermost first
+        is_user = False
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if frame.f_code is _CALL_OF_A_MODULE:
+                self._modules.append(frame.f_locals["self"])
+            if not is_user and not is_of_pytorch_or_ours(file):
+                is_user = is_user_file(file)
+                if is_user or not self._frames:
+                    self._frames.append((file, frame.f_lineno))
+            frame = frame.f_back
+
+    @property
+    def source(self) -> str:
+        """The user's innermost line, ``model.py:12``, and the library's that it leads to; see ``location_text``."""
+        lines = [f"{short_file(file)}:{line}" for file, line in self._frames]
+        return location_text(lines[-1], lines[0]) if lines else ""
+
+    @property
+    def module(self) -> str:
+        """The path of the module that made the call, ``layers.0.mlp``; ``""`` in the outermost."""
+        names = [_name_in(outer, inner) for inner, outer in itertools.pairwise(self._modules)]
+        return ".".join(reversed(names))
+
+
+_names_in: MutableMapping[torch.nn.Module, MutableMapping[torch.nn.Module, str]] = weakref.WeakKeyDictionary()
+"""The names of the modules in a module."""
+
+
+def _name_in(outer: torch.nn.Module, inner: torch.nn.Module) -> str:
+    """The name of a module in another, or of its class if it has none."""
+    names = _names_in.get(outer, {})
+    if inner not in names:
+        found = {module: name for name, module in outer.named_modules()}
+        names = _names_in[outer] = weakref.WeakKeyDictionary({inner: type(inner).__name__} | found)
+    return names[inner]
 
 
 def is_readable(value: object) -> bool:
@@ -119,7 +169,7 @@ def signature(value: Any) -> object:
 _VALUES = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
 
 
-def as_json(value: object) -> object:
+def as_json(value: object) -> Any:
     """A value for JSON: of tensors shape, stride, dtype, device, layout and ``requires_grad``."""
     if isinstance(value, torch.Tensor):
         strided = value.layout is torch.strided and not value.is_nested
@@ -145,7 +195,7 @@ def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str,
 
     ``versions`` are the version counters of ``call.tensors`` before the call.
     """
-    found = {name: value for name, value in named_tensors(result, "output") if not value._is_zerotensor()}
+    found = dict(named_tensors(result, "output"))
     returned = {id(value) for value in found.values()}
     for (name, value), version in zip(call.tensors.items(), versions, strict=True):
         is_written = version_of(value) != version or name in call.written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -15,12 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from ..common.text_table import fit_table
 from ..debug.dump_folder import DumpFolder, new_folder, rank
 from .call import Call, as_json
-from .captures import FORMAT, as_argument
+from .captures import Description, as_argument
 from .gradients import Gradients
 from .names import function_of, module_of
 from .tool import OpTool
@@ -104,7 +104,7 @@ class OpCapture(OpTool):
 
         return finished
 
-    def write_call(self, description: Mapping[str, object], args: object, kwargs: object) -> str | None:
+    def write_call(self, description: Description, args: object, kwargs: object) -> str | None:
         """Writes the description (see ``description_of``) and arguments of a call.
 
         Returns:
@@ -112,15 +112,15 @@ class OpCapture(OpTool):
         """
         if not self._has_space():
             return None
-        name = str(description["operator"])
-        relative = f"{operator_folder(name)}/{description['number']}"
+        name = description.operator
+        relative = f"{operator_folder(name)}/{description.number}"
         stored = encode({"args": args, "kwargs": kwargs}, self._max_bytes)
-        not_again = description["not_again"]
         try:
             decode(stored)
         except NotStoredError as error:
-            not_again = not_again or str(error)
-        self.folder.write_text(f"{relative}/call.json", json.dumps({**description, "not_again": not_again}, indent=1))
+            description.not_again = description.not_again or str(error)
+        text = msgspec.json.format(msgspec.json.encode(description, enc_hook=repr), indent=1).decode()
+        self.folder.write_text(f"{relative}/call.json", text)
         self._save(relative, "input", stored)
         with self._lock:
             self._written[name] += 1
@@ -157,26 +157,26 @@ class OpCapture(OpTool):
             self._print(f"try: {shlex.join(['dynamo-backends', 'op', 'ls', as_argument(self.folder.location)])}")
 
 
-def description_of(call: Call) -> dict[str, object]:
-    """The content of ``call.json``, see ``CapturedCall``."""
+def description_of(call: Call) -> Description:
+    """The content of ``call.json``."""
     module, not_again = "", ""
     try:
         module = module_of(function_of(call.name))
     except LookupError as error:
         not_again = str(error.args[0])
-    return {
-        "format": FORMAT,
-        "operator": call.name,
-        "level": call.level,
-        "number": call.number,
-        "source": call.source,
-        "time": time.time(),
-        "torch": torch.__version__,
-        "args": as_json(call.args),
-        "kwargs": as_json(call.kwargs),
-        "module": module,
-        "not_again": not_again,
-    }
+    return Description(
+        operator=call.name,
+        level=call.level,
+        call=str(call),
+        number=call.number,
+        source=call.source,
+        module_path=call.place.module,
+        torch=str(torch.__version__),
+        args=as_json(call.args),
+        kwargs=as_json(call.kwargs),
+        module=module,
+        not_again=not_again,
+    )
 
 
 class CaptureFolder(DumpFolder):

@@ -12,15 +12,16 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..numerics.exact import widen
+from ..numerics.function_runs import FunctionRun
 from ..numerics.whole_graph import measure
-from .call_execution import FLOAT64, CallExecution, CallRun, RunTarget, named_tensors
+from .call_execution import CallExecution, named_tensors
 from .captures import CapturedCall, CaptureError
 from .clocks import Clock, device_of
 from .dispatch_modes import without_modes
 from .gradients import Gradients
-from .judge import CallJudge, ComparedValue
+from .judge import Comparison, compare_gradients, compare_results
 from .names import function_of, why_not_comparable
-from .references import execution_of, on_onnx
+from .references import on_onnx
 from .value_files import NotStoredError, decode
 
 
@@ -67,11 +68,13 @@ def load_call(captured: CapturedCall) -> LoadedCall:
 class RerunResult:
     """The outcome of running a captured call again."""
 
-    captured: CapturedCall
-    forward: list[float] = dataclasses.field(default_factory=list)  # seconds of each run
-    backward: list[float] = dataclasses.field(default_factory=list)  # seconds; empty without a backward
-    verdicts: list[ComparedValue] = dataclasses.field(default_factory=list)  # the comparison with float64, if asked for
-    recorded: dict[str, float] = dataclasses.field(default_factory=dict)  # largest differences to captured values
+    operator: str
+    call: str  # as text
+    folder: str
+    forward_seconds: list[float] = dataclasses.field(default_factory=list)  # of each run
+    backward_seconds: list[float] = dataclasses.field(default_factory=list)  # empty without a backward
+    verdicts: list[Comparison] = dataclasses.field(default_factory=list)  # the comparison with float64, if asked for
+    difference_to_captured: dict[str, float] = dataclasses.field(default_factory=dict)  # the largest of each value
     not_compared: str = ""  # why a requested comparison is missing
 
     @property
@@ -89,31 +92,32 @@ def run_call(
     Raises:
         Whatever the operator or the runtime raises.
     """
-    function = on_onnx(loaded.function) if runtime == "onnx" else loaded.function
     has_backward = bool(loaded.grad_outputs) and not forward_only
-    result = RerunResult(loaded.captured)
+    result = RerunResult(loaded.captured.operator, loaded.captured.call, str(loaded.captured.folder))
     clocks: list[Clock] = []
 
     def timer() -> Clock:
         clocks.append(Clock(device_of(pytree.tree_leaves((loaded.args, loaded.kwargs)))))
         return clocks[-1]
 
-    target = RunTarget(function=function, timer=timer)
     with without_modes(), torch.random.fork_rng(devices=[]):
         if loaded.rng_state is not None:
             torch.set_rng_state(loaded.rng_state)
-        execution = execution_of(loaded.function, loaded.args, loaded.kwargs)
+        execution = CallExecution(loaded.function, loaded.args, loaded.kwargs)
+        function = on_onnx(loaded.function) if runtime == "onnx" else None
         for _ in range(runs):
             clocks.clear()
-            run = execution.run(target, with_gradients=has_backward)
-            inputs = run.gradients(loaded.grad_outputs)
-            result.forward.append(clocks[0].seconds)
-            result.backward += [clock.seconds for clock in clocks[1:]]
-        results = {
-            name: value for name, value in run.results.items() if name in loaded.results or " after it" not in name
+            with torch.set_grad_enabled(has_backward):
+                run = execution.run(execution.leaves(), function=function, timer=timer)
+            found = execution.results(run)
+            inputs = execution.gradients(run, loaded.grad_outputs, timer) if has_backward else {}
+            result.forward_seconds.append(clocks[0].seconds)
+            result.backward_seconds += [clock.seconds for clock in clocks[1:]]
+        results = {name: value for name, value in found.items() if name in loaded.results or " after it" not in name}
+        result.difference_to_captured = _differences(loaded.results, results)
+        result.difference_to_captured |= {
+            f"gradient of {name}": d for name, d in _differences(loaded.grad_inputs, inputs).items()
         }
-        result.recorded = _differences(loaded.results, results)
-        result.recorded |= {f"gradient of {name}": d for name, d in _differences(loaded.grad_inputs, inputs).items()}
         if compare:
             try:
                 result.verdicts, result.not_compared = _compare(loaded, execution, run, results, inputs)
@@ -125,10 +129,10 @@ def run_call(
 def _compare(
     loaded: LoadedCall,
     execution: CallExecution,
-    run: CallRun,
+    run: FunctionRun,
     results: Mapping[str, torch.Tensor],
     grad_inputs: Mapping[str, torch.Tensor],
-) -> tuple[list[ComparedValue], str]:
+) -> tuple[list[Comparison], str]:
     """The comparison of a run with float64, or the reason why there is none."""
     reason = why_not_comparable(loaded.function)
     if not reason:
@@ -139,11 +143,11 @@ def _compare(
         reason = execution.recording.failure
     if reason:
         return [], reason
-    judge = CallJudge(execution, FLOAT64)
-    compared, _ = judge.results(results, run.returned)
+    returned, _ = run.returned
+    compared, _ = compare_results(execution, results, returned)
     if grad_inputs:
         outputs = {name: value for name, value in loaded.grad_outputs.items() if name in results}
-        compared += judge.gradients(Gradients(outputs, dict(grad_inputs), {name: [name] for name in grad_inputs}))
+        compared += compare_gradients(execution, Gradients(outputs, dict(grad_inputs)))
     return compared, ""
 
 

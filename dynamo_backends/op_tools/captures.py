@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+import msgspec
+
+FORMAT = 2
 """The version of ``call.json``."""
 
 _FILES = ("input", "output", "grad_inputs", "grad_outputs", "reference")
@@ -19,27 +18,29 @@ class CaptureError(ValueError):
     """A folder is not a capture, or cannot be read."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CapturedCall:
-    """The description of one captured call."""
+class Description(msgspec.Struct, kw_only=True):
+    """The content of ``call.json``."""
 
-    folder: Path
+    format: int = FORMAT
     operator: str
     number: int  # counted for each operator
     level: str  # "torch" or "aten"
-    source: str  # the user's line, or ""
-    args: Sequence[Any]  # dtypes, shapes and numbers, without the elements of tensors
-    kwargs: Mapping[str, Any]
-    bytes: int  # the size of its files
-    files: Sequence[str]  # those of "input", "output", "grad_inputs", "grad_outputs", "reference" that exist
+    call: str  # the operator and its arguments, as text: ``torch.Tensor.add(f32[2, 3], 1)``
+    source: str  # the user's line and the library's, or ""
+    module_path: str = ""  # of the ``nn.Module`` that made the call
+    args: list[Any]  # dtypes, shapes and numbers, without the elements of tensors
+    kwargs: dict[str, Any]
+    torch: str = ""  # the version
     module: str = ""  # the module that registers the operator, if it must be imported first
     not_again: str = ""  # why the call cannot be run again; "" if no reason is known
 
-    @property
-    def call(self) -> str:
-        """The call as text: ``torch.Tensor.add(float32[2, 3], 1)``."""
-        named = [f"{key}={_as_text(item)}" for key, item in self.kwargs.items()]
-        return f"{self.operator}({', '.join([*map(_as_text, self.args), *named])})"
+
+class CapturedCall(Description, kw_only=True):
+    """One captured call."""
+
+    folder: Path
+    bytes: int  # the size of its files
+    files: list[str]  # those of "input", "output", "grad_inputs", "grad_outputs", "reference" that exist
 
 
 def as_argument(path: str | os.PathLike[str]) -> str:
@@ -65,44 +66,16 @@ def find_calls(folder: str | os.PathLike[str]) -> list[CapturedCall]:
 
 def _read(file: Path) -> CapturedCall:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CaptureError(f"{file} is damaged: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise CaptureError(f"{file} is not the description of a captured call, or has another version")
-
-    def field(key: str, kind: type) -> Any:
-        if not isinstance(found.get(key), kind):
-            raise CaptureError(f"{file}: {key!r} is missing or not of type {kind.__name__}")
-        return found[key]
-
+        found = msgspec.json.decode(file.read_bytes(), type=Description)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CaptureError(f"{file} is damaged or not the description of a captured call: {error}") from error
+    if found.format != FORMAT:
+        raise CaptureError(f"{file} has format {found.format}; this version reads {FORMAT}")
     folder = file.parent
     files = [name for name in _FILES if (folder / f"{name}.pth").exists()]
-    not_again = str(found.get("not_again", ""))
     if "input" not in files:
-        not_again = not_again or "its arguments are missing"
+        found.not_again = found.not_again or "its arguments are missing"
     elif files == ["input"]:
-        not_again = not_again or "it raised an error or did not finish when it was captured"
-    return CapturedCall(
-        folder=folder,
-        operator=field("operator", str),
-        number=field("number", int),
-        level=field("level", str),
-        source=field("source", str),
-        args=field("args", list),
-        kwargs=field("kwargs", dict),
-        bytes=sum((folder / f"{name}.pth").stat().st_size for name in files),
-        files=files,
-        module=str(found.get("module", "")),
-        not_again=not_again,
-    )
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, dict) and "dtype" in value and "shape" in value:
-        return f"{value['dtype']}{value['shape']}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_as_text(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_as_text, value)) + "]"
-    return str(value)
+        found.not_again = found.not_again or "it raised an error or did not finish when it was captured"
+    size = sum((folder / f"{name}.pth").stat().st_size for name in files)
+    return CapturedCall(**msgspec.structs.asdict(found), folder=folder, bytes=size, files=files)

@@ -15,12 +15,11 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events: list[Any] = []
-        self.began = 0.0  # seconds of ``time.perf_counter``
-        self._ended = 0.0
+        self._began = self._ended = 0.0
 
     def __enter__(self) -> Clock:
         self._mark()
-        self.began = time.perf_counter()
+        self._began = time.perf_counter()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -33,7 +32,7 @@ class Clock:
         if len(self._events) == 2:
             self._events[1].synchronize()
             return self._events[0].elapsed_time(self._events[1]) / 1e3
-        return self._ended - self.began
+        return self._ended - self._began
 
     def _mark(self) -> None:
         if self._device.type not in ("cpu", "meta"):

@@ -11,35 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..common.text_table import fit_table
 from ..errors import first_line
-from ..report.table_page import TablePage
+from ..numerics.function_runs import FunctionRun
 from .call import Call, are_readable
-from .call_execution import CallExecution, ChangedSinceError
+from .call_execution import CallExecution, ChangedSinceError, NoDerivativeError
 from .capture import OpCapture, description_of
+from .captures import Description
 from .gradients import Gradients
-from .judge import CallJudge, ComparedValue
+from .judge import Comparison, compare_derivatives, compare_gradients, compare_results
 from .names import why_not_comparable
-from .references import Reference, execution_of
+from .references import Reference
 from .tool import OpTool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CallComparison(ComparedValue):
-    """The comparison of one result or gradient, and the call it belongs to."""
-
-    name: str  # of the operator
-    number: int  # of the call, counted for each operator
-    call: str  # the operator and its arguments, as text
-    source: str  # the user's line
-
-    def __str__(self) -> str:
-        which = "" if self.value == "output" else f" {self.value}"
-        complaint = f"  {self.complaint}" if self.complaint else ""
-        return (
-            f"OpAutoCompare: {self.name + which:60} allclose: {str(self.allclose):5} "
-            f"max_diff: {self.max_diff:12.9f}{complaint}"
-        )
 
 
 class OpAutoCompare(OpTool):
@@ -73,12 +58,15 @@ class OpAutoCompare(OpTool):
     ) -> None:
         super().__init__(**arguments)
         self._reference = Reference(str(reference))
+        if numerical_gradients and self.level != "torch":
+            raise ValueError("numerical_gradients=True requires level='torch', which sees gradients")
         self._numerical = numerical_gradients
+        self._generator = torch.Generator().manual_seed(0)  # leaves the user's random numbers alone
         self._json = None if json is None else Path(json)
         self._capture = None if capture is None else OpCapture(capture, quiet=True)
         self._capture_first = capture_first
         self._captured: Counter[str] = Counter()
-        self.comparisons: list[CallComparison] = []
+        self.comparisons: list[Comparison] = []
 
     @property
     def unchecked(self) -> dict[str, str]:
@@ -86,7 +74,7 @@ class OpAutoCompare(OpTool):
         return dict(self._skipped)
 
     @property
-    def failed(self) -> list[CallComparison]:
+    def failed(self) -> list[Comparison]:
         """The failed comparisons, in the order in which they were made."""
         return [item for item in self.comparisons if not item.allclose]
 
@@ -97,28 +85,6 @@ class OpAutoCompare(OpTool):
             "comparisons": [dataclasses.asdict(item) for item in self.comparisons],
             "unchecked": dict(self.unchecked),
         }
-
-    def _page(self) -> TablePage:
-        items = sorted(self.comparisons, key=lambda item: item.allclose)
-        rows = [
-            (
-                item.name,
-                item.number,
-                item.value,
-                f"{item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}",
-                "ok" if item.allclose else "NO",
-                item.max_diff,
-                item.allowed,
-                item.complaint,
-                item.call.removeprefix(item.name),
-                item.source,
-            )
-            for item in items
-        ]
-        headers = ["operator", "call", "value", "type", "allclose", "max_diff", "allowed", "complaint", "with", "line"]
-        title = f"OpAutoCompare with {self._reference.kind}: {len(self.failed)} of {len(items)} values are wrong"
-        notices = [f"{name} was not compared: {reason}" for name, reason in self.unchecked.items()]
-        return TablePage(title, headers, rows, [i for i, item in enumerate(items) if not item.allclose], notices)
 
     def _begin(self) -> None:
         if self._capture is not None:
@@ -131,7 +97,7 @@ class OpAutoCompare(OpTool):
         if reason:
             self._skip(call.name, reason, call)
             return None
-        return execution_of(call.in_pytorch, call.args, call.kwargs)
+        return CallExecution(call.in_pytorch, call.args, call.kwargs)
 
     def _execute(self, call: Call, execution: CallExecution | None) -> Any:
         with execution.recording if execution is not None else contextlib.nullcontext():
@@ -143,11 +109,16 @@ class OpAutoCompare(OpTool):
         if execution.recording.failure:
             self._skip(call.name, execution.recording.failure, call)
             return None
-        judge = CallJudge(execution, self._reference.target(call))
-        description = {**description_of(call), "call": str(call)}
+        description = description_of(call)
         name = call.name
+        device, function = self._reference.device, self._reference.function(call)
+
+        def run() -> FunctionRun:
+            return execution.run(execution.leaves(device=device), function=function)
+
+        elsewhere = None if device is None else run
         try:
-            compared, expected = judge.results(call.results, result)
+            compared, expected = compare_results(execution, call.results, result, elsewhere)
         except Exception as error:  # the user's operator may fail in float64, or the runtime may lack it
             self._skip(name, _reason(error), call)
             return None
@@ -158,12 +129,20 @@ class OpAutoCompare(OpTool):
                 self._skip(f"{name} backward", "the gradient of one result contains another's", call)
                 return
             try:
-                compared = judge.gradients(gradients)
-                if self._numerical and "ctc_loss" not in name:  # its gradient includes that of log_softmax
-                    compared += judge.numerical_gradient(gradients)
+                compared = compare_gradients(execution, gradients, elsewhere)
             except Exception as error:  # as in the forward
                 self._skip(f"{name} backward", _reason(error), call)
                 return
+            if self._numerical and "ctc_loss" not in name:  # its gradient includes that of log_softmax
+                try:
+                    derivatives, undefined = compare_derivatives(execution, gradients, self._generator)
+                    compared += derivatives
+                except Exception as error:
+                    self._skip(f"{name} by differences", _reason(error), call)
+                else:
+                    for argument in undefined:
+                        reason = f"no derivative for {argument} here: two of its values are equal, or one is 0"
+                        self._skip(f"{name} by differences", reason, call)
             files = {"grad_outputs": gradients.outputs, "grad_inputs": gradients.inputs}
             self._add(description, execution, compared, **files)
 
@@ -171,21 +150,25 @@ class OpAutoCompare(OpTool):
 
     def _add(
         self,
-        description: Mapping[str, Any],
+        description: Description,
         execution: CallExecution,
-        compared: Sequence[ComparedValue],
+        compared: Sequence[Comparison],
         **files: Mapping[str, object],
     ) -> None:
         """Stores and prints the comparisons of a call, and captures the call if one failed."""
-        name, number, call, source = (description[key] for key in ("operator", "number", "call", "source"))
-        items = [CallComparison(**vars(item), name=name, number=number, call=call, source=source) for item in compared]
+        name, call, source = description.operator, description.call, description.source
+        number, module = description.number, description.module_path
+        items = [
+            dataclasses.replace(item, name=name, number=number, call=call, source=source, module=module)
+            for item in compared
+        ]
         with self._lock:
             self.comparisons += items
         for item in items:
             self._print(str(item))
         if all(item.allclose for item in items):
             return
-        self._print(f"OpAutoCompare: {name:60} input: {call}  {source}".rstrip())
+        self._print(f"OpAutoCompare: {name:60} input: {call}  {source}  {module}".rstrip())
         if self._capture is not None and self._captured[name] < self._capture_first:
             self._captured[name] += 1
             folder = self._capture.write_call(description, *execution.arguments())
@@ -200,7 +183,7 @@ class OpAutoCompare(OpTool):
 
     def table(self) -> str:
         """A table with a row for each operator: failed ones first, then by the largest share of the tolerance."""
-        by_name: dict[str, list[CallComparison]] = defaultdict(list)
+        by_name: dict[str, list[Comparison]] = defaultdict(list)
         for item in self.comparisons:
             by_name[item.name].append(item)
         ranked = []
@@ -208,11 +191,12 @@ class OpAutoCompare(OpTool):
             failed = [item for item in items if not item.allclose]
             worst = max(failed or items, key=lambda item: item.share)
             allowed = "" if worst.allowed is None else f"{worst.allowed:.3g}"
-            calls, where = len({item.number for item in items}), worst.complaint or worst.source
-            row = (name, calls, len(failed), f"{worst.max_diff:.3g}", allowed, worst.value, where)
+            counts = len({item.number for item in items}), len(failed)
+            place = worst.source, worst.module
+            row = (name, *counts, f"{worst.max_diff:.3g}", allowed, worst.value, worst.complaint, *place)
             ranked.append(((len(failed), worst.share), row))
         rows = [row for _, row in sorted(ranked, key=lambda item: item[0], reverse=True)]
-        headers = ["operator", "calls", "failed", "max_diff", "allowed", "of", "where"]
+        headers = ["operator", "calls", "failed", "max_diff", "allowed", "of", "complaint", "line", "module"]
         text = fit_table(rows, headers) if rows else "no operator was compared"
         skipped = [(name, self._skipped_calls[name], why) for name, why in self.unchecked.items()]
         if skipped:
@@ -221,7 +205,7 @@ class OpAutoCompare(OpTool):
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, ChangedSinceError):
+    if isinstance(error, (ChangedSinceError, NoDerivativeError)):
         return str(error)
     cause: BaseException = error
     while inner := getattr(cause, "inner_exception", None) or cause.__cause__:  # Dynamo's own message says nothing

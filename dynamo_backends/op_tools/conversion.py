@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..graphs.operators import is_collective
 from ..numerics.function_runs import version_of
-from ..report.table_page import TablePage
 from .call import Call, are_readable, signature
 from .names import changes_shape, is_of_pytorch, may_write, returns_view
 from .tool import OpTool, dtype_name, logger
@@ -30,8 +29,9 @@ class _Conversion(OpTool):
 
     _computes = False
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, device: torch.device | None, dtype: torch.dtype | None, arguments: Mapping[str, Any]) -> None:
         super().__init__(**arguments)
+        self._device, self._dtype = device, dtype
         self._converted: Counter[str] = Counter()
         self._dtypes: dict[object, list[torch.dtype]] = {}
 
@@ -47,11 +47,9 @@ class _Conversion(OpTool):
 
     def _convert(self, leaf: Any) -> Any:
         """The converted argument; the same object if nothing changes."""
-        raise NotImplementedError
-
-    def _back(self, value: torch.Tensor, call: Call, dtype: torch.dtype) -> torch.Tensor:
-        """A result of the converted call, converted back."""
-        return value.to(dtype)
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(self._device or leaf.device, self._dtype if leaf.is_floating_point() else None)
+        return self._device if isinstance(leaf, torch.device) and self._device is not None else leaf
 
     def _execute(self, call: Call, before: object) -> Any:
         reason = self._why_not(call)
@@ -82,8 +80,9 @@ class _Conversion(OpTool):
         originals = {id(copy): original for _, original, copy in converted}
         leaves, spec = pytree.tree_flatten(result)
         dtypes = own if len(own) == len(leaves) else [_promoted(call, _dtype(leaf)) for leaf in leaves]
+        device = _devices(call)[0]
         returned = [
-            originals.get(id(leaf), self._back(leaf, call, dtype if leaf.is_floating_point() else leaf.dtype))
+            originals.get(id(leaf), leaf.to(device, dtype if leaf.is_floating_point() else None))
             if isinstance(leaf, torch.Tensor)
             else leaf
             for leaf, dtype in zip(leaves, dtypes, strict=True)
@@ -134,11 +133,10 @@ class _Conversion(OpTool):
             return "it changes the shape of its argument"
         return ""
 
-    def _page(self) -> TablePage:
+    def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         rows = [(name, count, "") for name, count in self._converted.most_common()]
         rows += [(name, 0, why) for name, why in self._skipped.items() if name not in self._converted]
-        title = f"{type(self).__name__}: {sum(self._converted.values())} calls"
-        return TablePage(title, ["operator", "converted", "why not"], rows)
+        return ["operator", "converted", "why not"], rows
 
 
 class OpFallback(_Conversion):
@@ -153,26 +151,14 @@ class OpFallback(_Conversion):
     def __init__(
         self, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, **arguments: Any
     ) -> None:
-        super().__init__(**arguments)
-        self._device = torch.device(device)
-        self._dtype = dtype
-
-    def _convert(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.to(self._device, self._dtype if leaf.is_floating_point() else None)
-        return self._device if isinstance(leaf, torch.device) else leaf
-
-    def _back(self, value: torch.Tensor, call: Call, dtype: torch.dtype) -> torch.Tensor:
-        return value.to(_devices(call)[0], dtype)
+        super().__init__(torch.device(device), dtype, arguments)
 
     def _why_not(self, call: Call) -> str:
         reason = super()._why_not(call)
-        if reason or isinstance(call.function, RunnableRegion):
+        is_same = self._dtype is None or _float_dtypes(call) <= {self._dtype}
+        if reason or isinstance(call.function, RunnableRegion) or set(_devices(call)) != {self._device} or not is_same:
             return reason
-        is_there = set(_devices(call)) == {self._device}
-        dtypes = {value.dtype for value in call.tensors.values() if value.is_floating_point()}
-        is_same = self._dtype is None or dtypes <= {self._dtype}
-        return f"it is on {self._device} already" if is_there and is_same else ""
+        return f"it is on {self._device} already"
 
 
 class OpDtypeCast(_Conversion):
@@ -186,25 +172,26 @@ class OpDtypeCast(_Conversion):
     """
 
     def __init__(self, *, dtype: torch.dtype = torch.float32, **arguments: Any) -> None:
-        super().__init__(**arguments)
+        super().__init__(None, dtype, arguments)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ValueError(f"dtype must be a floating-point dtype such as torch.bfloat16, not {dtype!r}")
-        self._dtype = dtype
-
-    def _convert(self, leaf: Any) -> Any:
-        return leaf.to(self._dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
     def _why_not(self, call: Call) -> str:
         if isinstance(call.function, RunnableRegion):
             return "the dtypes of an ONNX Runtime region are fixed"
-        dtypes = {value.dtype for value in call.tensors.values() if value.is_floating_point()}
+        dtypes = _float_dtypes(call)
         if not dtypes:
             return "it has no floating-point arguments"
         if dtypes == {self._dtype}:
-            return f"its arguments are {dtype_name(self._dtype)}"
+            return f"its arguments are {dtype_name(*dtypes)}"
         if _first(call, torch.dtype) is not None:
             return "it has a dtype argument"
         return super()._why_not(call)
+
+
+def _float_dtypes(call: Call) -> set[torch.dtype]:
+    """The dtypes of the floating-point arguments."""
+    return {value.dtype for value in call.tensors.values() if value.is_floating_point()}
 
 
 def _dtype(value: object) -> torch.dtype:
@@ -229,7 +216,7 @@ def _promoted(call: Call, made: torch.dtype) -> torch.dtype:
     requested = _first(call, torch.dtype)
     if requested is not None:
         return requested if requested.is_floating_point else made
-    dtypes = [value.dtype for value in call.tensors.values() if value.is_floating_point()]
+    dtypes = _float_dtypes(call)
     return functools.reduce(torch.promote_types, dtypes) if dtypes else made
 
 

@@ -3,19 +3,31 @@
 A tool is on the mode stack of each thread that started it. While a compiled function is traced, the modes pass all
 calls through: Dynamo compiles as without the tool, and the compiled graphs are observed when they run.
 
-Only the dispatch mode sees what runs inside ``backward()``, such as a user's ``autograd.Function`` or the second
-forward of a checkpoint: PyTorch disables function modes inside a function that one of them sees.
+Only the dispatch mode sees what runs inside ``backward()``, such as the second forward of a checkpoint: PyTorch
+disables function modes inside a function that one of them sees.
+
+PyTorch passes a call of a user's ``autograd.Function`` to no mode. ``Function.apply`` calls the next ``apply`` of its
+method resolution order. While a tool is on, ours comes before PyTorch's there, and passes the call to function modes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.autograd.function import _SingleLevelFunction
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _is_torch_function_mode_enabled,
+    _pop_mode,
+    _push_mode,
+    handle_torch_function,
+)
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,10 +38,35 @@ Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], object
 """Takes a function, its arguments and keyword arguments; calls it and returns its result."""
 
 
+def _apply(cls: Any, *args: Any) -> Any:
+    """``Function.apply`` while a tool is on."""
+    modes = _get_current_function_mode_stack() if _is_torch_function_mode_enabled() else []
+    is_of_pytorch = cls.__module__.startswith("torch.")  # a compiled graph, a checkpoint: not an operator
+    if not is_of_pytorch and any(isinstance(mode, _FunctionMode) for mode in modes):
+        return handle_torch_function(cls.apply, (), *args)
+    return super(_SingleLevelFunction, cls).apply(*args)
+
+
 class _FunctionMode(TorchFunctionMode):
+    _lock = threading.Lock()
+    _active = 0  # in all threads
+
     def __init__(self, handler: Handler) -> None:
         super().__init__()
         self._handler = handler
+
+    def __enter__(self) -> Any:
+        with _FunctionMode._lock:
+            _FunctionMode._active += 1
+            _SingleLevelFunction.apply = classmethod(_apply)
+        return super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        with _FunctionMode._lock:
+            _FunctionMode._active -= 1
+            if not _FunctionMode._active:
+                del _SingleLevelFunction.apply
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if torch.compiler.is_compiling():  # Dynamo evaluates this while tracing

@@ -23,8 +23,8 @@ from .dispatch_modes import without_modes
 _ACCUMULATES = 2**64 - 1
 """The sequence number of the nodes that accumulate the gradient of a leaf."""
 
-_Edges: TypeAlias = dict[tuple[Any, int], list[str]]
-"""The names of arguments, by the edge of autograd's graph that carries their gradients."""
+_Edges: TypeAlias = dict[tuple[Any, int], str]
+"""The first name of each argument, by the edge of autograd's graph that carries its gradient."""
 
 
 class CallStart:
@@ -37,7 +37,7 @@ class CallStart:
         for name, value in call.tensors.items() if call.has_gradients else ():
             if value.requires_grad:
                 edge = torch.autograd.graph.get_gradient_edge(value)
-                self.edges.setdefault((edge.node, edge.output_nr), []).append(name)
+                self.edges.setdefault((edge.node, edge.output_nr), name)
 
     def is_of_call(self, node: Any) -> bool:
         """Whether the call made a node of autograd's graph."""
@@ -50,7 +50,6 @@ class Gradients:
 
     outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # incoming, by the result's name
     inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # added by the call, by argument
-    aliases: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # for each of ``inputs``, all its names
     clocks: list[Clock] = dataclasses.field(default_factory=list)  # of each node, if nodes are timed
     are_mixed: bool = False  # the gradient of one result includes that of another
 
@@ -133,7 +132,7 @@ class _CallHooks:
             self._clock = Clock(device_of(gradients)).__enter__()
         self._count(record)
 
-    def _leave(self, names: Mapping[int, list[str]], gradients: Sequence[torch.Tensor | None], _: object) -> None:
+    def _leave(self, names: Mapping[int, str], gradients: Sequence[torch.Tensor | None], _: object) -> None:
         if not self._hooks.is_on:
             return
         record = self._record()
@@ -141,10 +140,8 @@ class _CallHooks:
             self._clock.__exit__()
             record.clocks.append(self._clock)
             self._clock = None
-        for position, aliases in names.items():
+        for position, name in names.items():
             if (gradient := gradients[position]) is not None:
-                name = aliases[0]
-                record.aliases[name] = aliases
                 with without_modes():
                     known = record.inputs.get(name)
                     record.inputs[name] = gradient.detach() if known is None else known + gradient.detach()
@@ -171,14 +168,12 @@ class _CallHooks:
         self._current = None
 
 
-def _nodes_of(
-    entries: Mapping[Any, object], start: CallStart
-) -> tuple[list[Any], dict[Any, dict[int, list[str]]], bool]:
+def _nodes_of(entries: Mapping[Any, object], start: CallStart) -> tuple[list[Any], dict[Any, dict[int, str]], bool]:
     """The nodes of a call, the positions where gradients of arguments leave them, and whether one entry leads to
     another."""
     nodes = list(entries)
     seen = set(entries)
-    exits: dict[Any, dict[int, list[str]]] = {}
+    exits: dict[Any, dict[int, str]] = {}
     are_mixed = False
     for node in nodes:
         for position, edge in enumerate(node.next_functions):

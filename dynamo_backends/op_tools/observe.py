@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from ..report.table_page import TablePage
 from .call import Call, describe, signature
 from .tool import OpTool
 
@@ -16,7 +16,8 @@ class Signature:
 
     call: str  # the operator and its arguments, as text
     result: str  # as text
-    source: str  # the user's line of the first call
+    source: str  # of the first call, see ``Place.source``
+    module: str  # of the first call, see ``Place.module``
     count: int = 1
 
 
@@ -43,18 +44,11 @@ class OpObserve(OpTool):
         if seen is not None:
             seen.count += 1
             return
-        seen = Signature(str(call), describe(result), call.source)
+        seen = Signature(str(call), describe(result), call.source, call.place.module)
         self._seen[key] = seen
-        self._print(f"{seen.call} -> {seen.result}  {seen.source}".rstrip())
+        self._print(f"{seen.call} -> {seen.result}  {seen.source}  {seen.module}".rstrip())
 
-    def _page(self) -> TablePage:
-        rows = []
-        for seen in sorted(self._seen.values(), key=lambda seen: -seen.count):
-            name, _, arguments = seen.call.partition("(")
-            rows.append((name, f"({arguments}", seen.result, seen.count, seen.source))
-        headers = ["operator", "called with", "result", "calls", "line"]
-        return TablePage(f"OpObserve: {len(rows)} signatures", headers, rows)
-
-    def as_json(self) -> list[dict[str, object]]:
-        """The signatures, for JSON."""
-        return [dataclasses.asdict(signature) for signature in self.signatures]
+    def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        seen = sorted(self._seen.values(), key=lambda seen: -seen.count)
+        rows = [(item.call, item.result, item.count, item.source, item.module) for item in seen]
+        return ["call", "result", "calls", "line", "module"], rows

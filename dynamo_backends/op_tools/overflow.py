@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from ..common.text_table import fit_table
 from ..numerics.element_records import Extent
 from ..numerics.value_range import extent
-from ..report.table_page import TablePage
 from .call import Call, is_readable
 from .gradients import Gradients
 from .names import has_no_values, may_write
@@ -33,14 +32,14 @@ class Overflow:
     smallest: float | None  # of the finite elements; None if there are none
     largest: float | None
     call: str  # the operator with its arguments, as text
-    source: str  # the user's line
+    source: str  # see ``Place.source``
+    module: str  # see ``Place.module``
 
     def __str__(self) -> str:
         counts = [f"{count} {what}" for count, what in ((self.nan, "NaN"), (self.infinite, "infinite")) if count]
         finite = f", the others {self.smallest:.3g} to {self.largest:.3g}" if self.smallest is not None else ""
-        return (
-            f"{self.name} made {' and '.join(counts)}{finite} in its {self.value}: {self.call}  {self.source}".rstrip()
-        )
+        made = f"{self.name} made {' and '.join(counts)}{finite} in its {self.value}"
+        return f"{made}: {self.call}  {self.source}  {self.module}".rstrip()
 
 
 class NonFiniteError(RuntimeError):
@@ -72,26 +71,16 @@ class OpOverflowCheck(OpTool):
         """The first overflow; ``None`` if there was none."""
         return self.found[0] if self.found else None
 
-    def _page(self) -> TablePage:
-        headers = ["operator", "call", "value", "NaN", "infinite", "smallest", "largest", "with", "line"]
-        rows = [dataclasses.astuple(overflow) for overflow in self.found]
-        title = f"{len(rows)} calls made NaN or infinity" if rows else "no NaN or infinity"
-        return TablePage(f"OpOverflowCheck: {title}", headers, rows, list(range(len(rows))))
-
-    def as_json(self) -> list[dict[str, object]]:
-        """All overflows, for JSON."""
-        return [dataclasses.asdict(overflow) for overflow in self.found]
-
     def _before(self, call: Call) -> bool | None:
         """Whether all arguments are finite, if the call may overwrite them; else ``None``, and ``_after`` checks."""
         return _are_finite(call) if may_write(call.function, call.kwargs) else None
 
     def _after(self, call: Call, was_finite: bool | None, result: object) -> Callable[[Gradients], None]:
-        name, number, text, source = call.name, call.number, str(call), call.source
+        name, number, text, place = call.name, call.number, str(call), call.place
 
         def note(value: str, found: Extent) -> None:
             counts = found.nan, found.infinite, found.smallest, found.largest
-            self._note(Overflow(name, number, value, *counts, text, source))
+            self._note(Overflow(name, number, value, *counts, text, place.source, place.module))
 
         if not has_no_values(call.in_pytorch):
             for value, found in _not_finite(call.results).items():
@@ -121,8 +110,9 @@ class OpOverflowCheck(OpTool):
         if not self.found:
             self._print("no operator made NaN or infinity from finite arguments")
             return
-        counts = Counter(overflow.name for overflow in self.found)
-        table = fit_table(counts.items(), ["operator", "calls that made NaN or infinity"])
+        counts = Counter((item.name, item.value, item.source, item.module) for item in self.found)
+        rows = [(name, value, calls, source, module) for (name, value, source, module), calls in counts.items()]
+        table = fit_table(rows, ["operator", "value", "calls", "line", "module"])
         self._print(f"\nfirst: {self.found[0]}\n{table}")
 
 

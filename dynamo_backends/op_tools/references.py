@@ -1,22 +1,20 @@
-"""The references of ``OpAutoCompare``: float64, another device, or ONNX Runtime."""
+"""Where ``OpAutoCompare`` runs calls again: in float64, on another device, or on ONNX Runtime."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .call import Call, signature
-from .call_execution import FLOAT64, CallExecution, RunTarget
-from .names import function_name, may_write
-
-ONNX = RunTarget(device=torch.device("cpu"))
 
 
 class Reference:
     """Where calls are run again: ``float64``, ``onnx``, or a device such as ``cuda``.
+
+    Attributes:
+        device: of the copies of the arguments; ``None`` for ``float64``.
 
     Raises:
         ValueError: the device does not exist.
@@ -25,31 +23,25 @@ class Reference:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._compiled: dict[object, Callable[..., Any]] = {}
-        self._target = {"float64": FLOAT64, "onnx": ONNX}.get(kind)
-        if self._target is None:
-            try:
-                self._target = RunTarget(device=torch.empty(0, device=kind).device)
-            except (RuntimeError, AssertionError) as error:
-                raise ValueError(
-                    f"reference must be 'float64', 'onnx' or a device of this machine, not {kind!r}: {error}"
-                ) from error
+        try:
+            self.device = None if kind == "float64" else torch.empty(0, device="cpu" if kind == "onnx" else kind).device
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(
+                f"reference must be 'float64', 'onnx' or a device of this machine, not {kind!r}: {error}"
+            ) from error
 
-    def target(self, call: Call) -> RunTarget:
-        """The target of a call. Each signature is compiled separately, because Dynamo limits recompilations."""
-        assert self._target is not None
-        if self._target is not ONNX:
-            return self._target
+    def function(self, call: Call) -> Callable[..., Any] | None:
+        """What computes a call on ONNX Runtime; ``None`` for another reference.
+
+        Each signature is compiled separately, because Dynamo limits recompilations.
+        """
+        if self.kind != "onnx":
+            return None
         gradients = tuple(value.requires_grad for value in call.tensors.values()), call.has_gradients
         key = (call.function, signature(call.args), signature(call.kwargs), gradients)
         if key not in self._compiled:
             self._compiled[key] = on_onnx(call.in_pytorch)
-        return dataclasses.replace(ONNX, function=self._compiled[key])
-
-
-def execution_of(function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> CallExecution:
-    """Prepares to run a call of an operator again. To be called before the call."""
-    reads_memory = "as_strided" in function_name(function)
-    return CallExecution(function, args, kwargs, writes=may_write(function, kwargs), reads_memory=reads_memory)
+        return self._compiled[key]
 
 
 def on_onnx(function: Callable[..., Any]) -> Callable[..., Any]:

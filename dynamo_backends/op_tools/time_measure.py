@@ -1,44 +1,16 @@
-"""``OpTimeMeasure``: times each operator, forward and backward."""
+"""``OpTimeMeasure``: times each operator, forward and backward. For a trace of a step, use ``torch.profiler``."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import json
-import os
-import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..report.table_page import TablePage
 from .call import Call
 from .clocks import Clock, device_of
 from .gradients import Gradients
 from .tool import OpTool
-
-
-@dataclasses.dataclass
-class CallTime:
-    """The time of one call, or of its backward."""
-
-    name: str  # of the operator
-    call: str  # the operator with its arguments, as text
-    source: str  # the user's line
-    direction: str  # "forward" or "backward"
-    thread: int
-    clocks: list[Clock]  # of the call, or of each node of its backward; reading one synchronizes with an accelerator
-
-    @property
-    def began(self) -> float:
-        """The start, in seconds of ``time.perf_counter``."""
-        return self.clocks[0].began
-
-    @functools.cached_property
-    def seconds(self) -> float:
-        """The duration on its device."""
-        return sum(clock.seconds for clock in self.clocks)
 
 
 @dataclasses.dataclass
@@ -63,80 +35,43 @@ class OpTimeMeasure(OpTool):
     At the level ``torch`` the backward time of an operator is that of its autograd nodes. At the level ``aten`` the
     operators of the backward have rows of their own.
 
-    Args:
-        lines: print each call when it ends. Printing takes longer than most operators.
-        trace: a file to write at the end in the Chrome trace format, for ``chrome://tracing`` or Perfetto.
-        arguments: see ``OpTool``.
-
-    Attributes:
-        times: of all calls, in the order in which they ended.
+    Takes the arguments of ``OpTool``.
     """
 
     _computes = False
     _sees_gradients = True
     _times_gradients = True
 
-    def __init__(self, *, lines: bool = False, trace: str | os.PathLike[str] | None = None, **arguments: Any) -> None:
+    def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._lines = lines
-        self._trace = None if trace is None else Path(trace)
-        self.times: list[CallTime] = []
+        self._forwards: list[tuple[str, str, Clock]] = []  # the operator, the call as text, its clock
+        self._backwards: list[tuple[str, Sequence[Clock]]] = []  # the clocks of a call's nodes
 
     @property
     def operators(self) -> list[OperatorTime]:
-        """The operators, the slowest first."""
+        """The operators, the slowest first. It synchronizes with an accelerator."""
         found: dict[str, OperatorTime] = {}
-        for timed in list(self.times):
-            operator = found.setdefault(timed.name, OperatorTime(timed.name))
-            if timed.direction == "backward":
-                operator.backward += timed.seconds
-                continue
+        for name, call, clock in list(self._forwards):
+            operator = found.setdefault(name, OperatorTime(name))
             operator.calls += 1
-            operator.forward += timed.seconds
-            if timed.seconds >= operator.slowest_seconds:
-                operator.slowest, operator.slowest_seconds = timed.call, timed.seconds
+            operator.forward += clock.seconds
+            if clock.seconds >= operator.slowest_seconds:
+                operator.slowest, operator.slowest_seconds = call, clock.seconds
+        for name, clocks in list(self._backwards):
+            found[name].backward += sum(clock.seconds for clock in clocks)
         return sorted(found.values(), key=lambda operator: -operator.total)
 
-    def as_json(self) -> list[dict[str, object]]:
-        """The operators, for JSON; times in seconds."""
-        return [{**dataclasses.asdict(operator), "total": operator.total} for operator in self.operators]
-
-    def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes all calls to a JSON file in the Chrome trace format."""
-        events = [
-            {
-                "name": timed.name,
-                "cat": timed.direction,
-                "ph": "X",
-                "ts": timed.began * 1e6,
-                "dur": timed.seconds * 1e6,
-                "pid": os.getpid(),
-                "tid": timed.thread,
-                "args": {"call": timed.call, "source": timed.source},
-            }
-            for timed in self.times
-        ]
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-
-    def _page(self) -> TablePage:
+    def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         operators = self.operators
-        total = sum(operator.total for operator in operators)
-        rows = [
-            (
-                operator.name,
-                operator.calls,
-                operator.forward * 1e3,
-                operator.backward * 1e3,
-                operator.total * 1e3,
-                100 * operator.total / (total or 1.0),
-                operator.slowest_seconds * 1e3,
-                operator.slowest.removeprefix(operator.name),
-            )
-            for operator in operators
-        ]
-        times = ["forward (ms)", "backward (ms)", "total (ms)", "share (%)", "slowest (ms)"]
-        headers = ["operator", "calls", *times, "with"]
-        return TablePage(f"OpTimeMeasure: {total * 1e3:.3g} ms", headers, rows)
+        total = sum(operator.total for operator in operators) or 1.0
+        rows = []
+        for operator in operators:
+            times = operator.forward, operator.backward, operator.total, operator.slowest_seconds
+            numbers = [*(seconds * 1e3 for seconds in times), 100 * operator.total / total]
+            arguments = operator.slowest.removeprefix(operator.name)
+            rows.append((operator.name, operator.calls, *(f"{number:.4g}" for number in numbers), arguments))
+        times_in_ms = ["forward (ms)", "backward (ms)", "total (ms)", "slowest (ms)"]
+        return ["operator", "calls", *times_in_ms, "share (%)", "slowest call"], rows
 
     def _before(self, call: Call) -> Clock:
         return Clock(device_of(call.tensors.values()))
@@ -146,22 +81,11 @@ class OpTimeMeasure(OpTool):
             return call.function(*call.args, **call.kwargs)
 
     def _after(self, call: Call, clock: Clock, result: object) -> Callable[[Gradients], None]:
-        forward = CallTime(call.name, str(call), call.source, "forward", threading.get_native_id(), [clock])
-        self._add(forward)
+        name = call.name
+        self._forwards.append((name, str(call), clock))
 
         def finished(gradients: Gradients) -> None:
             if gradients.clocks:
-                self._add(dataclasses.replace(forward, direction="backward", clocks=gradients.clocks))
+                self._backwards.append((name, gradients.clocks))
 
         return finished
-
-    def _add(self, timed: CallTime) -> None:
-        with self._lock:
-            self.times.append(timed)
-        if self._lines:
-            self._print(f"{timed.name:40} {timed.direction:8} {timed.seconds * 1e3:10.4f} ms  {timed.call}")
-
-    def _end(self) -> None:
-        super()._end()
-        if self._trace is not None:
-            self.write_trace(self._trace)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -19,7 +17,6 @@ from ..common.operator_watchers import watchers_disabled
 from ..common.text_table import fit_table
 from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
-from ..report.table_page import TablePage, write_table_page
 from .call import Call, results_of
 from .dispatch_modes import InstalledMode, in_transform, without_modes
 from .gradients import CallStart, Gradients, Hooks
@@ -136,30 +133,20 @@ class OpTool:
         """Whether any thread uses it."""
         return self._threads > 0
 
-    def write_page(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the results as an HTML file with a table that can be sorted and filtered; returns its path.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        return write_table_page(self._page(), Path(path))
-
     # Methods that tools override
 
-    def _page(self) -> TablePage:
-        """The content of ``write_page``, and of the printed summary."""
-        rows = sorted(self._counts.items(), key=lambda item: -item[1])
-        return TablePage(f"{type(self).__name__}: {sum(self._counts.values())} calls", ["operator", "calls"], rows)
+    def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """The headers and rows of the printed summary."""
+        raise NotImplementedError
 
     def _begin(self) -> None:
         """Called when the first thread starts."""
 
     def _end(self) -> None:
         """Called when the last thread stops: prints a summary."""
-        page = self._page()
-        if page.rows:
-            rows = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in page.rows]
-            self._print("\n" + fit_table(rows, page.headers))
+        headers, rows = self._summary()
+        if rows:
+            self._print("\n" + fit_table(rows, headers))
 
     def _before(self, call: Call) -> Any:
         """Called before a chosen call; the result is passed to ``_after``. No tool sees the operators in it."""

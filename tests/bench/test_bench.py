@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.bench import case, machine, measuring, memory, models, plot, processes, sessions, table, timing
+from dynamo_backends.bench import case, machine, measuring, memory, models, processes, sessions, table, timing
 from dynamo_backends.bench.case import Case, UsageError
 from dynamo_backends.bench.loading import load
 from dynamo_backends.bench.measuring import Bench, BenchSettings, CaseResult, Measurement, geometric_means
@@ -209,7 +209,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[InProcess]]:
 
 
 def bench(*cases: Case, backends: str, **settings: Any) -> dict[str, Any]:
-    wanted = {"rounds": 2, "overhead": False, **settings}
+    wanted = {"rounds": 2, **settings}
     return Bench(BenchSettings(backends.split(","), **wanted), lambda text: None).run(cases)
 
 
@@ -223,7 +223,7 @@ def status(found: dict[str, Any], number: int = 0) -> dict[str, str]:
 def test_the_command(file: str, tmp_path: Path) -> None:
     """Backends that are right, wrong, and bring their process down; in processes."""
     backends = f"eager,onnxrt,bench_wrong,bench_crash,{file}:bench_raise"
-    command = [sys.executable, "-m", "dynamo_backends", "bench", f"{file}:linear", "--json", "-", "--no-overhead"]
+    command = [sys.executable, "-m", "dynamo_backends", "bench", f"{file}:linear", "--json", "-"]
     command += ["--backends", backends, "--rounds", "2", "--threads", "1", "--options", "opset=20"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 1, done.stderr
@@ -256,7 +256,7 @@ def test_help_lists_models_and_imports_no_pytorch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in (*models.MODELS, *case.OWN_NAMES, "--decode", "--plot"))
+    assert all(name in done.stdout for name in (*models.MODELS, *case.OWN_NAMES, "--decode"))
 
 
 # ------------------------------------------------------------------------------------------------ processes that fail
@@ -447,11 +447,11 @@ def test_a_model_without_a_reference_is_not_called_right(file: str, in_process: 
 
 def test_a_model_that_fails_in_eager_is_said_to(file: str, in_process: type[InProcess]) -> None:
     """Once, and nothing else is measured; the next case is."""
-    found = bench(Case(f"{file}:failing"), Case(f"{file}:raising"), backends="eager,onnxrt", overhead=True)
+    found = bench(Case(f"{file}:failing"), Case(f"{file}:raising"), backends="eager,onnxrt")
     failing, raising = found["cases"]
     assert "raised RuntimeError: mat1 and mat2 shapes" in failing["message"] and not failing["rows"]
     assert re.search(r":raising' raised KeyError: 'weights.pt' \(.*\.py:\d+\)", raising["message"])
-    assert not found["overhead"] and exit_code(found) == 2
+    assert exit_code(found) == 2
 
 
 def test_sizes_take_turns(file: str, in_process: type[InProcess]) -> None:
@@ -592,18 +592,11 @@ def test_turns_starts_and_caches(file: str, in_process: type[InProcess]) -> None
     assert turns == [*caches[2:4], *caches[2:4]], "in turn, in the process that was started last"
 
 
-def test_overhead_of_a_call(file: str, in_process: type[InProcess]) -> None:
-    found = bench(Case(f"{file}:linear"), backends="eager,bench_wrong", overhead=True)
-    assert {"microseconds", "standard_error"} == set(found["overhead"]["eager"])
-    assert found["overhead"]["bench_wrong"]["message"].startswith("wrong: ")
-    assert re.search(r"^ *eager .* ± ", table.table(found).partition("overhead")[2], re.M)
-
-
 def test_json_has_all_that_was_measured(file: str, in_process: type[InProcess]) -> None:
     found = bench(Case(f"{file}:linear"), Case(f"{file}:linear", "train"), backends="eager,dynamo_eager")
     assert json.loads(json.dumps(found)) == found
     assert set(found) == {
-        "schema", "started", "seconds", "interrupted", "machine", "settings", "overhead", "cases", "times_as_fast"
+        "schema", "started", "seconds", "interrupted", "machine", "settings", "cases", "times_as_fast"
     }  # fmt: skip
     assert found["schema"] == 1
     assert {"processor", "cores", "versions", "threads"} <= set(found["machine"])
@@ -640,13 +633,13 @@ def test_what_was_done_before_an_interruption_is_kept(
     monkeypatch.setattr(in_process, "ask", interrupted)
     done: list[str] = []
     cases = [Case(f"{file}:linear"), Case(f"{file}:linear", "train")]
-    found = Bench(BenchSettings(["eager"], rounds=2, overhead=False), lambda text: None, done.append).run(cases)
+    found = Bench(BenchSettings(["eager"], rounds=2), lambda text: None, done.append).run(cases)
     assert len(found["cases"]) == 1 and found["interrupted"]
     assert exit_code(found) == 2
     [line] = done
     assert line.startswith("1/2 ") and " ms" in line
     with pytest.raises(KeyboardInterrupt):
-        Bench(BenchSettings(["eager"], overhead=False), lambda text: None).run(cases[1:])
+        Bench(BenchSettings(["eager"]), lambda text: None).run(cases[1:])
 
 
 def rows(**milliseconds: list[float]) -> dict[str, Measurement]:
@@ -815,7 +808,6 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'transformers>=5'" in said_of(["bert"], capsys)
     assert "pip install 'torchao>=0.18'" in said_of(["mlp", "--quantize", "int8-weights"], capsys)
-    assert "pip install 'matplotlib>=3.8'" in said_of(["mlp", "--plot", "x.png"], capsys)
 
 
 def test_a_missing_compiler_is_named() -> None:
@@ -850,7 +842,6 @@ def found() -> dict[str, Any]:
         "machine": {**machine.machine(), "threads": 2},
         "settings": {"backends": ["eager", "onnxrt"], "rounds": 2},
         "interrupted": False,
-        "overhead": {},
         "cases": [result.as_json() for result in results],
         "times_as_fast": geometric_means(results, ["eager", "onnxrt"]),
     }
@@ -863,17 +854,6 @@ def test_the_table_fits_a_terminal(found: dict[str, Any]) -> None:
     assert "2.50" in text and "0.5000 ± 0.0000" in text and "1.25 ± 0.25" in text
     assert re.search("^onnxrt: .*result 0: .* 3", text, re.M)
     assert lines["onnxrt"]
-
-
-def test_the_picture(found: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="only the extras plot and test bring it")
-    path = tmp_path / "bench.svg"
-    plot.check_plot(path)
-    plot.plot(found, path)
-    assert path.read_text().startswith("<?xml")
-    for wrong, message in ((tmp_path / "x.doc", "ends in"), (tmp_path / "none" / "x.png", "no folder")):
-        with pytest.raises(UsageError, match=message):
-            plot.check_plot(wrong)
 
 
 def test_ratios_are_none_without_times() -> None:
