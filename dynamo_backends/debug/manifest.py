@@ -31,6 +31,7 @@ from ..common.fork_safety import renew_in_children
 from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
 from ..dumps.schema import DIRECTIONS, Direction
+from ..exporter.upstream_faults import DROPOUT
 from ..graphs.aot import call_being_compiled, frame_being_compiled
 from ..graphs.artifacts import CompiledGraph, GraphName, operator_name
 from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
@@ -213,6 +214,7 @@ class Manifest:
             names={node.name: name for node in placeholders if (name := user_name(node))},
             seconds={stage: round(taken, 4) for stage, taken in seconds.items()},
             reference=reference,
+            dropout=list(dict.fromkeys(where(node) for node, reason in coverage.in_pytorch.items() if reason == DROPOUT)),
         )
         with self._lock:
             self._run.options = {name: _in_utf8(value) for name, value in dataclasses.asdict(options).items()}
@@ -342,7 +344,7 @@ def _set_verdict(entry: schema.GraphEntry, comparison: GraphComparison) -> None:
     entry.blame = comparison.blame.entry if comparison.blame is not None else None
     entry.wrong_nodes = [row.wrong_node for row in comparison.wrong_nodes[:MOST_WRONG_NODES]]
     entry.worst = msgspec.convert(comparison.worst, schema.Error[schema.MeasureEntry] | None, from_attributes=True)
-    entry.unchecked = comparison.unchecked
+    entry.nonfinite, entry.unchecked = comparison.nonfinite, comparison.unchecked
 
 
 def _in_utf8(value: T) -> T | str:

@@ -135,6 +135,17 @@ class DumpedGraph:
     def diverges(self) -> bool:
         return self.verdict is not None and self.verdict.startswith("diverges")
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it diverges, or ONNX Runtime failed to run a part of it."""
+        return self.diverges or bool(self.entry.rescued)
+
+    @property
+    def share_that_ran(self) -> float:
+        """The share of its operators that ran on ONNX Runtime in the compared run, 0 to 1."""
+        failed = sum(region.entry.nodes for region in self.regions if region.index in self.entry.rescued)
+        return self.entry.share_on_onnx - failed / max(self.entry.nodes, 1)
+
     def rows(self) -> Sequence[RowEntry]:
         """The rows of ``side_by_side.json``, in execution order; ``DumpError`` if it is missing or damaged."""
         path = self.folder / "side_by_side.json"

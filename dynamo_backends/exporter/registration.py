@@ -67,7 +67,8 @@ def register_converter(
     ``options={"fallback": "error"}`` this is an error. ``op_tools.OpAutoCompare(reference="onnx")`` tests a converter's
     values on sample calls.
 
-    AOTAutograd does not decompose an operator with a registered converter. If a function is defined again, in a
+    AOTAutograd does not decompose an operator with a registered converter, and no pass rewrites its nodes, except the
+    passes without which results would be wrong (``onnx.long_sums``, ``onnx.kept_casts``). If a function is defined again, in a
     reloaded module or notebook cell, it replaces the previous one with a warning. Compiled graphs keep their converter.
 
     Args:
@@ -100,8 +101,12 @@ def register_converter(
             _converters = {**_converters, **dict.fromkeys(overloads, function)}
         for overload in replaced:
             logger.warning("the converter of %s is replaced by %s", overload, described(function))
-        for overload in overloads:
-            _warn_of_composite(overload)
+        if all(map(_is_composite, overloads)):
+            logger.warning(
+                "%s is composite: AOTAutograd decomposes it before the translation, so its converter is rarely called. "
+                "Register converters for the operators that it decomposes to, or write a pass.",
+                overloads[0],
+            )
         return function
 
     return register
@@ -136,13 +141,8 @@ def _overloads(target: object) -> list[torch._ops.OpOverload]:
     raise TypeError(f"expected an operator such as torch.ops.my_package.my_operator, got {target!r}")
 
 
-def _warn_of_composite(overload: torch._ops.OpOverload) -> None:
-    if overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-        logger.warning(
-            "%s is composite: AOTAutograd decomposes it before the translation, so its converter is rarely called. "
-            "Register converters for the operators that it decomposes to, or write a pass.",
-            overload,
-        )
+def _is_composite(overload: torch._ops.OpOverload) -> bool:
+    return bool(overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def registered_converter(target: object) -> Callable[..., object] | None:

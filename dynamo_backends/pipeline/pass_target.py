@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from passes.engine.fx.editing import value_in
 from passes.engine.manager import Target, register_backend
 
 from ..errors import KernelFaultError, Reason
 from ..exporter.decompositions import decomposition_table
+from ..exporter.registration import registered_targets
 from ..options import Options
 from ..partition.regions import Support
 from ..runtime.integer_kernels import is_for_any_processor, mixed_signs_are_exact
@@ -39,6 +44,7 @@ def pass_target(options: Options, support: Support) -> Target:
         rejects_operator=functools.partial(_rejects_operator, support),
         infers=functools.partial(result_types, options.providers, options.opset),
         objection=functools.partial(_objection, options.providers),
+        keeps=operator_with_own_converter,
     )
 
 
@@ -57,6 +63,41 @@ def _objection(providers: Sequence[Provider], model: ir.Model) -> str | None:
     except KernelFaultError as error:
         return str(error)
     return None
+
+
+def operator_with_own_converter(node: object) -> str | None:
+    """The ATen operator of an FX or ONNX node if a user registered its converter, else ``None``."""
+    registered = registered_targets()
+    if not registered:
+        return None
+    if isinstance(node, ir.Node):
+        name = node.metadata_props.get("aten_op") if node.op_type != "Constant" else None
+        return name if name in map(str, registered) else None
+    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
+        return None
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target) if node.target in registered else None
+    return next((str(target) for target in _operators_called(node) if target in registered), None)
+
+
+def _operators_called(node: fx.Node) -> Sequence[object]:
+    """The operators that a function or method of torch IR calls; none if it does not run on the node's fake values."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: value_in(arg.meta))
+    call = node.target if callable(node.target) else getattr(args[0], str(node.target), None)
+    recorder = _OperatorRecorder()
+    with contextlib.suppress(Exception), torch.no_grad(), recorder:  # a function of a library may raise anything
+        call(*args, **kwargs)  # type: ignore[misc]
+    return recorder.called
+
+
+class _OperatorRecorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[object] = []
+
+    def __torch_dispatch__(self, func: object, types: object, args: Any = (), kwargs: Any = None) -> object:
+        self.called.append(func)
+        return func(*args, **(kwargs or {}))  # type: ignore[operator]
 
 
 def _rejects_operator(support: Support, node: fx.Node) -> str | None:
