@@ -219,7 +219,7 @@ def fail(x):
     ("convert", "datum"),
     [
         (refuse, "no vectors"),
-        (fail, "KeyError: 'axis'"),
+        (fail, rf"KeyError: 'axis' \(\S*{Path(__file__).name}:{fail.__code__.co_firstlineno + 1}\)"),
         (lambda x: (x, x), "2 results"),
         (lambda x: op.Cast(x, to=11), "DOUBLE .*FLOAT"),
         (lambda x: op.Unsqueeze(x, [0]), r"\(1, 3\) .*\(3,\)"),
