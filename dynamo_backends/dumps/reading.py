@@ -38,6 +38,8 @@ LATEST = "latest"
 DEFAULT_FOLDER = "onnx_debug"
 DATA_SET = "test_data_set_0"
 
+_NO_MANIFEST = f"no {MANIFEST}: its process has compiled no graph, or ended before that"
+
 T = TypeVar("T")
 
 _REFERENCE = re.compile(r"(?:graph_)?(\d+)(?:/(inference|forward|backward))?(?:/region_(\d+))?/?")
@@ -263,7 +265,7 @@ def find_run(folder: str | Path | None = None) -> DumpedRun:
         if (place / MANIFEST).is_file():
             return read_run(place)
         if place.name.startswith("run_"):
-            raise DumpError(f"{place} has no {MANIFEST}: its process compiled nothing")
+            raise DumpError(f"{place} has {_NO_MANIFEST}")
         if (place / LATEST).exists() or (place / LATEST).is_symlink():
             return read_run(latest_run(place))
     raise DumpError(f"{path} is not a dump: it has neither {MANIFEST} nor {LATEST!r}")
@@ -284,6 +286,8 @@ def latest_run(root: str | Path) -> Path:
 def read_run(folder: Path) -> DumpedRun:
     """Reads a run folder; ``DumpError`` if its manifest is missing, damaged, not ours, or of another version."""
     path = folder / MANIFEST
+    if not path.exists():
+        raise DumpError(f"{folder} has {_NO_MANIFEST}; ls lists the other runs, and -d names one")
     manifest = read_json(path, object)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
         raise DumpError(f"{path} was not written by dynamo-backends")
@@ -316,7 +320,7 @@ def runs_in(folder: Path) -> list[RunSummary]:
 
 def _summary(folder: Path) -> RunSummary:
     if not (folder / MANIFEST).exists():
-        return RunSummary(str(folder), error=f"no {MANIFEST}: nothing is compiled yet")
+        return RunSummary(str(folder), error=_NO_MANIFEST)
     try:
         run = read_run(folder)
         graphs, dynamo_graphs = run.graphs, run.dynamo_graphs

@@ -412,12 +412,17 @@ def place_being_compiled() -> str:
 
 
 def name_call(module: fx.GraphModule) -> None:
-    """Adds ``call_being_compiled`` to the nodes of a Dynamo graph whose function is in a library."""
+    """Adds ``call_being_compiled`` to the nodes of a Dynamo graph whose function is in a library.
+
+    The lines of code that ``exec`` runs are not in the stack traces of Dynamo; that of the function is added.
+    """
     frame = _translator()
-    if frame is None or is_user_file(frame.f_code.co_filename):
+    if frame is None:
         return
-    call = call_being_compiled()
-    if call is not None:
+    code = frame.f_code
+    if code.co_filename == "<string>":
+        prepend_call(module, Frame(code.co_filename, code.co_firstlineno, function_name(code.co_name), ""))
+    elif not is_user_file(code.co_filename) and (call := call_being_compiled()) is not None:
         prepend_call(module, call)
 
 

@@ -238,7 +238,7 @@ def test_a_fault_of_a_converter_is_said_with_the_operator_and_the_line(
 
     with caplog.at_level(logging.WARNING, logger="dynamo_backends"):
         assert_same_as_eager(model, torch.randn(3))
-    (message,) = [item for item in caplog.messages if "converter" in item and "converted.same.default" in item]
+    (message,) = [item for item in caplog.messages if "the converter" in item and "converted.same.default" in item]
     assert f"{Path(__file__).name}:{model.__code__.co_firstlineno + 1}" in message
     assert re.search(datum, message)
 
