@@ -13,8 +13,8 @@ from ..dumps.schema import DynamoGraphEntry, MeasureEntry
 from .common import add_dump_arguments, print_json, short_path, try_next
 
 DETAILS = (
-    "For each graph: operators, the share that runs on ONNX Runtime, the worst error and the verdict, then its lines in "
-    "the user's code and why it ends. Graphs whose rows are equal share one. Exit code 1: a graph diverges, or ONNX "
+    "For each graph: operators, the share that runs on ONNX Runtime, the worst error and the verdict, then its lines "
+    "in the user's code and why it ends. Graphs whose rows are equal share one. Exit code 1: a graph diverges, or ONNX "
     "Runtime failed to run a part of it."
 )
 
@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return code
-    text = verdicts_text(graphs, all_rows=arguments.all) + "\n" if graphs else ""
-    sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text or _nothing_text(dumped)}")
+    text = (verdicts_text(graphs, all_rows=arguments.all) if graphs else "nothing was compiled") + "\n"
+    sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text}")
     for graph in graphs:
         if graph.is_wrong and str(graph.verdict) not in text:  # the table was cut to a narrow terminal
             print(f"\n{graph.short_reference} {graph.verdict}")
@@ -60,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\nundone in {where}: {name}: {reason}")
     if dumped.manifest.unused:
         print("\n" + "\n  ".join(("registered, but not used by any graph:", *dumped.manifest.unused)))
+    for function, why in dumped.manifest.skipped.items():
+        print(f"\nDynamo skipped {function}, which runs in Python: {why}")
     if any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
         print("\n" + _uncompared_text(graphs))
     sys.stdout.write(_origins_text(dynamo_graphs, all_rows=arguments.all))
@@ -118,22 +120,20 @@ def _runs_text(runs: Sequence[RunSummary]) -> str:
     return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
 
 
-def _nothing_text(dumped: DumpedRun) -> str:
-    """What a run without compared graphs has."""
-    skipped = [f"Dynamo skipped {place}: {why}" for place, why in dumped.manifest.skipped.items()]
-    if dumped.dynamo_graphs:
-        return "its graphs ran in PyTorch; nothing was compiled for ONNX Runtime\n"
-    return "\n".join(["nothing was compiled", *skipped]) + "\n"
-
-
 def _origins_text(dynamo_graphs: Sequence[DynamoGraphEntry], *, all_rows: bool) -> str:
     """Where the graphs of Dynamo are from, as a table."""
     known = [item for item in dynamo_graphs if item.begins.place or item.given_up or item.not_compiled]
-    rows = [
-        (str(item.index), item.begins.function, short_path(item.begins.place), short_path(item.ends.place), _reason(item))
+    rows: list[tuple[str, ...]] = [
+        (
+            str(item.index),
+            item.begins.function,
+            short_path(item.begins.place),
+            short_path(item.ends.place),
+            _reason(item),
+        )
         for item in known
     ]
-    rows = rows if all_rows else equal_rows(rows)
+    rows = rows if all_rows else _equal_as_one(rows)
     return "\n" + fit_table(rows, ("graph", "function", "from", "to", "why it ends")) + "\n" if rows else ""
 
 
@@ -158,23 +158,23 @@ def _times_text(dynamo_graphs: Sequence[DynamoGraphEntry], graphs: Sequence[Dump
 
 def verdicts_text(graphs: Sequence[DumpedGraph], *, all_rows: bool = True) -> str:
     """The verdicts on graphs as a table; without ``all_rows``, graphs whose rows are equal share one."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             graph.short_reference,
             str(graph.entry.nodes),
             f"{graph.share_that_ran:.1%}",
             f"{graph.entry.compared_runs} of {graph.entry.runs}",
-            _error_text(graph.entry.worst and graph.entry.worst.onnx, "see verdict" if graph.diverges else "-"),
-            _error_text(graph.entry.worst and graph.entry.worst.eager, "-"),
+            _error_text(graph.entry.worst.onnx if graph.entry.worst else None, "see verdict" * graph.diverges or "-"),
+            _error_text(graph.entry.worst.eager if graph.entry.worst else None, "-"),
             graph.verdict or "not compared",
         )
         for graph in graphs
     ]
-    rows = rows if all_rows else equal_rows(rows)
+    rows = rows if all_rows else _equal_as_one(rows)
     return fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager error", "verdict"))
 
 
-def equal_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _equal_as_one(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The rows, those that differ in the first cell alone as one: ``0/inference and 3 equal``."""
     names: dict[tuple[str, ...], list[str]] = {}
     for name, *cells in rows:
@@ -184,9 +184,7 @@ def equal_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     ]
 
 
-def _collected(
-    graphs: Sequence[DumpedGraph], of: Callable[[DumpedGraph], Iterable[Hashable]]
-) -> dict[Hashable, str]:
+def _collected(graphs: Sequence[DumpedGraph], of: Callable[[DumpedGraph], Iterable[Hashable]]) -> dict[Hashable, str]:
     """The names of the graphs that have something, by what they have."""
     names: dict[Hashable, list[str]] = {}
     for graph in graphs:

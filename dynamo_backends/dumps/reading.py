@@ -409,5 +409,6 @@ def default_folder() -> Path:
         return found[0]
     if found:
         raise DumpError(f"there are several dumps: {', '.join(map(str, found))}. Name one with -d")
-    how = "torch.compile(model, backend='onnx_debug') writes one, -d FOLDER names another"
-    raise DumpError(f"no dump here: there is no {DEFAULT_FOLDER}; {how}")
+    how = "torch.compile(model, backend='onnx_debug') writes one when Dynamo captures a graph, -d FOLDER names another"
+    why = "dynamo-backends explain MODEL says what Dynamo captures"
+    raise DumpError(f"no dump here: there is no {DEFAULT_FOLDER}; {how}; {why}")

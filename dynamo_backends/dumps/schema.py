@@ -325,6 +325,7 @@ class RunEntry:
     dynamo_graphs: Sequence[object] = ()  # each a ``DynamoGraphEntry``
     graphs: Sequence[object] = ()  # each a ``GraphEntry``
     counters: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)  # functions that Dynamo does not compile: why
     unused: Sequence[str] = ()  # converters and passes that a user registered and no graph used, and why
 
 

@@ -284,7 +284,8 @@ def registered_operators_kept() -> Iterator[None]:
     """
     composite, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
     with contextlib.ExitStack() as stack:
-        for overload in overloads_of(*{target.overloadpacket for target in registered_targets()}):
+        packets = {item.overloadpacket for item in registered_targets() if isinstance(item, torch._ops.OpOverload)}
+        for overload in (getattr(packet, name) for packet in packets for name in packet.overloads()):
             kernels = {key: how for key, how in overload.py_kernels.items() if key in (composite, autograd)}
             in_cpp = torch._C._dispatch_has_kernel_for_dispatch_key
             if not kernels or not any(in_cpp(overload.name(), key.name) for key in (composite, autograd)):

@@ -68,8 +68,9 @@ def register_converter(
     values on sample calls.
 
     AOTAutograd does not decompose an operator with a registered converter, and no pass rewrites its nodes, except the
-    passes without which results would be wrong (``onnx.long_sums``, ``onnx.kept_casts``). If a function is defined again, in a
-    reloaded module or notebook cell, it replaces the previous one with a warning. Compiled graphs keep their converter.
+    passes without which results would be wrong (``onnx.long_sums``, ``onnx.kept_casts``). If a function is defined
+    again, in a reloaded module or notebook cell, it replaces the previous one with a warning. Compiled graphs keep
+    their converter.
 
     Args:
         *targets: operators: an overload (``torch.ops.aten.relu.default``), all overloads of one

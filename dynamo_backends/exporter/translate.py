@@ -395,5 +395,7 @@ def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     files = ((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
-    lines = [f" ({short_file(file)}:{n})" for file, n in files if is_user_file(file) and not is_of_pytorch_or_ours(file)]
+    lines = [
+        f" ({short_file(file)}:{n})" for file, n in files if is_user_file(file) and not is_of_pytorch_or_ours(file)
+    ]
     return f"{type(error).__name__}: {first_line(str(error))}{''.join(lines[-1:])}"

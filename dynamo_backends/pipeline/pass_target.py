@@ -72,7 +72,7 @@ def operator_with_own_converter(node: object) -> str | None:
         return None
     if isinstance(node, ir.Node):
         name = node.metadata_props.get("aten_op") if node.op_type != "Constant" else None
-        return name if name in map(str, registered) else None
+        return name if name in {str(target) for target in registered} else None
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return None
     if isinstance(node.target, torch._ops.OpOverload):

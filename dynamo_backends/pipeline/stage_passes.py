@@ -14,6 +14,7 @@ from ..partition.regions import Support
 from .observer import Observer
 from .pass_target import pass_target
 
+
 class StagePasses:
     """The passes of one pipeline."""
 
