@@ -48,12 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     for graph in graphs:
         if graph.is_wrong and str(graph.verdict) not in text:  # the table was cut to a narrow terminal
             print(f"\n{graph.short_reference} {graph.verdict}")
-        if graph.entry.note:
-            print(f"\n{graph.short_reference}: {graph.entry.note}")
-    for counts, names in _collected(graphs, lambda graph: [_counts(graph)] if graph.entry.nonfinite else ()).items():
-        print(f"\n{names}: NaN or infinite elements in the results: {counts}")
-    for line, names in _collected(graphs, lambda graph: graph.entry.dropout).items():
-        print(f"\ndropout is active at {line} ({names}): model.eval() turns it off")
+    for remark, names in _collected(graphs, lambda graph: graph.remarks).items():
+        print(f"\n{names}: {remark}")
     for parent, names in _collected(graphs, lambda graph: [graph.inherited] if graph.inherited else ()).items():
         print(f"\n{names}: compiled by the parent process before a fork; files in {short_path(str(parent))}")
     for name, where, reason in _undone(dumped):
@@ -135,12 +131,6 @@ def _origins_text(dynamo_graphs: Sequence[DynamoGraphEntry], *, all_rows: bool) 
     ]
     rows = rows if all_rows else _equal_as_one(rows)
     return "\n" + fit_table(rows, ("graph", "function", "from", "to", "why it ends")) + "\n" if rows else ""
-
-
-def _counts(graph: DumpedGraph) -> str:
-    """How many elements of each result are NaN or infinite."""
-    text = ", ".join(f"{number} in {name}" for name, number in graph.entry.nonfinite.items())
-    return f"{text}; PyTorch has the same" if graph.verdict == "ok" else text
 
 
 def _times_text(dynamo_graphs: Sequence[DynamoGraphEntry], graphs: Sequence[DumpedGraph]) -> str:

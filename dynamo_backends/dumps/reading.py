@@ -143,6 +143,16 @@ class DumpedGraph:
         return self.diverges or bool(self.entry.rescued)
 
     @property
+    def remarks(self) -> list[str]:
+        """What the verdict does not say: its note, NaN and infinity in the results, and dropout."""
+        entry = self.entry
+        counts = ", ".join(f"{number} in {name}" for name, number in entry.nonfinite.items())
+        also = "; PyTorch has the same" if self.verdict == "ok" else ""
+        texts = [entry.note, counts and f"NaN or infinite elements in the results: {counts}{also}"]
+        texts += [f"dropout is active at {line}; model.eval() turns it off" for line in entry.dropout]
+        return [text for text in texts if text]
+
+    @property
     def share_that_ran(self) -> float:
         """The share of its operators that ran on ONNX Runtime in the compared run, 0 to 1."""
         failed = sum(region.entry.nodes for region in self.regions if region.index in self.entry.rescued)

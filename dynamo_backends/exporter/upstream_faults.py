@@ -36,9 +36,7 @@ IN_A_FILE = "in_a_file"
 RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
 
 DROPOUT = Reason(
-    Kind.RANDOM,
-    "dropout is active: random numbers come from PyTorch's generator",
-    "model.eval() turns dropout off; functional.dropout has the argument training",
+    Kind.RANDOM, "dropout is active, which model.eval() turns off", "model.eval(), or functional.dropout's training=False"
 )
 
 
