@@ -40,6 +40,9 @@ Converter = TypeVar("Converter", bound=Callable[..., object])
 _converters: dict[object, Callable[..., object]] = {}
 """By ATen overload. Replaced instead of mutated, as other threads may read it."""
 
+_names: tuple[object, frozenset[str]] = (_converters, frozenset())
+"""``_converters``, and the names of its operators."""
+
 _registering = Lock()
 
 
@@ -156,6 +159,15 @@ def registered_targets() -> frozenset[object]:
     """The operators with a registered converter."""
     _load_entry_points()
     return frozenset(_converters)
+
+
+def registered_names() -> frozenset[str]:
+    """The names (``aten.add.Tensor``) of the operators with a registered converter."""
+    global _names
+    _load_entry_points()
+    if _names[0] is not _converters:
+        _names = _converters, frozenset(map(str, _converters))
+    return _names[1]
 
 
 def position_of(function: Callable[..., object]) -> tuple[str, int]:

@@ -36,7 +36,9 @@ IN_A_FILE = "in_a_file"
 RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
 
 DROPOUT = Reason(
-    Kind.RANDOM, "dropout is active, which model.eval() turns off", "model.eval(), or functional.dropout's training=False"
+    Kind.RANDOM,
+    "dropout is active, which model.eval() turns off",
+    "model.eval(), or functional.dropout's training=False",
 )
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from passes.engine.fx.editing import value_in
+from passes.engine.fx.editing import fake_result, value_of
 from passes.engine.manager import Target, register_backend
 
 from ..errors import KernelFaultError, Reason
 from ..exporter.decompositions import decomposition_table
-from ..exporter.registration import registered_targets
+from ..exporter.registration import registered_names
 from ..options import Options
 from ..partition.regions import Support
 from ..runtime.integer_kernels import is_for_any_processor, mixed_signs_are_exact
@@ -67,36 +67,51 @@ def _objection(providers: Sequence[Provider], model: ir.Model) -> str | None:
 
 def operator_with_own_converter(node: object) -> str | None:
     """The ATen operator of an FX or ONNX node if a user registered its converter, else ``None``."""
-    registered = registered_targets()
-    if not registered:
+    names = registered_names()
+    if not names:
         return None
-    if isinstance(node, ir.Node):
-        name = node.metadata_props.get("aten_op") if node.op_type != "Constant" else None
-        return name if name in {str(target) for target in registered} else None
-    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
-        return None
-    if isinstance(node.target, torch._ops.OpOverload):
-        return str(node.target) if node.target in registered else None
-    return next((str(target) for target in _operators_called(node) if target in registered), None)
+    operators: Sequence[str] = ()
+    if isinstance(node, ir.Node) and node.op_type != "Constant":
+        operators = [node.metadata_props.get("aten_op", "")]
+    elif isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload):
+        operators = [str(node.target)]
+    elif isinstance(node, fx.Node) and node.op in ("call_function", "call_method"):
+        if _OPERATORS not in node.meta:
+            node.meta[_OPERATORS] = _operators_called(node)
+        operators = node.meta[_OPERATORS]
+    return next((name for name in operators if name in names), None)
 
 
-def _operators_called(node: fx.Node) -> Sequence[object]:
-    """The operators that a function or method of torch IR calls; none if it does not run on the node's fake values."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: value_in(arg.meta))
-    call = node.target if callable(node.target) else getattr(args[0], str(node.target), None)
+_OPERATORS = "operators_called"
+"""Key in the ``meta`` of a node of torch IR: the operators that its function calls."""
+
+
+def _operators_called(node: fx.Node) -> list[str]:
+    """The operators that a function or method of PyTorch's calls; none if it may have side effects, or does not run on
+    fake tensors."""
+    target, name = node.target, getattr(node.target, "__name__", str(node.target))
+    is_of_torch = isinstance(target, str) or (getattr(target, "__module__", None) or "torch").startswith("torch")
+    if not is_of_torch or name.startswith("_") or name.endswith("_") or value_of(node) is None:
+        return []
     recorder = _OperatorRecorder()
-    with contextlib.suppress(Exception), torch.no_grad(), recorder:  # a function of a library may raise anything
-        call(*args, **kwargs)  # type: ignore[misc]
+
+    def call(*args: Any, **kwargs: Any) -> object:
+        function = getattr(args[0], target) if isinstance(target, str) else target
+        with recorder:
+            return function(*args[isinstance(target, str) :], **kwargs)
+
+    with contextlib.suppress(Exception), torch.no_grad():  # of a function that needs more than fake tensors
+        fake_result(call, node.args, dict(node.kwargs))
     return recorder.called
 
 
 class _OperatorRecorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.called: list[object] = []
+        self.called: list[str] = []
 
     def __torch_dispatch__(self, func: object, types: object, args: Any = (), kwargs: Any = None) -> object:
-        self.called.append(func)
+        self.called.append(str(func))
         return func(*args, **(kwargs or {}))  # type: ignore[operator]
 
 

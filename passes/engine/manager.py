@@ -153,8 +153,9 @@ class PassManager:
         results = []
         for item in passes:
             start = time.perf_counter()
-            snapshot = snapshot or take_snapshot(graph)
-            result, is_changed = self._run_one(item, graph, snapshot, name)
+            if snapshot is None:
+                snapshot, kept = take_snapshot(graph), _kept(graph, self._target)
+            result, is_changed = self._run_one(item, graph, snapshot, kept, name)
             milliseconds = (time.perf_counter() - start) * 1e3
             result = dataclasses.replace(result, milliseconds=milliseconds)
             if result.fired:
@@ -170,18 +171,21 @@ class PassManager:
             _recompile(graph)
         return results
 
-    def _run_one(self, item: Pass, graph: Any, snapshot: _Snapshot, name: str) -> tuple[PassResult, bool]:
-        """Runs one pass; returns its result and whether it changed the graph. Undoes it if it failed or broke it."""
+    def _run_one(
+        self, item: Pass, graph: Any, snapshot: _Snapshot, kept: collections.Counter[str], name: str
+    ) -> tuple[PassResult, bool]:
+        """Runs one pass; returns its result and whether it changed the graph. Undoes it if it failed or broke it, or if
+        it rewrote a node that is ``kept``."""
         target = dataclasses.replace(self._target, keeps=lambda _: None) if item.is_needed else self._target
         context = PassContext(item.name, name, target, explain=self._explain)
-        before, kept = count_nodes(graph), _kept(graph, target)
+        before = count_nodes(graph)
         fired, error, problem = 0, None, None
         try:
             fired = self._call(item, graph, context)
         except Exception as failure:  # a pass, maybe of another package, may raise anything
             error = failure
         is_changed = snapshot.changed()
-        lost = kept - _kept(graph, target)
+        lost = kept - _kept(graph, target) if is_changed and not item.is_needed else None
         if error is None and lost:
             snapshot.restore()
             note = f"left out, because it would rewrite {', '.join(lost)}, which has a registered converter"
