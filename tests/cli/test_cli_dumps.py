@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,43 @@ def test_ls_tells_what_a_verdict_does_not(tmp_path: Path, capsys: Printed) -> No
     assert re.search(rf"^3/inference and {len(equal) - 1} equal ", printed, re.M)
     assert main(["ls", str(tmp_path / "dump"), "--all"]) == 1
     assert re.search(r"^5/inference ", capsys.readouterr().out, re.M)
+
+
+SKIPPED = """\
+import sys, torch
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.LSTM(4, 8)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+compiled = torch.compile(Recurrent(), backend="onnx_debug", options={"dump_dir": "dump"})
+with torch.no_grad():
+    compiled(torch.randn(3, 2, 4))
+    if sys.argv[1:]:
+        torch.compile(torch.sin, backend="onnx_debug", options={"dump_dir": "dump"})(torch.randn(3))
+"""
+
+
+def test_a_function_that_dynamo_skips_is_told(tmp_path: Path, capsys: Printed) -> None:
+    (tmp_path / "model.py").write_text(SKIPPED)
+    runs = [
+        subprocess.run([sys.executable, "model.py", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        for words in ([], ["with a graph"])
+    ]
+    assert "forward (model.py:9)" in runs[0].stderr and "allow_rnn" in runs[0].stderr
+    assert main(["ls", str(tmp_path / "dump")]) == 0
+    printed = capsys.readouterr().out
+    assert "forward (model.py:9)" in printed and "allow_rnn" in printed
+
+
+def test_a_report_without_a_browser(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    assert main(["report", str(dump), "--no-times", "--open"]) == 0
+    assert "report.html" in capsys.readouterr().out
 
 
 FAULTY = """\
