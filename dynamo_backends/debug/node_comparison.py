@@ -65,7 +65,8 @@ def compare_run(graph: CompiledGraph, run: RecordedRun, models: Models, sessions
         caught(f"the verdict on {graph.name}", error, "The graph runs")
         failures.append(f"the verdict on the nodes: {exception_text(error)}")
     if comparison.ok:
-        reasons = failures or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
+        reasons = failures or list(search.wrong_fakes())
+        reasons = reasons or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
         comparison.not_comparable = "; ".join(reasons)
     repeats = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
     unchecked = [*search.unchecked(), *repeats, *failures]
@@ -126,9 +127,9 @@ class _Search:
         """What could not be judged, and why."""
         alone = [f"{name} does not run by itself: {why}" for name, why in self._check.unchecked.items()]
         inside = [f"the values inside region_{i}: {why}" for i, why in self._hidden.regions.items()]
-        return list(dict.fromkeys([*inside, *alone, *self._wrong_fakes()]))
+        return list(dict.fromkeys([*inside, *alone]))
 
-    def _wrong_fakes(self) -> Iterator[str]:
+    def wrong_fakes(self) -> Iterator[str]:
         """The custom operators in PyTorch that returned other dtypes or shapes than their fakes said."""
         for node, value in self.run.values.items():
             if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims"):
