@@ -149,10 +149,13 @@ def test_a_function_that_dynamo_skips_is_told(tmp_path: Path, capsys: Printed) -
     assert "forward (model.py:9)" in printed and "allow_rnn" in printed
 
 
-def test_a_report_without_a_browser(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+def test_a_report_without_a_browser(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
-    assert main(["report", str(dump), "--no-times", "--open"]) == 0
-    assert "report.html" in capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["report", str(dump), "--no-times", "--open", "-o", str(page)]) == 0
+    assert str(page) in capsys.readouterr().out and page.exists()
 
 
 FAULTY = """\
