@@ -8,25 +8,30 @@ Each checks its options and creates a pipeline; ``onnx_debug`` is ``onnxrt`` wit
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from torch import fx
 from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.utils import counters
 
 from .common import installation as installation  # first: its errors explain why the imports below would fail
 from .common.backend_registry import allow_repetition
 from .common.safety_net import caught, never_fails, or_captured
-from .graphs.aot import is_ahead_of_time, number_apart
+from .graphs.aot import is_ahead_of_time, number_apart, skipped_functions
 from .graphs.artifacts import Runner
 from .options import Options, parse_options
 from .pipeline.dump_block import Block, current_block
 from .pipeline.observer import GuardedObserver, Observer
 from .pipeline.pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
+
+logger = logging.getLogger(__name__)
 
 allow_repetition()
 number_apart()
@@ -120,6 +125,14 @@ def fx_debug(
         return compile_in_pytorch(gm, example_inputs, _in_block(options, current_block()))
 
     return _compiled(gm, example_inputs, options, mode, compile_it)
+
+
+@atexit.register
+def _warn_of_nothing_captured() -> None:
+    """Says why, if Dynamo gave our backends no graph at all: it calls them only with graphs."""
+    if not counters["frames"]["ok"]:
+        for function, why in skipped_functions().items():
+            logger.warning("nothing was compiled: Dynamo skipped %s, which runs in Python: %s", function, why)
 
 
 def _compiled(

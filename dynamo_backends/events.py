@@ -45,7 +45,6 @@ EVENTS = {
     "autotune_rejected ENGINE": "graphs that this engine could not compile or run, or computed wrongly",
     "pass NAME": "how often the pass fired",
     "undone pass NAME": "how often the pass was undone: it failed, made an invalid graph, or changed results",
-    "unused_converter OPERATOR": "graphs whose passes removed every node that a registered converter would translate",
     "graphs_not_verified": "graphs that verify_passes cannot check: with collectives, or with opaque arguments",
     "constant_weights": "weights that are constants of a session",
     "weights_left_inputs": "weights that are inputs at first: too little memory, ONNX Runtime rejected constants, or a "

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..common.text_table import fit_table
 from ..dumps.reading import DumpedGraph, DumpedRun, RunSummary, default_folder, find_run, runs_in
-from ..dumps.schema import DynamoGraphEntry
+from ..dumps.schema import DynamoGraphEntry, MeasureEntry
 from .common import add_dump_arguments, print_json, short_path, try_next
 
 DETAILS = (
-    "For each graph: its lines in the user's code and why it ends, compile time by stage, operators, the share that "
-    "runs on ONNX Runtime, the worst error and the verdict. Exit code 1: a graph diverges."
+    "For each graph: operators, the share that runs on ONNX Runtime, the worst error and the verdict, then its lines "
+    "in the user's code and why it ends. Graphs whose rows are equal share one. Exit code 1: a graph diverges, or ONNX "
+    "Runtime failed to run a part of it."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dump_arguments(parser, positional=True)
+    parser.add_argument("--times", action="store_true", help="show the compile time of each stage, too")
+    parser.add_argument("--all", action="store_true", help="a row for each graph, also if rows are equal")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(_runs_text(runs) + "\n")
     dumped = find_run(folder)
     dynamo_graphs, graphs = dumped.dynamo_graphs, dumped.graphs
-    code = 1 if any(graph.diverges for graph in graphs) else 0
+    code = 1 if any(graph.is_wrong for graph in graphs) else 0
     if arguments.json:
         print_json(
             {
@@ -40,31 +43,38 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return code
-    text = _graphs_text(dynamo_graphs, graphs)
+    text = (verdicts_text(graphs, all_rows=arguments.all) if graphs else "nothing was compiled") + "\n"
     sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text}")
     for graph in graphs:
-        if graph.diverges and str(graph.verdict) not in text:  # the table was cut to a narrow terminal
+        if graph.is_wrong and str(graph.verdict) not in text:  # the table was cut to a narrow terminal
             print(f"\n{graph.short_reference} {graph.verdict}")
-        if (graph.diverges or graph.entry.unchecked) and graph.entry.note:
-            print(f"\n{graph.short_reference}: {graph.entry.note}")
-    for parent in dict.fromkeys(graph.inherited for graph in graphs if graph.inherited is not None):
-        inherited = ", ".join(graph.short_reference for graph in graphs if graph.inherited == parent)
-        print(f"\n{inherited}: compiled by the parent process before a fork; files in {short_path(str(parent))}")
+    for remark, names in _collected(graphs, lambda graph: graph.remarks).items():
+        print(f"\n{names}: {remark}")
+    for parent, names in _collected(graphs, lambda graph: [graph.inherited] if graph.inherited else ()).items():
+        print(f"\n{names}: compiled by the parent process before a fork; files in {short_path(str(parent))}")
     for name, where, reason in _undone(dumped):
         print(f"\nundone in {where}: {name}: {reason}")
     if dumped.manifest.unused:
         print("\n" + "\n  ".join(("registered, but not used by any graph:", *dumped.manifest.unused)))
+    for function, why in dumped.manifest.skipped.items():
+        print(f"\nDynamo skipped {function}, which runs in Python: {why}")
     if any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
         print("\n" + _uncompared_text(graphs))
+    sys.stdout.write(_origins_text(dynamo_graphs, all_rows=arguments.all))
+    if arguments.times:
+        sys.stdout.write(_times_text(dynamo_graphs, graphs))
     if graphs:
-        wrong = next((graph for graph in graphs if graph.diverges), None)
+        wrong = next((graph for graph in graphs if graph.is_wrong), None)
+        nonfinite = [graph for graph in graphs if graph.entry.nonfinite]
         print("\n" + try_next(arguments, "bisect" if wrong else "show", (wrong or graphs[0]).short_reference))
+        if nonfinite:
+            print(try_next(arguments, "nan", nonfinite[0].short_reference))
     return code
 
 
 _FROM_MANIFEST = (
     "index", "direction", "nodes", "share_on_onnx", "runs", "compared_runs", "runs_at_other_sizes", "seconds",
-    "verdict", "note",
+    "verdict", "note", "nonfinite", "dropout", "rescued",
 )  # fmt: skip
 
 
@@ -77,8 +87,9 @@ def _as_json(graph: DumpedGraph) -> dict[str, object]:
         "files_in": str(graph.inherited) if graph.inherited is not None else None,
         "worst": worst.value if worst else "",
         "worst_error": worst.onnx.max_abs if worst else None,
-        "eager_error": _eager_error(graph),
+        "eager_error": worst.eager.max_abs if worst and worst.eager else None,
         "worst_nonfinite": worst.onnx.nonfinite if worst else 0,
+        "eager_nonfinite": worst.eager.nonfinite if worst and worst.eager else 0,
     }
 
 
@@ -95,11 +106,6 @@ def _dynamo_as_json(graph: DynamoGraphEntry) -> dict[str, object]:
     }
 
 
-def _eager_error(graph: DumpedGraph) -> float | None:
-    worst = graph.entry.worst
-    return worst.eager.max_abs if worst is not None and worst.eager is not None else None
-
-
 def _runs_text(runs: Sequence[RunSummary]) -> str:
     rows = [
         (short_path(item.folder), item.error, None, None, None)
@@ -110,16 +116,25 @@ def _runs_text(runs: Sequence[RunSummary]) -> str:
     return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
 
 
-def _graphs_text(dynamo_graphs: Sequence[DynamoGraphEntry], graphs: Sequence[DumpedGraph]) -> str:
-    """Three tables: where the graphs come from, compile times, verdicts."""
-    if not dynamo_graphs and not graphs:
-        return "nothing was compiled\n"
+def _origins_text(dynamo_graphs: Sequence[DynamoGraphEntry], *, all_rows: bool) -> str:
+    """Where the graphs of Dynamo are from, as a table."""
     known = [item for item in dynamo_graphs if item.begins.place or item.given_up or item.not_compiled]
-    rows: list[tuple[object, ...]] = [
-        (item.index, item.begins.function, short_path(item.begins.place), short_path(item.ends.place), _reason(item))
+    rows: list[tuple[str, ...]] = [
+        (
+            str(item.index),
+            item.begins.function,
+            short_path(item.begins.place),
+            short_path(item.ends.place),
+            _reason(item),
+        )
         for item in known
     ]
-    text = fit_table(rows, ("graph", "function", "from", "to", "why it ends")) + "\n\n" if rows else ""
+    rows = rows if all_rows else _equal_as_one(rows)
+    return "\n" + fit_table(rows, ("graph", "function", "from", "to", "why it ends")) + "\n" if rows else ""
+
+
+def _times_text(dynamo_graphs: Sequence[DynamoGraphEntry], graphs: Sequence[DumpedGraph]) -> str:
+    """The compile times as a table."""
     stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.entry.seconds))
     times = [(str(item.index), {"passes": item.passes_seconds}) for item in dynamo_graphs]
     times += [(graph.short_reference, dict(graph.entry.seconds)) for graph in graphs]
@@ -128,26 +143,44 @@ def _graphs_text(dynamo_graphs: Sequence[DynamoGraphEntry], graphs: Sequence[Dum
         (name, *(_seconds(seconds.get(stage)) for stage in stages), _seconds(sum(seconds.values())))
         for name, seconds in times
     ]
-    if graphs:
-        text += f"{fit_table(rows, ('compile s', *stages, 'total'))}\n\n{verdicts_text(graphs)}\n"
-    return text
+    return f"\n{fit_table(rows, ('compile s', *stages, 'total'))}\n" if rows else ""
 
 
-def verdicts_text(graphs: Sequence[DumpedGraph]) -> str:
-    """The verdicts on graphs as a table."""
-    rows = [
+def verdicts_text(graphs: Sequence[DumpedGraph], *, all_rows: bool = True) -> str:
+    """The verdicts on graphs as a table; without ``all_rows``, graphs whose rows are equal share one."""
+    rows: list[tuple[str, ...]] = [
         (
             graph.short_reference,
-            graph.entry.nodes,
-            f"{graph.entry.share_on_onnx:.1%}",
+            str(graph.entry.nodes),
+            f"{graph.share_that_ran:.1%}",
             f"{graph.entry.compared_runs} of {graph.entry.runs}",
-            _error(graph),
-            "-" if (error := _eager_error(graph)) is None else f"{error:.1e}",
+            _error_text(graph.entry.worst.onnx if graph.entry.worst else None, "see verdict" * graph.diverges or "-"),
+            _error_text(graph.entry.worst.eager if graph.entry.worst else None, "-"),
             graph.verdict or "not compared",
         )
         for graph in graphs
     ]
+    rows = rows if all_rows else _equal_as_one(rows)
     return fit_table(rows, ("graph", "nodes", "on ONNX", "compared", "worst error", "eager error", "verdict"))
+
+
+def _equal_as_one(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The rows, those that differ in the first cell alone as one: ``0/inference and 3 equal``."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        names.setdefault(tuple(cells), []).append(name)
+    return [
+        (found[0] + (f" and {len(found) - 1} equal" if found[1:] else ""), *cells) for cells, found in names.items()
+    ]
+
+
+def _collected(graphs: Sequence[DumpedGraph], of: Callable[[DumpedGraph], Iterable[Hashable]]) -> dict[Hashable, str]:
+    """The names of the graphs that have something, by what they have."""
+    names: dict[Hashable, list[str]] = {}
+    for graph in graphs:
+        for item in of(graph):
+            names.setdefault(item, []).append(graph.short_reference)
+    return {item: ", ".join(found) for item, found in names.items()}
 
 
 def _undone(run: DumpedRun) -> Iterator[tuple[str, str, str]]:
@@ -179,10 +212,7 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.3f}"
 
 
-def _error(graph: DumpedGraph) -> str:
-    error = graph.entry.worst.onnx if graph.entry.worst is not None else None
+def _error_text(error: MeasureEntry | None, unknown: str) -> str:
     if error is not None and error.nonfinite:
         return f"{error.nonfinite} NaN/Inf"
-    if error is None or error.max_abs is None:
-        return "see verdict" if graph.diverges else "-"
-    return f"{error.max_abs:.1e}"
+    return unknown if error is None or error.max_abs is None else f"{error.max_abs:.1e}"

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         import webbrowser
 
         if not webbrowser.open(path.resolve().as_uri()):
-            raise OSError(f"no browser found to open {path}")
+            say("dynamo-backends report: no browser found; open the file yourself")
     wrong = [graph for graph in report.overview["graphs"] if graph["state"] == "wrong"]
     if arguments.json:
         print_json({"report": path, "diverging": [graph["reference"] for graph in wrong], "damaged": report.notices})

@@ -31,7 +31,8 @@ from ..common.fork_safety import renew_in_children
 from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
 from ..dumps.schema import DIRECTIONS, Direction
-from ..graphs.aot import call_being_compiled, frame_being_compiled
+from ..exporter.upstream_faults import DROPOUT
+from ..graphs.aot import call_being_compiled, frame_being_compiled, skipped_functions
 from ..graphs.artifacts import CompiledGraph, GraphName, operator_name
 from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
 from ..options import Options
@@ -213,6 +214,9 @@ class Manifest:
             names={node.name: name for node in placeholders if (name := user_name(node))},
             seconds={stage: round(taken, 4) for stage, taken in seconds.items()},
             reference=reference,
+            dropout=list(
+                dict.fromkeys(where(node) for node, reason in coverage.in_pytorch.items() if reason == DROPOUT)
+            ),
         )
         with self._lock:
             self._run.options = {name: _in_utf8(value) for name, value in dataclasses.asdict(options).items()}
@@ -282,7 +286,7 @@ class Manifest:
     def flush(self) -> None:
         """Writes the changes that wait; warns once of each registered converter and pass that no graph used."""
         with self._lock:
-            if self._is_behind:
+            if self._is_behind or (self._graphs and self._run.skipped != skipped_functions()):
                 self._write()
             unused = [item for item in self._run.unused if item not in self._warned]
             self._warned += unused
@@ -315,6 +319,7 @@ class Manifest:
         graphs = sorted(self._graphs.values(), key=lambda entry: (entry.index, DIRECTIONS.index(entry.direction)))
         self._run.graphs = graphs
         self._run.counters = dict(counters["dynamo_backends"])
+        self._run.skipped = skipped_functions()
         return msgspec.json.format(msgspec.json.encode(self._run), indent=1).decode()
 
 
@@ -342,7 +347,7 @@ def _set_verdict(entry: schema.GraphEntry, comparison: GraphComparison) -> None:
     entry.blame = comparison.blame.entry if comparison.blame is not None else None
     entry.wrong_nodes = [row.wrong_node for row in comparison.wrong_nodes[:MOST_WRONG_NODES]]
     entry.worst = msgspec.convert(comparison.worst, schema.Error[schema.MeasureEntry] | None, from_attributes=True)
-    entry.unchecked = comparison.unchecked
+    entry.nonfinite, entry.unchecked = comparison.nonfinite, comparison.unchecked
 
 
 def _in_utf8(value: T) -> T | str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from ..common.progress import progress
 from ..common.safety_net import caught, net
@@ -21,7 +22,8 @@ from ..dumps.blame import Cause, CauseKind
 from ..dumps.schema import Instability, node_of
 from ..errors import SessionError, TranslationError, first_line
 from ..exporter.translate import value_names
-from ..graphs.artifacts import CompiledGraph, CompiledRegion
+from ..graphs.artifacts import CompiledGraph, CompiledRegion, unlike_fake
+from ..graphs.locations import where
 from ..numerics.arrays import dense
 from ..numerics.exact import Environment, widen
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
@@ -63,7 +65,8 @@ def compare_run(graph: CompiledGraph, run: RecordedRun, models: Models, sessions
         caught(f"the verdict on {graph.name}", error, "The graph runs")
         failures.append(f"the verdict on the nodes: {exception_text(error)}")
     if comparison.ok:
-        reasons = failures or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
+        reasons = failures or list(search.wrong_fakes())
+        reasons = reasons or [f"PyTorch ran region_{i}: {why}" for i, why in run.rescued.items()]
         comparison.not_comparable = "; ".join(reasons)
     repeats = [f"region_{i} was not run again: {item.failure}" for i, item in run.repeated.items() if item.failure]
     unchecked = [*search.unchecked(), *repeats, *failures]
@@ -125,6 +128,16 @@ class _Search:
         alone = [f"{name} does not run by itself: {why}" for name, why in self._check.unchecked.items()]
         inside = [f"the values inside region_{i}: {why}" for i, why in self._hidden.regions.items()]
         return list(dict.fromkeys([*inside, *alone]))
+
+    def wrong_fakes(self) -> Iterator[str]:
+        """The custom operators in PyTorch that returned other dtypes or shapes than their fakes said."""
+        for node, value in self.run.values.items():
+            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims"):
+                pairs = zip(pytree.tree_leaves(value), pytree.tree_leaves(node.meta.get("val")), strict=False)
+                unlike = [
+                    unlike_fake(real, fake.dtype, fake.shape) for real, fake in pairs if isinstance(fake, torch.Tensor)
+                ]
+                yield from (f"{node.target} ({where(node)}) returned {text}" for text in unlike if text)
 
     def note(self) -> str:
         """What is said of a run that is right."""

@@ -25,7 +25,7 @@ from ..common.safety_net import caught, net
 from ..dumps.cut_folder import repro_text
 from ..dumps.schema import StageEntry
 from ..errors import CompiledNodesError, SessionError
-from ..events import count
+from ..events import count, is_new
 from ..exporter.translate import serialize
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
 from ..options import Options
@@ -285,10 +285,13 @@ class DebugObserver(Observer):
                 record.comparison = comparison
         self._log(name, comparison)
 
-    @staticmethod
-    def _log(name: GraphName, comparison: GraphComparison) -> None:
-        level = logging.INFO if comparison.ok and not comparison.unchecked else logging.WARNING
+    def _log(self, name: GraphName, comparison: GraphComparison) -> None:
+        """Logs a verdict; a warning, unless it is right, or the same fault at the same line was warned of before."""
+        blame = comparison.blame
+        is_known = blame is not None and not is_new((self._folder, blame.cause, blame.source, blame.module))
+        is_right = comparison.ok and not comparison.unchecked
         note = f" ({comparison.note})" if comparison.note else ""
+        level = logging.INFO if is_right or is_known else logging.WARNING
         logger.log(level, "%s: %s%s", name, comparison.verdict, note)
 
     def all_compared(self, graph: GraphName) -> None:

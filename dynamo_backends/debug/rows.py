@@ -184,6 +184,12 @@ class GraphComparison:
         return next((row for row in self.rows if row.name == value), None)
 
     @property
+    def nonfinite(self) -> dict[str, int]:
+        """How many elements are NaN or infinite, by result of the graph that has some."""
+        extents = ((row.user_name or row.name, row.extent) for row in self.rows if row.is_output)
+        return {name: item.nan + item.infinite for name, item in extents if item is not None and not item.is_finite}
+
+    @property
     def worst(self) -> Error[Measure] | None:
         """The largest error relative to its scale.
 

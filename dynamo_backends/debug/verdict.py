@@ -50,6 +50,7 @@ def conclude(comparison: GraphComparison, findings: Sequence[Finding], sizes: Si
         blame = dataclasses.replace(blame, gradients=_gradients(blame, comparison.rows), elements=elements)
         notes += [elements.text] if elements is not None else []
         notes += [f"{row.name} is {row.user_name}"] if row is not None and row.user_name else []
+        notes.append(blame.cause.next_step)
     elif unchecked and not not_comparable:
         more = f" and {len(unchecked) - _MOST_UNCHECKED} more" if len(unchecked) > _MOST_UNCHECKED else ""
         notes.append(f"not checked: {'; '.join(unchecked[:_MOST_UNCHECKED])}{more}")

@@ -16,7 +16,7 @@ class CauseKind(enum.StrEnum):
     TRACE = "trace"  # AOTAutograd's trace of Dynamo's graph, and no single decomposition
     STAGE = "stage"  # the stage ``name``, and none of our passes in it
     OPTIMIZER = "optimizer"  # ONNX Runtime's optimizer ``name``; ``""`` for an unknown one
-    SESSION = "session"  # the session that ran; another session of the same model is right
+    SESSION = "session"  # the session of the run; a new session of the same model is right
     STALE_WEIGHT = "stale weight"  # the session that ran has an old value of the weight ``name``
     UNSTABLE = "unstable"  # results differ between runs; ``name`` is ``runs``
     RESULT = "result"  # a result is wrong, and no node explains it
@@ -58,6 +58,11 @@ class Cause:
         """Whether every node of ``model.onnx`` is right by itself."""
         return self.kind in (CauseKind.PASS, CauseKind.OPTIMIZER, CauseKind.SESSION)
 
+    @property
+    def next_step(self) -> str:
+        """What to do next; ``""`` if ``bisect`` finds more."""
+        return _NEXT.get(self.kind, "")
+
     def __str__(self) -> str:
         if self.kind == CauseKind.UNSTABLE:
             return "not deterministic"
@@ -71,7 +76,15 @@ _TEXTS = {
     CauseKind.TRACE: ("", "AOTAutograd's trace"),
     CauseKind.STAGE: ("stage {}", "a stage"),
     CauseKind.OPTIMIZER: ("ONNX Runtime optimizer {}", "ONNX Runtime's optimizers"),
-    CauseKind.SESSION: ("", "the session that ran; another session of the same model is right"),
-    CauseKind.STALE_WEIGHT: ("the session that ran has an old value of {}", "the session that ran has an old weight"),
+    CauseKind.SESSION: ("", "wrong in this run; the same model with the same inputs is right in a new session"),
+    CauseKind.STALE_WEIGHT: ("ONNX Runtime used an old value of {}", "ONNX Runtime used an old value of a weight"),
 }
 """The text of a cause with a name, and without. Nodes and results have none."""
+
+_NEXT = {
+    CauseKind.SESSION: "options={'compare': 'every'} shows whether it happens again, 'threads': 1 whether threads "
+    "matter",
+    CauseKind.STALE_WEIGHT: "options={'weights': 'checked'} compares the weights at each call",
+    CauseKind.UNSTABLE: "options={'threads': 1} shows whether threads matter",
+}
+"""What to do next, where ``bisect`` finds no more."""

@@ -38,6 +38,8 @@ LATEST = "latest"
 DEFAULT_FOLDER = "onnx_debug"
 DATA_SET = "test_data_set_0"
 
+_NO_MANIFEST = f"no {MANIFEST}: its process has compiled no graph, or ended before that"
+
 T = TypeVar("T")
 
 _REFERENCE = re.compile(r"(?:graph_)?(\d+)(?:/(inference|forward|backward))?(?:/region_(\d+))?/?")
@@ -134,6 +136,27 @@ class DumpedGraph:
     @property
     def diverges(self) -> bool:
         return self.verdict is not None and self.verdict.startswith("diverges")
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it diverges, or ONNX Runtime failed to run a part of it."""
+        return self.diverges or bool(self.entry.rescued)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the verdict does not say: its note, NaN and infinity in the results, and dropout."""
+        entry = self.entry
+        counts = ", ".join(f"{number} in {name}" for name, number in entry.nonfinite.items())
+        also = "; PyTorch has the same" if self.verdict == "ok" else ""
+        texts = [entry.note, counts and f"NaN or infinite elements in the results: {counts}{also}"]
+        texts += [f"dropout is active at {line}; model.eval() turns it off" for line in entry.dropout]
+        return [text for text in texts if text]
+
+    @property
+    def share_that_ran(self) -> float:
+        """The share of its operators that ran on ONNX Runtime in the compared run, 0 to 1."""
+        failed = sum(region.entry.nodes for region in self.regions if region.index in self.entry.rescued)
+        return self.entry.share_on_onnx - failed / max(self.entry.nodes, 1)
 
     def rows(self) -> Sequence[RowEntry]:
         """The rows of ``side_by_side.json``, in execution order; ``DumpError`` if it is missing or damaged."""
@@ -252,7 +275,7 @@ def find_run(folder: str | Path | None = None) -> DumpedRun:
         if (place / MANIFEST).is_file():
             return read_run(place)
         if place.name.startswith("run_"):
-            raise DumpError(f"{place} has no {MANIFEST}: its process compiled nothing")
+            raise DumpError(f"{place} has {_NO_MANIFEST}")
         if (place / LATEST).exists() or (place / LATEST).is_symlink():
             return read_run(latest_run(place))
     raise DumpError(f"{path} is not a dump: it has neither {MANIFEST} nor {LATEST!r}")
@@ -273,6 +296,8 @@ def latest_run(root: str | Path) -> Path:
 def read_run(folder: Path) -> DumpedRun:
     """Reads a run folder; ``DumpError`` if its manifest is missing, damaged, not ours, or of another version."""
     path = folder / MANIFEST
+    if not path.exists():
+        raise DumpError(f"{folder} has {_NO_MANIFEST}; ls lists the other runs, and -d names one")
     manifest = read_json(path, object)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int):
         raise DumpError(f"{path} was not written by dynamo-backends")
@@ -305,7 +330,7 @@ def runs_in(folder: Path) -> list[RunSummary]:
 
 def _summary(folder: Path) -> RunSummary:
     if not (folder / MANIFEST).exists():
-        return RunSummary(str(folder), error=f"no {MANIFEST}: nothing is compiled yet")
+        return RunSummary(str(folder), error=_NO_MANIFEST)
     try:
         run = read_run(folder)
         graphs, dynamo_graphs = run.graphs, run.dynamo_graphs
@@ -394,5 +419,6 @@ def default_folder() -> Path:
         return found[0]
     if found:
         raise DumpError(f"there are several dumps: {', '.join(map(str, found))}. Name one with -d")
-    how = "torch.compile(model, backend='onnx_debug') writes one, -d FOLDER names another"
-    raise DumpError(f"no dump here: there is no {DEFAULT_FOLDER}; {how}")
+    how = "torch.compile(model, backend='onnx_debug') writes one when Dynamo captures a graph, -d FOLDER names another"
+    why = "dynamo-backends explain MODEL says what Dynamo captures"
+    raise DumpError(f"no dump here: there is no {DEFAULT_FOLDER}; {how}; {why}")

@@ -226,6 +226,7 @@ class GraphEntry:
     names: Mapping[str, str]  # the user's names of the arguments, by FX name
     seconds: Mapping[str, float]  # compile time by stage
     reference: str  # to what its runs are compared
+    dropout: Sequence[str] = ()  # the lines where dropout is active
     files_in: str | None = None  # the run folder of the parent process, if that compiled it before a fork
     status: str = "compiled"  # ``compared`` after a comparison; ``bisected`` for the cut of a bisection
     runs: int = 0
@@ -238,6 +239,7 @@ class GraphEntry:
     blame: BlameEntry | None = None  # the value that the verdict names
     wrong_nodes: Sequence[WrongNodeEntry] = ()  # the largest errors first; ``blame.more`` counts all but one
     worst: Error[MeasureEntry] | None = None  # see ``debug.rows.GraphComparison.worst``
+    nonfinite: Mapping[str, int] = dataclasses.field(default_factory=dict)  # NaN and infinite elements, by result
     unchecked: Sequence[str] = ()  # what was not compared, or not with float64, each with the reason
     rescued: Mapping[int, str] = dataclasses.field(default_factory=dict)  # ONNX Runtime's errors, by region
     cost: Cost | None = None  # of the compared run
@@ -323,6 +325,7 @@ class RunEntry:
     dynamo_graphs: Sequence[object] = ()  # each a ``DynamoGraphEntry``
     graphs: Sequence[object] = ()  # each a ``GraphEntry``
     counters: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)  # functions that Dynamo does not compile: why
     unused: Sequence[str] = ()  # converters and passes that a user registered and no graph used, and why
 
 

@@ -131,7 +131,7 @@ _REMEDIES = {
     Kind.OUT_OF_MEMORY: "provide more memory",
     Kind.DEVICE: "use one device, and an execution provider for it: options={'providers': [...]}",
     Kind.UNKNOWN_SHAPE: "use sizes that do not depend on data; dynamic=False, if sizes do not change",
-    Kind.RANDOM: "not needed; model.eval() disables dropout",
+    Kind.RANDOM: "not needed",
     Kind.UNINITIALIZED: "not needed",
     Kind.SHARED_MEMORY: "not needed; a view costs nothing",
     Kind.FASTER_IN_PYTORCH: "not needed; options={'placement': 'onnx'} forces it",

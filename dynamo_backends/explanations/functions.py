@@ -25,6 +25,7 @@ from passes.engine.manager import PassManager
 from passes.engine.results import PassResult
 
 from ..errors import Reason, TranslationError
+from ..exporter.upstream_faults import DROPOUT
 from ..graphs import aot
 from ..graphs.artifacts import GraphName, Region, Split, operator_name
 from ..graphs.locations import line_of_layer, module_path, short_file, where
@@ -96,6 +97,7 @@ def explain(
         ]
         guards = [_guard(item) for item in listener.guards]
         notes = [*_engine_notes(graphs, checked.placement), *_advice(function)]
+        notes += [f"Dropout is active at {line}; model.eval() turns it off." for line in lowering.dropout]
         return Explanation(graphs, guards, unused, notes, lowering.usage.unused())
 
     return explained
@@ -209,10 +211,12 @@ class _SplitLowering(Lowering):
         self._passes = PassManager(options.passes, pass_target(options, support), explain=True)
         self.graphs: dict[int, list[AtenGraph]] = {}
         self.usage = ExtensionUsage()
+        self.dropout: dict[str, None] = {}  # the lines where it is active
 
     def record(self, graph: PostGradGraph) -> None:
         split = split_graph(graph.module, self._support, {})
         self.usage.add_graph(split)
+        self.dropout |= dict.fromkeys(where(node) for node, reason in split.in_pytorch.items() if reason == DROPOUT)
         self.usage.add_passes(graph.passes)
         products = [item for region in split.regions for item in self._products(region, graph.weights)]
         self.graphs.setdefault(graph.name.index, []).append(_aten_graph(graph.name, split, _grouped(products)))

@@ -10,9 +10,10 @@ Any other is decomposed if PyTorch has a decomposition. Two kinds are never deco
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -272,6 +273,29 @@ def decomposition_table(opset: int = 23, translated: frozenset[str] | None = Non
     table = whole_table(translated_operators(opset) if translated is None else translated)
     registered = registered_targets()
     return {target: function for target, function in table.items() if target not in registered}
+
+
+@contextlib.contextmanager
+def registered_operators_kept() -> Iterator[None]:
+    """A context in which AOTAutograd does not decompose operators with a registered converter.
+
+    Some, such as ``upsample_bilinear2d``, are decomposed by kernels of PyTorch's in Python, whatever table AOTAutograd
+    gets. Without these, PyTorch calls its kernels in C++.
+    """
+    composite, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
+    with contextlib.ExitStack() as stack:
+        packets = {item.overloadpacket for item in registered_targets() if isinstance(item, torch._ops.OpOverload)}
+        for overload in (getattr(packet, name) for packet in packets for name in packet.overloads()):
+            kernels = {key: how for key, how in overload.py_kernels.items() if key in (composite, autograd)}
+            in_cpp = torch._C._dispatch_has_kernel_for_dispatch_key
+            if not kernels or not any(in_cpp(overload.name(), key.name) for key in (composite, autograd)):
+                continue
+            stack.callback(overload._dispatch_cache.clear)  # of the kernels that PyTorch found
+            stack.callback(overload.py_kernels.update, kernels)
+            for key in kernels:
+                del overload.py_kernels[key]
+            overload._dispatch_cache.clear()
+        yield
 
 
 def table_for_export(opset: int, program: fx.GraphModule) -> Decompositions:

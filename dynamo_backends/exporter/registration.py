@@ -40,6 +40,9 @@ Converter = TypeVar("Converter", bound=Callable[..., object])
 _converters: dict[object, Callable[..., object]] = {}
 """By ATen overload. Replaced instead of mutated, as other threads may read it."""
 
+_names: tuple[object, frozenset[str]] = (_converters, frozenset())
+"""``_converters``, and the names of its operators."""
+
 _registering = Lock()
 
 
@@ -67,8 +70,10 @@ def register_converter(
     ``options={"fallback": "error"}`` this is an error. ``op_tools.OpAutoCompare(reference="onnx")`` tests a converter's
     values on sample calls.
 
-    AOTAutograd does not decompose an operator with a registered converter. If a function is defined again, in a
-    reloaded module or notebook cell, it replaces the previous one with a warning. Compiled graphs keep their converter.
+    AOTAutograd does not decompose an operator with a registered converter, and no pass rewrites its nodes, except the
+    passes without which results would be wrong (``onnx.long_sums``, ``onnx.kept_casts``). If a function is defined
+    again, in a reloaded module or notebook cell, it replaces the previous one with a warning. Compiled graphs keep
+    their converter.
 
     Args:
         *targets: operators: an overload (``torch.ops.aten.relu.default``), all overloads of one
@@ -100,8 +105,12 @@ def register_converter(
             _converters = {**_converters, **dict.fromkeys(overloads, function)}
         for overload in replaced:
             logger.warning("the converter of %s is replaced by %s", overload, described(function))
-        for overload in overloads:
-            _warn_of_composite(overload)
+        if all(map(_is_composite, overloads)):
+            logger.warning(
+                "%s is composite: AOTAutograd decomposes it before the translation, so its converter is rarely called. "
+                "Register converters for the operators that it decomposes to, or write a pass.",
+                overloads[0],
+            )
         return function
 
     return register
@@ -136,13 +145,8 @@ def _overloads(target: object) -> list[torch._ops.OpOverload]:
     raise TypeError(f"expected an operator such as torch.ops.my_package.my_operator, got {target!r}")
 
 
-def _warn_of_composite(overload: torch._ops.OpOverload) -> None:
-    if overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-        logger.warning(
-            "%s is composite: AOTAutograd decomposes it before the translation, so its converter is rarely called. "
-            "Register converters for the operators that it decomposes to, or write a pass.",
-            overload,
-        )
+def _is_composite(overload: torch._ops.OpOverload) -> bool:
+    return bool(overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def registered_converter(target: object) -> Callable[..., object] | None:
@@ -155,6 +159,15 @@ def registered_targets() -> frozenset[object]:
     """The operators with a registered converter."""
     _load_entry_points()
     return frozenset(_converters)
+
+
+def registered_names() -> frozenset[str]:
+    """The names (``aten.add.Tensor``) of the operators with a registered converter."""
+    global _names
+    _load_entry_points()
+    if _names[0] is not _converters:
+        _names = _converters, frozenset(map(str, _converters))
+    return _names[1]
 
 
 def position_of(function: Callable[..., object]) -> tuple[str, int]:

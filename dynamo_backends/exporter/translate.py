@@ -12,6 +12,7 @@ results. A parameter or buffer has the user's name, ``encoder.layer.0.weight``. 
 from __future__ import annotations
 
 import operator
+import traceback
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
@@ -24,9 +25,16 @@ from onnxscript import optimizer
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..errors import TranslationError
+from ..errors import TranslationError, first_line
 from ..graphs.artifacts import RegionInput, RegionOutput, operator_name
-from ..graphs.locations import module_path, source_line, user_name
+from ..graphs.locations import (
+    is_of_pytorch_or_ours,
+    is_user_file,
+    module_path,
+    short_file,
+    source_line,
+    user_name,
+)
 from ..versions import IR_VERSION
 from . import torch_internals
 from .converters import converter_of
@@ -383,7 +391,11 @@ def _origin(node: fx.Node) -> dict[str, str]:
 
 
 def _root_cause(error: BaseException) -> str:
+    """The first exception of a chain, and the line of the user's converter that raised it."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    files = ((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
+    lines = [
+        f" ({short_file(file)}:{n})" for file, n in files if is_user_file(file) and not is_of_pytorch_or_ours(file)
+    ]
+    return f"{type(error).__name__}: {first_line(str(error))}{''.join(lines[-1:])}"

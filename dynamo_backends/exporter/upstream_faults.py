@@ -35,6 +35,12 @@ IN_A_FILE = "in_a_file"
 
 RANDOM = Reason(Kind.RANDOM, "random numbers come from PyTorch's generator")
 
+DROPOUT = Reason(
+    Kind.RANDOM,
+    "dropout is active, which model.eval() turns off",
+    "model.eval(), or functional.dropout's training=False",
+)
+
 
 def reason_not_to_translate(node: fx.Node) -> Reason | None:
     """Why ONNX cannot represent a node, or ``None``."""
@@ -42,7 +48,7 @@ def reason_not_to_translate(node: fx.Node) -> Reason | None:
     if is_uninitialized(node):
         return Reason(Kind.UNINITIALIZED, "ONNX cannot represent uninitialized memory")
     if draws_random_numbers(node):
-        return RANDOM
+        return DROPOUT if _is_of_dropout(node) else RANDOM
     if is_write_back(node):
         return Reason(Kind.SHARED_MEMORY, "it copies a new value into an argument")
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -150,6 +156,12 @@ def draws_random_numbers(node: fx.Node) -> bool:
             if isinstance(value, (bool, int, float)) and value == _DISABLES_RANDOMNESS[parameter.name]:
                 return False
     return True
+
+
+def _is_of_dropout(node: fx.Node) -> bool:
+    """Whether the operator, the operator that was decomposed, or the layer or function that called it is a dropout."""
+    callers = (node.meta.get(key) for key in ("original_aten", "source_fn_stack", "torch_fn"))
+    return "dropout" in f"{node.target} {list(callers)}".lower()
 
 
 def is_uninitialized(node: fx.Node) -> bool:

@@ -31,6 +31,7 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.utils import get_compilation_metrics
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
@@ -412,12 +413,17 @@ def place_being_compiled() -> str:
 
 
 def name_call(module: fx.GraphModule) -> None:
-    """Adds ``call_being_compiled`` to the nodes of a Dynamo graph whose function is in a library."""
+    """Adds ``call_being_compiled`` to the nodes of a Dynamo graph whose function is in a library.
+
+    The lines of code that ``exec`` runs are not in the stack traces of Dynamo; that of the function is added.
+    """
     frame = _translator()
-    if frame is None or is_user_file(frame.f_code.co_filename):
+    if frame is None:
         return
-    call = call_being_compiled()
-    if call is not None:
+    code = frame.f_code
+    if code.co_filename == "<string>":
+        prepend_call(module, Frame(code.co_filename, code.co_firstlineno, function_name(code.co_name), ""))
+    elif not is_user_file(code.co_filename) and (call := call_being_compiled()) is not None:
         prepend_call(module, call)
 
 
@@ -428,6 +434,22 @@ def why_given_up(error: Exception) -> str:
     if isinstance(error, RestartAnalysis):
         return f"Dynamo restarts the trace: {error.restart_reason or type(error).__name__}"
     return f"the compile failed: {type(error).__name__}: {first_line(str(error))}"
+
+
+def skipped_functions() -> dict[str, str]:
+    """The functions of this process that Dynamo does not compile, with their lines: Dynamo's reason and first hint."""
+    found = {}
+    for item in get_compilation_metrics():
+        if item.fail_type is None or item.co_filename is None:
+            continue
+        lines = [line.strip() for line in (item.fail_reason or item.fail_type).splitlines()]
+        texts = [next((line for line in lines if line.startswith(start)), "") for start in ("Developer", "Hint: ")]
+        context, hint = (text.partition(": ")[2] for text in texts)
+        is_wrapper = item.co_filename == external_utils.__file__  # of a module that is compiled itself
+        name = context if is_wrapper else function_name(item.co_name or "")
+        place = f"{short_file(item.fail_user_frame_filename or item.co_filename)}:{item.fail_user_frame_lineno}"
+        found[name if is_wrapper else f"{name} ({place})"] = ". ".join(filter(None, (lines[0], hint)))
+    return found
 
 
 def is_dynamo_compiling() -> bool:

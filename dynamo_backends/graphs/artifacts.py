@@ -265,7 +265,7 @@ class RunnableRegion:
         if is_ours:
             what = f"internal error in this call: {type(error).__name__}"
         self.failures += 1
-        self.last_failure = f"{what}: {first_line(str(error))}"
+        self.last_failure = f"{what}: {self._wrong_fake(args) or first_line(str(error))}"
         if not self.must_run_on_onnx:
             self._backoff.failed(sizes_of(args))
         elif is_ours:
@@ -284,6 +284,29 @@ class RunnableRegion:
         if self.failures == 1:
             logger.warning("%s region %d: %s: %s", self.graph, self.index, instead, self.last_failure)
         return results
+
+    def _wrong_fake(self, args: Sequence[object]) -> str:
+        """Which argument is not as the region was compiled for, because of an operator's fake implementation; or
+        ``""``."""
+        bound = getattr(self.session, "bound", None)  # of a session that was made: this handles failures
+        specs = zip(bound.inputs if bound is not None else (), args, strict=False)
+        unlike = ((spec.name, unlike_fake(value, spec.dtype, spec.sizes or ())) for spec, value in specs)
+        return next((f"the operator of {name} returned {text}" for name, text in unlike if text), "")
+
+
+def unlike_fake(value: object, dtype: torch.dtype | None, sizes: Sequence[object]) -> str:
+    """How a tensor differs from the dtype and the sizes that a fake implementation said; ``""`` if it does not.
+
+    Sizes that are no integers are symbolic.
+    """
+    if not isinstance(value, torch.Tensor) or dtype is None:
+        return ""
+    fixed = all(size == known for size, known in zip(value.shape, sizes, strict=False) if isinstance(known, int))
+    if value.dtype == dtype and value.ndim == len(sizes) and fixed:
+        return ""
+    return (
+        f"{value.dtype} {tuple(value.shape)}, and its fake implementation (register_fake) said {dtype} {tuple(sizes)}"
+    )
 
 
 def region_name(index: int) -> str:

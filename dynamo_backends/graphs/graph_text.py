@@ -80,7 +80,7 @@ _LARGEST_CONSTANT = 8
 
 
 def onnx_nodes(model: ir.Model) -> list[GraphNode]:
-    """The inputs, initializers, nodes and outputs of a model, all of whose values have names."""
+    """The inputs, nodes, outputs and initializers of a model, all of whose values have names."""
     return [*_onnx_nodes(model.graph, model.graph.initializers.values())]
 
 
@@ -89,8 +89,6 @@ def _onnx_nodes(graph: ir.Graph | ir.Function, initializers: Sequence[ir.Value] 
     for value in graph.inputs:
         if id(value) not in initialized:
             yield GraphNode("input", (str(value.name),), types=(_type(value),))
-    for value in initializers:
-        yield GraphNode("initializer", (str(value.name),), arguments=_content(value), types=(_type(value),))
     for node in graph:
         arguments = [str(value.name) if value is not None else "None" for value in node.inputs]
         arguments += [f"{name}={_attribute(attribute)}" for name, attribute in node.attributes.items()]
@@ -104,6 +102,8 @@ def _onnx_nodes(graph: ir.Graph | ir.Function, initializers: Sequence[ir.Value] 
             origin=node.metadata_props.get("fx_node", ""),
         )
     yield GraphNode("output", ("return",), arguments=tuple(str(value.name) for value in graph.outputs))
+    for value in initializers:
+        yield GraphNode("initializer", (str(value.name),), arguments=_content(value), types=(_type(value),))
 
 
 def model_text(model: ir.Model) -> str:

@@ -41,7 +41,7 @@ class CoverageCounts:
         return GraphSummary(str(name), self.on_onnx, sum(number for _, _, number in self.fallbacks), fallbacks)
 
     def log(self, name: GraphName, place: str) -> None:
-        """Adds to the counters, and logs a warning if operators run in PyTorch that should run on ONNX Runtime.
+        """Adds to the counters, and logs the operators that run in PyTorch: a warning if some should not.
 
         Args:
             name: of the graph.
@@ -56,13 +56,17 @@ class CoverageCounts:
         count("nodes_in_pytorch", in_pytorch)
         for target, _, number in self.fallbacks:
             count(f"fallback {target}", number)
+        regions = f"{self.regions} region{'' if self.regions == 1 else 's'}"
+        rest = f"the rest on ONNX Runtime in {regions}" if self.regions else "none on ONNX Runtime"
+        meant = ", ".join(f"{target} x{number} ({why})" for target, why, number in self.fallbacks if why.by_design)
         unintended: dict[Hashable, str] = {
             (place, target, str(why)): f"{target} x{number} ({why})"
             for target, why, number in self.fallbacks
             if not why.by_design
         }
+        meant = f"{meant} by design; " if meant and unintended else meant
+        text = f"{name}: {in_pytorch} of {self.on_onnx + in_pytorch} operators run in PyTorch, {rest}: {meant}"
         if unintended:
-            regions = f"{self.regions} region{'' if self.regions == 1 else 's'}"
-            rest = f"the rest on ONNX Runtime in {regions}" if self.regions else "none on ONNX Runtime"
-            operators = f"{in_pytorch} of {self.on_onnx + in_pytorch} operators"
-            warn(logger, f"{name}: {operators} run in PyTorch, {rest}: ", unintended)
+            warn(logger, text, unintended)
+        elif meant:
+            logger.info("%s by design", text)

@@ -35,6 +35,7 @@ from ..common.garbage_collection import only_new
 from ..common.safety_net import or_original
 from ..errors import AheadOfTimeError
 from ..events import count
+from ..exporter.decompositions import registered_operators_kept
 from ..graphs import aot
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.fake_tensors import correct_strides, fake_tensors_as_kernels
@@ -135,7 +136,7 @@ class Pipeline:
         weights = aot.weights(module, arguments) if self._has_constant_weights else {}
         with self._autograd_cache(module, arguments, weights) as is_cached:
             backend = self._aot_backend(graph, module, arguments, names, weights, is_cached=is_cached)
-            with fake_tensors_as_kernels(detect_fake_mode(example_inputs)):
+            with fake_tensors_as_kernels(detect_fake_mode(example_inputs)), registered_operators_kept():
                 result: Callable[..., object] = backend(module, example_inputs)
         weights.clear()  # AOTAutograd keeps the compilers, which must not keep the weights alive
         count("graphs")  # only now: in AOTAutograd, Dynamo may restart the trace with a float as a constant

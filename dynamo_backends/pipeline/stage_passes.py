@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
-
-import onnx_ir as ir
-from torch import fx
 
 from passes.engine.manager import Checker, PassManager
 from passes.engine.results import PassResult
 
-from ..events import count, warn
-from ..exporter.registration import described, registered_converter, registered_targets
+from ..events import count
 from ..graphs.artifacts import GraphName
 from ..options import Options
 from ..partition.regions import Support
 from .observer import Observer
 from .pass_target import pass_target
-
-logger = logging.getLogger(__name__)
 
 
 class StagePasses:
@@ -53,26 +46,10 @@ class StagePasses:
         """
         label = str(graph) if region is None else f"{graph} region {region}"
         listener = self._observer.pass_listener(GraphName(graph.index) if stage == "joint" else graph, region)
-        before = _operators_with_registered_converter(artifact)
         results = self._manager.run(stage, artifact, name=label, checker=checker, listener=listener)
         for result in results:
             if result.undone:
                 count(f"undone pass {result.name}")
             elif result.fired:
                 count(f"pass {result.name}", result.fired)
-        for target in before - _operators_with_registered_converter(artifact):
-            fired = ", ".join(result.name for result in results if result.fired and not result.undone)
-            count(f"unused_converter {target}")
-            function = registered_converter(target)
-            name = described(function) if function is not None else ""
-            warn(logger, f"{label}: the converter {name} has no {target} to translate: {fired} rewrote it")
         return results
-
-
-def _operators_with_registered_converter(artifact: object) -> set[object]:
-    """The operators with a user's converter that are in a graph, or from which a model was translated."""
-    if isinstance(artifact, fx.GraphModule):
-        return {node.target for node in artifact.graph.nodes} & registered_targets()
-    assert isinstance(artifact, ir.Model)
-    names = {node.metadata_props.get("aten_op") for node in artifact.graph}
-    return {target for target in registered_targets() if str(target) in names}

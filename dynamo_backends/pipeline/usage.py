@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+from torch import fx
 
 from passes.engine.origins import described as pass_described
 from passes.engine.origins import position_of as pass_position_of
@@ -16,7 +18,7 @@ from passes.engine.registry import added_passes
 from passes.engine.results import PassResult
 
 from ..exporter.registration import described, position_of, registered_converter, registered_targets
-from ..graphs.artifacts import Split
+from ..graphs.artifacts import Split, operator_name
 from ..graphs.locations import is_user_file
 
 
@@ -26,6 +28,7 @@ class ExtensionUsage:
 
     _on_onnx: set[object] = dataclasses.field(default_factory=set)  # operators
     _in_pytorch: dict[object, str] = dataclasses.field(default_factory=dict)  # operators, and why
+    _in_subgraphs: dict[object, str] = dataclasses.field(default_factory=dict)  # operators, and what calls the subgraph
     _fired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # by pass that ran
     _near_misses: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
@@ -33,6 +36,8 @@ class ExtensionUsage:
         self._on_onnx.update(node.target for region in split.regions for node in region.operators)
         for node, reason in split.coverage.in_pytorch.items():
             self._in_pytorch.setdefault(node.target, str(reason))
+            for target in _in_subgraphs(node):
+                self._in_subgraphs.setdefault(target, f"it is in a subgraph of {operator_name(node)}")
 
     def add_passes(self, results: Iterable[PassResult]) -> None:
         for result in results:
@@ -52,8 +57,9 @@ class ExtensionUsage:
                 by_function.setdefault(function, []).append(target)
         for function, targets in by_function.items():
             if self._on_onnx.isdisjoint(targets):
-                reason = next((self._in_pytorch[target] for target in targets if target in self._in_pytorch), "")
-                why = f"the operator runs in PyTorch: {reason}" if reason else "no graph has the operator"
+                reasons = self._in_subgraphs | self._in_pytorch
+                reason = next((reasons[target] for target in targets if target in reasons), "")
+                why = f"the operator runs in PyTorch: {reason}" if reason else "no compiled graph has the operator"
                 yield f"the converter of {targets[0]}, {described(function)}: {why}"
 
     def _unused_passes(self) -> Iterable[str]:
@@ -66,3 +72,13 @@ class ExtensionUsage:
                 misses = self._near_misses[item.name]
                 why = f"it never fired, with {misses} near misses" if misses else "it never fired"
                 yield f"the pass {item.name}, {pass_described(item.written)}: {why}"
+
+
+def _in_subgraphs(node: fx.Node) -> Iterator[object]:
+    """The operators in the subgraphs that a node runs, such as the branches of ``cond``."""
+    for argument in node.all_input_nodes:
+        owner = node.graph.owning_module
+        part = getattr(owner, str(argument.target), None) if argument.op == "get_attr" else None
+        for inner in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            yield inner.target
+            yield from _in_subgraphs(inner)

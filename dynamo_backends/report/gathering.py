@@ -170,7 +170,7 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphEntry) -> dict[str, Json]:
         "worst": worst and {"value": worst.value, "onnx": _error(worst.onnx), "eager": _error(worst.eager)},
         "verdict": graph.verdict or "",
         "state": _state(graph.verdict),
-        "note": entry.note,
+        "note": "; ".join(graph.remarks),
         "blamed": entry.blame.value if entry.blame else "",
         "unchecked": entry.unchecked,
         "wrong_nodes": [[node.value, node.module] for node in entry.wrong_nodes],

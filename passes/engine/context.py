@@ -45,6 +45,8 @@ class Target:
         infers: dtype and shape of each result of an ONNX node, whose inputs have types and shapes, or ``None``. Called
             for operators without an ONNX schema.
         objection: why an ONNX model must not run, or ``None``; called after each pass of the stage ``onnx``.
+        keeps: the operator of an FX or ONNX node if a user wrote its converter, else ``None``. No pass rewrites such a
+            node, except a pass that is needed.
     """
 
     backend: str = ""
@@ -58,6 +60,7 @@ class Target:
     infers: Callable[[ir.Node], Sequence[Inferred | None] | None] = _nothing_known
     rejects_operator: Callable[[fx.Node], str | None] = _nothing_known
     objection: Callable[[ir.Model], str | None] = _nothing_known
+    keeps: Callable[[object], str | None] = _nothing_known
 
 
 class PassContext:
@@ -89,12 +92,17 @@ class PassContext:
     def allows(self, node: object) -> bool:
         """Whether the pass may change the graph at ``node``; a pass calls it once a match, right before the change.
 
-        It returns ``False`` only while PyTorch's ``CompilerBisector`` searches for the match that breaks a model.
+        It returns ``False`` for a node whose operator has a user's converter, and while PyTorch's ``CompilerBisector``
+        searches for the match that breaks a model.
 
         Args:
             node: an FX node, an ONNX node, or a name.
         """
         label = name_of(node)
+        kept = self.target.keeps(node)
+        if kept is not None:
+            self.record_near_miss(node, f"{kept} has a registered converter")
+            return False
         if not self._is_wanted(f"{self.name} at {label} of {self.graph}"):
             return False
         self.matches.append(label)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import time
@@ -126,7 +127,8 @@ class PassManager:
 
         After each pass that changed the graph, unused nodes are erased and the graph is checked: it is well formed, it
         can be computed, and its results have the same dtypes, shapes, strides and aliases as before. A pass that fails
-        or breaks the graph is undone with a warning.
+        or breaks the graph is undone with a warning. A pass that would take a node from a user's converter
+        (``Target.keeps``) is left out of this graph, unless it is needed.
 
         Args:
             stage: one of ``STAGES``.
@@ -151,11 +153,12 @@ class PassManager:
         results = []
         for item in passes:
             start = time.perf_counter()
-            snapshot = snapshot or take_snapshot(graph)
-            result, is_changed = self._run_one(item, graph, snapshot, name)
+            if snapshot is None:
+                snapshot, kept = take_snapshot(graph), _kept(graph, self._target)
+            result, is_changed = self._run_one(item, graph, snapshot, kept, name)
             milliseconds = (time.perf_counter() - start) * 1e3
             result = dataclasses.replace(result, milliseconds=milliseconds)
-            if is_changed and not result.undone:
+            if result.fired:
                 result = self._checked(item, result, graph, snapshot, name, checker)
                 if listener is not None:
                     listener.fired(result, graph)
@@ -168,9 +171,13 @@ class PassManager:
             _recompile(graph)
         return results
 
-    def _run_one(self, item: Pass, graph: Any, snapshot: _Snapshot, name: str) -> tuple[PassResult, bool]:
-        """Runs one pass; returns its result and whether it changed the graph. Undoes it if it failed or broke it."""
-        context = PassContext(item.name, name, self._target, explain=self._explain)
+    def _run_one(
+        self, item: Pass, graph: Any, snapshot: _Snapshot, kept: collections.Counter[str], name: str
+    ) -> tuple[PassResult, bool]:
+        """Runs one pass; returns its result and whether it changed the graph. Undoes it if it failed or broke it, or if
+        it rewrote a node that is ``kept``."""
+        target = dataclasses.replace(self._target, keeps=lambda _: None) if item.is_needed else self._target
+        context = PassContext(item.name, name, target, explain=self._explain)
         before = count_nodes(graph)
         fired, error, problem = 0, None, None
         try:
@@ -178,6 +185,11 @@ class PassManager:
         except Exception as failure:  # a pass, maybe of another package, may raise anything
             error = failure
         is_changed = snapshot.changed()
+        lost = kept - _kept(graph, target) if is_changed and not item.is_needed else None
+        if error is None and lost:
+            snapshot.restore()
+            note = f"left out, because it would rewrite {', '.join(lost)}, which has a registered converter"
+            return PassResult(item.name, 0, before, before, 0.0, near_misses=context.near_misses, note=note), True
         if error is None and is_changed:
             problem = snapshot.problem(self._target)
             error = None if problem is None else ValueError(problem)
@@ -237,6 +249,13 @@ def _corrected(result: PassResult, is_changed: bool, name: str) -> PassResult:
         note = "it returned that it fired 0 times, but changed the graph"
     logger.warning("pass %s on %s: %s", result.name, name, note)
     return dataclasses.replace(result, fired=int(is_changed), note=note)
+
+
+def _kept(graph: Any, target: Target) -> collections.Counter[str]:
+    """The operators with a user's converter in a graph and its subgraphs, with their number."""
+    is_fx = isinstance(graph, fx.GraphModule)
+    nodes = (node for part in with_subgraphs(graph) for node in part.graph.nodes) if is_fx else graph.graph.all_nodes()
+    return collections.Counter(filter(None, map(target.keeps, nodes)))
 
 
 def count_nodes(graph: Any) -> int:

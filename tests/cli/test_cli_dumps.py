@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,14 @@ Printed = pytest.CaptureFixture[str]
 
 
 def test_ls(dump: Path, capsys: Printed) -> None:
-    assert main(["ls", str(dump)]) == 0
+    assert main(["ls", str(dump), "--times"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^ +0  forward +\S*model\.py:3 +\S*model\.py:5 +graph break", printed, re.M)
-    assert re.search(r"^ +1  forward  ", printed, re.M)
+    assert re.search(r"^ *0  forward +\S*model\.py:3 +\S*model\.py:5 +graph break", printed, re.M)
+    assert re.search(r"^ *1  forward  ", printed, re.M)
     assert re.search(r"^1/forward +\d\.\d{3} +\d\.\d{3} ", printed, re.M), "compile time"
     assert re.search(r"^1/forward +3 +66\.7% +1 of 1 +\S+e[-+]\d\d +\S+ +ok$", printed, re.M)
     assert "run_" not in printed.split("\n\n", 1)[1], "one run: they are not listed"
+    assert printed.index("verdict") < printed.index("why it ends") < printed.index("compile s")
     assert printed.endswith(f"try: dynamo-backends show 0/forward -d {dump}\n")
 
 
@@ -78,6 +80,82 @@ def test_a_graph_that_diverges_is_exit_code_1(
     printed = capsys.readouterr().out
     assert "\n\n0/backward diverges at mm_1 (somewhere/in/a/folder/model.py:7)\n" in printed, "the table cut it"
     assert "'compare': 'every'" in printed
+
+
+TOLD = """\
+import torch
+
+def compiled(model):
+    return torch.compile(model, backend="onnx_debug", options={"dump_dir": "dump"})
+
+torch.manual_seed(0)
+x = torch.randn(4, 4)
+with torch.no_grad():
+    compiled(lambda x: torch.log(x) * 2)(-x.abs())
+    compiled(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)))(x)
+    compiled(torch.nn.ConvTranspose2d(1, 2, 3, stride=2, padding=1, output_padding=2, dilation=3))(x[None, None])
+    for i in range(3):
+        torch._dynamo.reset()
+        compiled(lambda x: x.relu())(x)
+"""
+"""NaN in eager too; dropout that is active; a node that ONNX Runtime fails to run (``output_padding >= stride``)."""
+
+
+def test_ls_tells_what_a_verdict_does_not(tmp_path: Path, capsys: Printed) -> None:
+    make_dump(tmp_path, TOLD)
+    assert main(["ls", str(tmp_path / "dump"), "--json"]) == 1, "ONNX Runtime failed"
+    nan, dropout, failed, *equal = json.loads(capsys.readouterr().out)["graphs"]
+    assert nan["verdict"] == "ok" and nan["nonfinite"] == {"mul": 16}
+    assert dropout["dropout"] == ["model.py:10"] and not nan["dropout"]
+    assert failed["rescued"] and not nan["rescued"]
+    assert main(["ls", str(tmp_path / "dump")]) == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"^2/inference +1 +0\.0% ", printed, re.M), "nothing ran on ONNX Runtime"
+    assert "16 in mul" in printed and "model.eval()" in printed
+    assert re.findall(r"^try: dynamo-backends (\w+ \S+)", printed, re.M) == ["bisect 2/inference", "nan 0/inference"]
+    assert re.search(rf"^3/inference and {len(equal) - 1} equal ", printed, re.M)
+    assert main(["ls", str(tmp_path / "dump"), "--all"]) == 1
+    assert re.search(r"^5/inference ", capsys.readouterr().out, re.M)
+
+
+SKIPPED = """\
+import sys, torch
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.LSTM(4, 8)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+compiled = torch.compile(Recurrent(), backend="onnx_debug", options={"dump_dir": "dump"})
+with torch.no_grad():
+    compiled(torch.randn(3, 2, 4))
+    if sys.argv[1:]:
+        torch.compile(torch.sin, backend="onnx_debug", options={"dump_dir": "dump"})(torch.randn(3))
+"""
+
+
+def test_a_function_that_dynamo_skips_is_told(tmp_path: Path, capsys: Printed) -> None:
+    (tmp_path / "model.py").write_text(SKIPPED)
+    runs = [
+        subprocess.run([sys.executable, "model.py", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        for words in ([], ["with a graph"])
+    ]
+    assert "forward (model.py:9)" in runs[0].stderr and "allow_rnn" in runs[0].stderr
+    assert main(["ls", str(tmp_path / "dump")]) == 0
+    printed = capsys.readouterr().out
+    assert "forward (model.py:9)" in printed and "allow_rnn" in printed
+
+
+def test_a_report_without_a_browser(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    page = tmp_path / "page.html"
+    assert main(["report", str(dump), "--no-times", "--open", "-o", str(page)]) == 0
+    assert str(page) in capsys.readouterr().out and page.exists()
 
 
 FAULTY = """\
@@ -201,7 +279,7 @@ def test_tables_fit_a_terminal(dump: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(dump.parent)
-    assert main(["ls", dump.name]) == 0
+    assert main(["ls", dump.name, "--times"]) == 0
     assert main(["show", "1/forward", "-d", dump.name]) == 0
     tables = capsys.readouterr().out.split("class GraphModule")[0].splitlines()
     assert len(tables) > 30 and max(map(len, tables)) <= 80

@@ -310,6 +310,15 @@ def test_which_files_are_the_users(file: str, expected: bool) -> None:
     assert is_user_file(file) is expected
 
 
+def test_code_of_exec_has_the_line_of_its_function(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec("\ndef function(x):\n    return (x + 1).sin()", names)
+    compiled(names["function"])(torch.randn(2))
+    assert {row["source"] for row in rows_of(graph_of(tmp_path, "inference")) if row["region"] is not None} == {
+        "<string>:2"
+    }
+
+
 def test_a_weight_is_on_the_disk_once(compiled: Callable[..., Any], tmp_path: Path) -> None:
     model = compiled(Encoder())
     model(torch.randn(2, 4)).sum().backward()

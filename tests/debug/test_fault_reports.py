@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,22 @@ def test_a_pass_swaps_operands(
     planted(Pass("post_grad.swap", "Planted by a test.", swap))
     run(Layered(), tmp_path)
     assert_seen(tmp_path, "sub_6", line_of("seventh: centered"), capsys, "pass post_grad.swap")
+
+
+def test_a_wrong_pass_is_warned_of_once(
+    planted: Callable[[Pass], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def swap(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sub.Tensor)
+        node.args = (node.args[1], node.args[0])
+        return 1
+
+    planted(Pass("post_grad.swap", "Planted by a test.", swap))
+    run(lambda x: x.sin() - x, tmp_path, *(torch.randn(n, 8) for n in (2, 3, 4)), dynamic=False)
+    graphs = find_run(tmp_path).graphs
+    assert len(graphs) == 3 and all(graph.diverges for graph in graphs)
+    warned = [item for item in caplog.records if item.levelno >= logging.WARNING and "diverges" in item.getMessage()]
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("stage", ["joint", "post_grad"])

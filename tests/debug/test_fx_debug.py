@@ -1,15 +1,17 @@
-"""``fx_debug`` prints the graphs, writes every stage, and otherwise behaves as PyTorch."""
+"""``fx_debug`` prints the graphs, writes the stages, and otherwise behaves as PyTorch."""
 
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from pathlib import Path
 
 import pytest
 import torch
 
-from dynamo_backends.dumps.reading import latest_run
+from dynamo_backends.cli import main
+from dynamo_backends.dumps.reading import find_run, latest_run
 
 
 class Model(torch.nn.Module):
@@ -48,24 +50,27 @@ def test_training_equals_eager_and_is_written(tmp_path: Path, capsys: pytest.Cap
     torch.testing.assert_close(model.linear.weight.grad, expected_model.linear.weight.grad)
     torch.testing.assert_close(model.norm.running_mean, expected_model.norm.running_mean)
     assert _written(tmp_path) == {
-        "graph": {"dynamo.py", "pre_grad.py", "joint.py"},
-        "forward": {"aten.py", "post_grad.py"},
-        "backward": {"aten.py", "post_grad.py"},
-    }
+        "graph": {"dynamo.py", "joint.py"},
+        "forward": {"aten.py"},
+        "backward": {"aten.py"},
+    }, "stages that change something"
     printed = capsys.readouterr().out
     for expected_text in ("stage dynamo", "forward, stage post_grad", "backward, stage post_grad"):
         assert expected_text in printed
     assert str(latest_run(tmp_path)) in printed
 
 
-def test_inference_writes_each_stage(tmp_path: Path) -> None:
-    model = Model().eval()
+def test_the_commands_show_the_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with torch.no_grad():
-        torch.compile(model, backend="fx_debug", options={"dump_dir": str(tmp_path)})(torch.randn(5, 4))
-    assert _written(tmp_path) == {
-        "graph": {"dynamo.py", "pre_grad.py", "joint.py"},
-        "inference": {"aten.py", "post_grad.py"},
-    }
+        torch.compile(Model().eval(), backend="fx_debug", options={"dump_dir": str(tmp_path)})(torch.randn(5, 4))
+    capsys.readouterr()
+    (graph,) = find_run(tmp_path).graphs
+    for command in (["ls"], ["show", str(graph.index)], ["report"]):
+        assert main([*command, "-d", str(tmp_path), "--json"]) == 0
+        assert "error" not in json.loads(capsys.readouterr().out)
+    assert main(["show", graph.short_reference, "-d", str(tmp_path)]) == 0
+    assert "aten.addmm.default" in capsys.readouterr().out
+    assert graph.entry.nodes == len(graph.entry.in_pytorch) > 0
 
 
 def test_table_names_operator_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -906,8 +906,11 @@ def test_what_never_was_compared_is_said(tmp_path: Path) -> None:
 def test_a_call_that_raises_is_not_the_first_one(tmp_path: Path) -> None:
     function = compiled(nn.Embedding(4, 2), backend="onnx_debug", options={"dump_dir": str(tmp_path)})
     with torch.no_grad():
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError) as raised:
             function(torch.tensor([7]))
+        with pytest.raises(IndexError) as expected:
+            nn.Embedding(4, 2)(torch.tensor([7]))
+        assert raised.value.args == expected.value.args
         function(torch.tensor([3]))
     assert only_verdict(tmp_path) == "ok"
 

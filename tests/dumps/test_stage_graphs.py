@@ -135,17 +135,17 @@ def test_an_onnx_model_as_text() -> None:
     )
     assert model_text(model).splitlines() == [
         "input x: f32[2, N]",
-        "initializer half: f32[1] = [0.5]",
         "y = Mul(x, half)",
         "z: f32[2, N] = mine.Twice(y, alpha=1e-05)",
         "return z",
+        "initializer half: f32[1] = [0.5]",
         "",
         "function mine.Twice:",
         "    input a",
         "    b = Add(a, a)",
         "    return b",
     ]
-    assert [node.kind for node in onnx_nodes(model)] == ["input", "initializer", "node", "node", "output"]
+    assert [node.kind for node in onnx_nodes(model)] == ["input", "node", "node", "output", "initializer"]
 
 
 def test_stages_are_those_that_the_pipeline_tells() -> None:

@@ -80,6 +80,15 @@ def test_the_text_has_it_all(explanation) -> None:
     assert "Developer debug context" not in text
 
 
+def test_dropout_that_is_active_is_told() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    with torch.no_grad():
+        explanation = dynamo_backends.explain(model)(torch.randn(2, 4))
+        inference = dynamo_backends.explain(model.eval())(torch.randn(2, 4))
+    assert any("ropout" in note and "test_explain.py:" in note for note in explanation.notes)
+    assert not any("ropout" in note for note in inference.notes)
+
+
 def test_no_session_of_a_graph_is_made_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
     monkeypatch.setattr(session.Session, "__init__", lambda *args, **kwargs: pytest.fail("a session of a graph"))

@@ -19,13 +19,14 @@ import torch
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx
 from torch._inductor.compiler_bisector import CompilerBisector
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.cli import main
 from dynamo_backends.cli.passes import Result, why_text
 from dynamo_backends.dumps.reading import latest_run
 from dynamo_backends.pipeline.pass_target import BACKEND
 from passes import Pass, PassContext, catalog, fx_editing, register, unregister
-from passes.engine.manager import STAGES, PassManager, Switches, all_passes
+from passes.engine.manager import STAGES, PassManager, Switches, Target, all_passes
 from passes.engine.results import NearMiss, PassResult
 
 aten = torch.ops.aten
@@ -368,6 +369,27 @@ def test_a_pass_that_fails_is_an_error_when_fallback_is(plant: Callable[..., Non
     plant("post_grad.fail", fail)
     with pytest.raises(Exception, match=r"'post_grad.fail' .*graph \d+ inference: KeyError: 'lost'"):
         compiled(torch.sin, options={"fallback": "error"})(torch.ones(3))
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_a_node_with_a_users_converter_is_rewritten_by_needed_passes_only(asks: bool, is_needed: bool) -> None:
+    def sine_becomes_cosine(module: fx.GraphModule, context: PassContext) -> int:
+        (node,) = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        if asks and not context.allows(node):
+            return 0
+        node.target = aten.cos.default
+        return 1
+
+    def keeps(node: fx.Node) -> str | None:
+        return "aten.sin.default" if node.target is aten.sin.default else None
+
+    module = make_fx(lambda x: x.sin() + 1, tracing_mode="fake")(torch.ones(3))
+    item = Pass("post_grad.mine", "A test's.", sine_becomes_cosine, is_needed=is_needed)
+    (result,) = PassManager(target=Target(keeps=keeps), strict=True, passes=[item]).run("post_grad", module)
+    (first, *_) = (node.target for node in module.graph.nodes if node.op == "call_function")
+    assert (first, result.fired) == ((aten.cos.default, 1) if is_needed else (aten.sin.default, 0))
+    assert not result.undone
 
 
 @pytest.mark.parametrize("result", [None, True, 1.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 
@@ -263,6 +264,20 @@ def test_the_warning_says_where_the_rest_runs(regions: int, rest: str, caplog: p
     (said,) = caplog.messages
     assert said.startswith(f"graph 4 inference: 1 of {3 * regions + 1} ") and re.search(rest, said)
     assert said.endswith(f"aten.topk.default x1 ({reason})")
+
+
+def test_the_log_names_every_operator_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    meant, other = (
+        ("aten.rand.default", Reason(Kind.RANDOM, "drawn"), 2),
+        ("aten.sort.default", Reason(Kind.REJECTED, "no"), 1),
+    )
+    with caplog.at_level(logging.INFO, logger="dynamo_backends"):
+        CoverageCounts(1, 5, [meant]).log(GraphName(0, "inference"), "a.py:1")
+        CoverageCounts(1, 5, [meant, other]).log(GraphName(1, "inference"), "a.py:2")
+    first, second = caplog.records
+    assert first.levelno == logging.INFO and "aten.rand.default x2 (drawn)" in first.getMessage()
+    assert second.levelno == logging.WARNING and "3 of 8" in second.getMessage()
+    assert all(text in second.getMessage() for text in ("aten.rand.default x2 (drawn)", "aten.sort.default x1 (no)"))
 
 
 def test_a_fallback_is_logged_once_and_counted_at_each_recompile(caplog: pytest.LogCaptureFixture) -> None:

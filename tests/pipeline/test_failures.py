@@ -21,6 +21,7 @@ from onnxscript.onnx_opset import opset23 as op
 
 import dynamo_backends
 import passes
+from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters.registry import CONVERTERS
 from dynamo_backends.runtime import binding
 from dynamo_backends.runtime.memory_arena import ARENA
@@ -91,6 +92,26 @@ def test_a_runtime_that_fails_in_a_call(error: Exception, after: int, monkeypatc
         assert counted("runtime_failures") == 3 - after
     assert_trains_as_eager()
     assert counted("runtime_failures") == 3 - after
+
+
+@pytest.mark.parametrize("backend", ["onnxrt", "onnx_debug"])
+def test_a_fake_implementation_that_is_wrong_is_named(
+    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with torch.library._scoped_library("wrongly_faked", "FRAGMENT") as library:
+        library.define("order(Tensor x) -> Tensor")
+        library.impl("order", lambda x: x.argsort(-1).float(), "CPU")
+        torch.library.register_fake("wrongly_faked::order", lambda x: torch.empty_like(x, dtype=torch.int64))
+        order = torch.ops.wrongly_faked.order.default
+        function = compiled(lambda x: (order(x * 2) + 1) * 3, backend=backend, options={"dump_dir": str(tmp_path)})
+        x = torch.randn(3, 4)
+        with torch.no_grad():
+            assert_same_values(function(x), (order(x * 2) + 1) * 3)
+    said = " ".join(caplog.messages)
+    assert "operator of order" in said and "torch.float32" in said and "torch.int64" in said
+    if backend == "onnx_debug":
+        (graph,) = find_run(tmp_path).graphs
+        assert "wrongly_faked.order.default (" in str(graph.verdict) and "test_failures.py:" in str(graph.verdict)
 
 
 def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,15 @@ def test_every_counter_is_in_the_list() -> None:
     assert counted_somewhere == {re.sub(r"\b[A-Z]{4,}\b", "*", name) for name in EVENTS}
 
 
+def test_hints_name_commands_that_exist() -> None:
+    """In what the package prints and writes: ``dynamo-backends NAME``, also as the arguments of ``try_next``."""
+    hint = re.compile(r"""(?:dynamo-backends |try_(?:next|again)\(arguments, ")([a-z]+)\b(?! needs| was)""")
+    package = ROOT / "dynamo_backends"
+    texts = {path: path.read_text(encoding="utf-8") for ending in ("py", "js") for path in package.rglob(f"*.{ending}")}
+    found = {name for text in texts.values() for name in hint.findall(text)} - {"itself", "needs", "was"}
+    assert found <= COMMANDS.keys()
+
+
 def test_reference_of_commands_has_every_argument_once() -> None:
     text = runpy.run_path(str(ROOT / "docs" / "tables.py"))["commands_reference"]()
     for name in COMMANDS:
