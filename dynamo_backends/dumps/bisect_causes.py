@@ -62,7 +62,6 @@ class NodeResults:
 
 def wrong_translation(search: BisectionSearch, ran: RanModel, node: NodeResults | None) -> Bisection | None:
     """The node that the verdict names, if its ONNX nodes in float64 differ from PyTorch's float64."""
-    parts, known, result = ran.parts, ran.known, search.result
     what = "the translation: its ONNX nodes in float64, against PyTorch's float64"
     if node is None:
         if search.blamed.blames_no_node:
@@ -70,35 +69,52 @@ def wrong_translation(search: BisectionSearch, ran: RanModel, node: NodeResults 
         else:
             search.tried(what, "unknown: the dump has no PyTorch result of a node")
         return None
-    initializers = {name: value.const_value for name, value in parts.model.graph.initializers.items()}
-    constants = {name: initializers[name].numpy() for name in node.exact if initializers.get(name) is not None}
-    known = {**known, **constants, **node.inputs}
-    names = [name for name in node.exact if name in known]
-    model, kept = _node_model(parts, names, node.inputs, known)
+    model, known = _node_model(ran, node)
     results = search.runner.exact(model, known)
     if results is None:
         search.tried(what, "unknown: its ONNX nodes cannot be computed in float64")
         return None
-    for name in names:
-        exact, eager, translated = node.exact[name], node.eager[name], results[name]
+    for name, eager in node.eager.items():
+        if name in results and _overflows_alike(results[name], eager):
+            results = {**results, name: _as_type(results[name], eager.dtype)}
+    return _wrong_node(search, ran, node, "translation", what, results)
+
+
+def wrong_node(search: BisectionSearch, ran: RanModel, node: NodeResults | None) -> Bisection | None:
+    """The node that the verdict names, if its ONNX nodes, computed by ONNX Runtime, differ from PyTorch's float64.
+
+    Where float64 is not available, it is not known whether the translation or a kernel is wrong.
+    """
+    if node is None:
+        return None
+    what = "translation and kernels: its ONNX nodes on ONNX Runtime, nothing optimized, against PyTorch's float64"
+    results = search.runner.run(*_node_model(ran, node), PLAIN).outputs
+    return _wrong_node(search, ran, node, "translation or kernel", what, results)
+
+
+def _wrong_node(
+    search: BisectionSearch, ran: RanModel, node: NodeResults, place: str, what: str, results: Feeds
+) -> Bisection | None:
+    """The bisection if the results of a node differ from PyTorch's."""
+    result = search.result
+    model, known = _node_model(ran, node)
+    for name, value in results.items():
+        exact, eager = node.exact[name], node.eager[name]
         has_right_type = known[name].dtype == eager.dtype
-        if has_right_type and _overflows_alike(translated, eager):
-            translated = _as_type(translated, eager.dtype)
-        error = difference_from_reference(translated, exact, [eager], dtype=eager.dtype)
+        error = difference_from_reference(value, exact, [eager], dtype=eager.dtype)
         if has_right_type and error.is_rounding:
             continue
         search.tried(what, WRONG, name, error.error if has_right_type else float("inf"))
-        operators = (parts.nodes[i].metadata_props.get("aten_op", "") for i in kept)
-        result.place, result.value = "translation", name
-        result.cause = next(filter(None, operators), "a folded constant")
+        result.place, result.value = place, name
+        # Not of the ONNX nodes: one that another FX node has, too, may belong to that.
+        result.cause = next((row.operator for row in search.graph.rows() if row.name == name), node_of(name))
         blame = search.graph.entry.blame
         code = blame.code if blame is not None else ""
         to_mend = f"mend the registered converter ({code})"
         result.advice.append(to_mend if code else "report it with the folder to dynamo-backends")
-        text = f"The translation of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
-        expected = {name: _as_type(exact, eager.dtype)}
-        piece = _piece(ran, model, known, expected, tolerance(eager, exact), text)
-        return search.finish(piece, len(parts.nodes))
+        text = f"The {place} of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
+        piece = _piece(ran, model, known, {name: _as_type(exact, eager.dtype)}, tolerance(eager, exact), text)
+        return search.finish(piece, len(ran.parts.nodes))
     search.tried(what, RIGHT)
     return None
 
@@ -260,21 +276,25 @@ def _optimizer(ran: RanModel, kept: Sequence[int], outputs: Collection[str]) -> 
     return f"the optimizer {found}" if found else "no single optimizer"
 
 
-def _node_model(
-    parts: Parts, names: Sequence[str], stop: Collection[str], known: Feeds
-) -> tuple[ir.Model, Sequence[int]]:
-    """The ONNX nodes of an FX node as a model; an ``Identity`` of the constant if its result was folded."""
-    kept = parts.before(names, stop)
+def _node_model(ran: RanModel, node: NodeResults) -> tuple[ir.Model, Feeds]:
+    """The ONNX nodes of an FX node as a model, with values; an ``Identity`` of the constant if its result was folded."""
+    parts = ran.parts
+    initializers = parts.model.graph.initializers
+    values = {name: initializers[name].const_value for name in node.exact if name in initializers}
+    constants = {name: value.numpy() for name, value in values.items() if value is not None}
+    known = {**ran.known, **constants, **node.inputs}
+    names = [name for name in node.exact if name in known]
+    kept = parts.before(names, node.inputs)
     model = parts.cut(kept, known, outputs=names) if kept else None
     if model is not None:
-        return model, kept
-    values = [onnx.numpy_helper.from_array(known[name], f"{name}__folded") for name in names]
+        return model, known
+    folded = [onnx.numpy_helper.from_array(known[name], f"{name}__folded") for name in names]
     nodes = [onnx.helper.make_node("Identity", [f"{name}__folded"], [name]) for name in names]
     outputs = [onnx.ValueInfoProto(name=name) for name in names]
-    graph = onnx.helper.make_graph(nodes, "folded", [], outputs, values)
+    graph = onnx.helper.make_graph(nodes, "folded", [], outputs, folded)
     opset = onnx.helper.make_opsetid("", parts.model.graph.opset_imports.get("", 18))
     proto = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=parts.model.ir_version)
-    return ir.from_proto(onnx.shape_inference.infer_shapes(proto)), []
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto)), known
 
 
 def _as_type(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:

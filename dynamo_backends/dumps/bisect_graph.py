@@ -31,6 +31,7 @@ from .bisect_causes import (
     bisect_rejected,
     rejected_models,
     wrong_kernel,
+    wrong_node,
     wrong_optimizer,
     wrong_pass,
     wrong_translation,
@@ -193,7 +194,7 @@ def _in_region(search: BisectionSearch, region: DumpedRegion) -> Bisection:
     if plain.kind != "ran":
         return bisect_failure(search, parts, feeds, PLAIN, plain, region.model)
     ran, node = RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner), NodeResults.read(region)
-    result = wrong_translation(search, ran, node) or wrong_kernel(search, ran, node)
+    result = wrong_translation(search, ran, node) or wrong_kernel(search, ran, node) or wrong_node(search, ran, node)
     if result is not None:
         return result
     plain = search.values(after, feeds)
@@ -216,7 +217,9 @@ def _not_reproduced(search: BisectionSearch, region: DumpedRegion, ran: Candidat
         why = "its session had other constants (a stale weight), or is not deterministic"
         result.advice.append(f"{why}: dynamo-backends determinism {result.graph}")
     else:
-        result.cause = "the fault does not show when the dumped models run again"
+        unknown = [trial.outcome for trial in result.trials if trial.outcome.startswith("unknown")]
+        what = unknown[-1] if unknown else "the fault does not show when the dumped models run again"
+        result.cause = what.removeprefix("unknown: ")
         result.advice.append(f"dynamo-backends replay {result.graph}")
     return result
 

@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from onnxscript import opset18 as op
 from test_planted_faults import Damped, Perceptron, line_of, scale, scale_onnx, silu_lines
 from torch import nn
 
-from dynamo_backends import register_converter, unregister_converter
+from dynamo_backends import operator_set, register_converter, unregister_converter
 from dynamo_backends.cli import main
 from dynamo_backends.common import python_process
 from dynamo_backends.dumps import bisection, candidate_runs
@@ -272,6 +272,50 @@ def test_a_kernel_of_onnx_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (found.place, found.value, found.cause) == ("kernel", "logsumexp", "ReduceLogSumExp")
     assert found.source == line_of_here("a sum of exponentials")
     assert_cut(found, "ReduceLogSumExp")
+
+
+@pytest.fixture
+def converters() -> Iterator[Callable[..., None]]:
+    """Registers converters, by operator, until the test ends."""
+    registered = []
+
+    def register(target: object, converter: Callable[..., object]) -> None:
+        registered.append(target)
+        register_converter(target)(converter)
+
+    yield register
+    for target in registered:
+        unregister_converter(target)
+
+
+def test_a_node_that_cannot_be_computed_in_float64(converters: Callable[..., None], tmp_path: Path) -> None:
+    """Neither the reference evaluator nor a float64 kernel has the operator: the verdict is confirmed, not contradicted."""
+
+    def biased(x: ir.Value, approximate: str = "none") -> object:
+        return operator_set("com.microsoft").BiasGelu(x, op.Constant(value_floats=[0.01] * 8))
+
+    converters(aten.gelu, biased)
+    dump = dumped(lambda x: nn.functional.gelu(x.sin()).tanh(), torch.randn(4, 8), dump=tmp_path)
+    found = bisected(dump)
+    assert (found.place, found.value, found.cause) == ("translation or kernel", "gelu", "aten.gelu.default")
+    assert_cut(found, "Constant", "BiasGelu")
+    assert found.trials[-1].error == pytest.approx(0.01, rel=0.5)
+
+
+def test_a_wrong_node_whose_onnx_nodes_another_node_has_too(converters: Callable[..., None], tmp_path: Path) -> None:
+    """The mean and the variance share a ``ReduceMean``, which has the mean's name in its metadata."""
+
+    def biased(x: ir.Value, dim: object = None, correction: object = 1, keepdim: bool = False) -> object:
+        difference = op.Sub(x, op.ReduceMean(x, [-1], keepdims=1))
+        return op.ReduceMean(op.Mul(difference, difference), [-1], keepdims=1)
+
+    converters(aten.var.correction, biased)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.mean(-1, keepdim=True) + x.var(-1, keepdim=True)
+
+    found = bisected(dumped(function, torch.randn(4, 8), dump=tmp_path))
+    assert (found.place, found.value, found.cause) == ("translation", "var", "aten.var.correction")
 
 
 def test_a_nan_that_is_masked_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
