@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 import torch
@@ -28,6 +28,7 @@ from ..errors import CompiledNodesError, SessionError
 from ..events import count
 from ..exporter.translate import serialize
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..graphs.locations import user_name
 from ..options import Options
 from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
@@ -242,7 +243,8 @@ class DebugObserver(Observer):
         folder = f"{graph_folder(graph)}/region_{expected.region}/culprit"
         for kind in ("input", "eager", "exact"):
             for i, (name, value) in enumerate(getattr(expected, kind).items()):
-                write_tensor(self._folder, f"{folder}/{kind}_{i}", value, name, self._options.tensor_limit)
+                path = f"{folder}/{kind}_{i}"
+                write_tensor(self._folder, path, value, name, self._options.tensor_limit, always=True)
 
     def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
         """The stages of a call were compared: what was found about its gradients, whose backward may never run.
@@ -306,6 +308,7 @@ class DebugObserver(Observer):
 
     def _write_test_data(self, compiled: CompiledRegion, actual: dict[fx.Node, object]) -> None:
         """Writes the inputs and outputs of a region's model in ONNX's test layout."""
+        weights = _weights_of(actual)
 
         def write(kind: str, specs: Sequence[InputSpec | OutputSpec], nodes: Sequence[fx.Node]) -> None:
             for i, (spec, node) in enumerate(zip(specs, nodes, strict=True)):
@@ -314,7 +317,8 @@ class DebugObserver(Observer):
                 if spec.permutation is not None:
                     tensor = tensor.permute(spec.permutation)
                 path = f"{_region_folder(compiled)}/test_data_set_0/{kind}_{i}"
-                write_tensor(self._folder, path, tensor, spec.name, self._options.tensor_limit)
+                limit = self._options.tensor_limit
+                write_tensor(self._folder, path, tensor, spec.name, limit, always=node in weights)
 
         write("input", compiled.bound.inputs, [item.node for item in compiled.region.inputs])
         write("output", compiled.bound.outputs, [item.node for item in compiled.region.outputs])
@@ -390,6 +394,16 @@ class _ComparedGraph:
         if selected is not None:
             self.selector.fail(selected)
         self.observer.comparison_failed(self.graph.name, error)
+
+
+def _weights_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The parameters and buffers, and what is computed from them alone, such as a transposed weight."""
+    weights: set[fx.Node] = set()
+    for node in nodes:
+        read = node.all_input_nodes
+        if user_name(node, static_only=True) or (read and weights.issuperset(read)):
+            weights.add(node)
+    return weights
 
 
 def _region_folder(compiled: CompiledRegion) -> str:

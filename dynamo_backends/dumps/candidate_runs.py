@@ -28,14 +28,13 @@ from .mixed_precision import in_float64
 from .model_sessions import PLAIN, ExecutionError, ModelSession
 from .model_values import reference_evaluator
 from .models import OnnxModel
-from .reading import DATA_SET, DumpError, read_data_set, write_data_set
+from .reading import DATA_SET, PROTOBUF_LIMIT, DumpError, read_data_set, write_data_set
 from .schema import Settings
 
 logger = logging.getLogger(__name__)
 
 Feeds: TypeAlias = "Mapping[str, np.ndarray]"  # tensors by name, of any dtype that ONNX has
 
-_PROTOBUF_LIMIT = 2**31 - 2**24
 LONGEST = 600.0  # timeout of a candidate, in seconds
 
 _MOST_NODES = 64  # larger models are too slow for onnx's reference evaluator, which is written in Python
@@ -146,7 +145,7 @@ def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whol
     values = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     external = [value for value in values if isinstance(value, ir.ExternalTensor)]
     size = sum(value.nbytes for value in values if whole or not isinstance(value, ir.ExternalTensor))
-    if size >= _PROTOBUF_LIMIT:
+    if size > PROTOBUF_LIMIT:
         ir.save(model, path, external_data=f"{name}.data")
         return path
     if whole and external:

@@ -131,6 +131,21 @@ def test_a_translation_that_is_wrong_in_the_middle_of_twelve_layers(
     assert found.trials[-1].error == pytest.approx(0.005, rel=0.5)
 
 
+def test_a_weight_above_the_limit_of_tensors(converters: Callable[..., None], tmp_path: Path) -> None:
+    """The commands that run a dumped model have its weights, whatever their size."""
+    converters(aten.silu, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.1))
+    model = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64))
+    options = {"dump_dir": str(tmp_path), "tensor_limit": 64 * 64}
+    compiled(model, backend="onnx_debug", options=options)(torch.randn(2, 64)).sum().backward()
+    found = bisected(tmp_path)
+    assert (found.place, found.cause) == ("translation", "aten.silu.default")
+    assert main(["profile", found.graph, "-d", str(tmp_path), "--runs", "1"]) == 0
+    for graph in find_run(tmp_path).graphs:
+        for item in graph.regions:
+            done = subprocess.run([sys.executable, item.folder / "repro.py"], capture_output=True, text=True)
+            assert done.returncode in (0, 1), done
+
+
 def test_the_reference_of_a_node_is_written_only_where_it_is_to_blame(tmp_path: Path) -> None:
     dump = dumped(Damped(), torch.randn(4, 8), dump=tmp_path)
     (graph,) = find_run(dump).graphs
