@@ -54,6 +54,8 @@ from .wrong_rewrite import ModelSteps
 
 logger = logging.getLogger(__name__)
 
+_HALF = (torch.float16, torch.bfloat16)
+
 _MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "session": "model.session.onnx"}
 """The file of each stage that is a model of a region."""
 
@@ -234,9 +236,22 @@ class DebugObserver(Observer):
             if not self._manifest.has_fault(graph.name):
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
+                self._write_arguments(graph, run.values)
                 if judged.comparison.expected is not None:
                     self._write_culprit(graph.name, judged.comparison.expected)
         return judged
+
+    def _write_arguments(self, graph: CompiledGraph, actual: dict[fx.Node, object]) -> None:
+        """Writes the arguments of a graph in half precision; ``precision`` runs it again."""
+        if not any(isinstance(value, torch.Tensor) and value.dtype in _HALF for value in actual.values()):
+            return
+        weights = _weights_of(actual)
+        for i, node in enumerate(graph.module.graph.find_nodes(op="placeholder")):
+            value = actual[node]
+            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+            path, name = f"{graph_folder(graph.name)}/arguments/input_{i}", user_name(node, static_only=True)
+            limit = self._options.tensor_limit
+            write_tensor(self._folder, path, tensor, name or node.name, limit, always=node in weights)
 
     def _write_culprit(self, graph: GraphName, expected: ExpectedValues) -> None:
         """Writes the expected results of a node that is wrong alone; ``bisect`` needs them, without PyTorch."""

@@ -1,4 +1,4 @@
-"""Writes tensors as ONNX test data, ``input_0.pb``; of a large tensor that is no weight only a summary, ``input_0.json``."""
+"""Writes tensors as ONNX test data, ``input_0.pb``; of large ones only a summary, ``input_0.json``."""
 
 from __future__ import annotations
 

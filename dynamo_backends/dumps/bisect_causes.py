@@ -277,7 +277,7 @@ def _optimizer(ran: RanModel, kept: Sequence[int], outputs: Collection[str]) -> 
 
 
 def _node_model(ran: RanModel, node: NodeResults) -> tuple[ir.Model, Feeds]:
-    """The ONNX nodes of an FX node as a model, with values; an ``Identity`` of the constant if its result was folded."""
+    """The ONNX nodes of an FX node as a model, with values; an ``Identity`` if its result was folded."""
     parts = ran.parts
     initializers = parts.model.graph.initializers
     values = {name: initializers[name].const_value for name in node.exact if name in initializers}

@@ -24,7 +24,6 @@ import onnx
 import onnx_ir as ir
 
 from ..common.python_process import Worker, WorkerExit, WorkerStartError, answer_requests, exit_code_text
-from .mixed_precision import in_float64
 from .model_sessions import PLAIN, ExecutionError, ModelSession
 from .model_values import reference_evaluator
 from .models import OnnxModel
@@ -153,6 +152,42 @@ def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whol
         ir.external_data.load_to_model(model)
     path.write_bytes(ir.to_proto(model).SerializeToString())
     return path
+
+
+def in_float64(model: ir.Model) -> ir.Model:
+    """A copy in which all floating-point values are float64, including inputs, constants and subgraphs."""
+    copy = model.clone()
+    for graph in copy.graphs():
+        values = [*graph.inputs, *graph.initializers.values()]
+        for node in graph:
+            values.extend(node.outputs)
+            _widen_attributes(node)
+        for value in values:
+            if value.dtype in _NARROW:
+                value.type = ir.TensorType(ir.DataType.DOUBLE)  # a new type: the copy shares the old one with the model
+            if value.const_value is not None and value.const_value.dtype in _NARROW:
+                value.const_value = ir.tensor(value.const_value.numpy().astype(np.float64), name=value.name)
+    return copy
+
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
+
+_DTYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision")  # dtypes of results or intermediate values
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    """Widens the dtypes and tensors in a node's attributes."""
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _NARROW:
+            value = attribute.as_tensor().numpy().astype(np.float64)
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(value))
+        elif name in _DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.as_int() in _NARROW:
+            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
+        elif name in ("value_float", "value_floats") and node.op_type == "Constant":
+            del node.attributes[name]
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(attribute.value, np.float64)))
 
 
 def _external_data(model: ir.Model) -> str:

@@ -304,7 +304,7 @@ def converters() -> Iterator[Callable[..., None]]:
 
 
 def test_a_node_that_cannot_be_computed_in_float64(converters: Callable[..., None], tmp_path: Path) -> None:
-    """Neither the reference evaluator nor a float64 kernel has the operator: the verdict is confirmed, not contradicted."""
+    """Neither the reference evaluator nor a float64 kernel has the operator; the verdict is right all the same."""
 
     def biased(x: ir.Value, approximate: str = "none") -> object:
         return operator_set("com.microsoft").BiasGelu(x, op.Constant(value_floats=[0.01] * 8))
