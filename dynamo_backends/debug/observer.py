@@ -191,8 +191,10 @@ class DebugObserver(Observer):
         elif stage == "onnx_optimized":
             nodes, content = len(compiled.optimized_model.graph), serialized(compiled.optimized_model)
             same_as = "onnx" if content == serialize(compiled.model) else None
-            settings = {"session": compiled.executable.settings.as_json(), "constants": compiled.executable.constants}
-            self._folder.write_text(f"{folder}/repro.py", repro_text({"model": _MODELS[same_as or stage], **settings}))
+            session, model_file = compiled.executable.settings.as_json(), _MODELS[same_as or stage]
+            constants = compiled.executable.constants
+            settings = {"model": model_file, "session": session, "constants": constants, "is_region": True}
+            self._folder.write_text(f"{folder}/repro.py", repro_text(settings))
         else:
             try:
                 model, _ = compiled.bound.session.optimized()

@@ -28,15 +28,13 @@ from .bisection import (
 from .blame import Cause, CauseKind
 from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
 from .cut_folder import CutModel
-from .model_sessions import PLAIN
+from .model_sessions import PLAIN, RANDOM
 from .model_values import perturbed
 from .models import load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError, read_data_set
 from .schema import Level, Settings, node_of
 from .submodels import Parts, known_of
 from .value_differences import difference_from_reference, tolerance
-
-_FEW_NODES = 64  # up to this size all kernels of a model are checked if the verdict names no node
 
 _UNKNOWN = np.zeros(0, np.float32)  # stands for an expected output that could not be computed
 
@@ -47,17 +45,20 @@ _LEVELS: Sequence[Level] = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENAB
 class NodeResults:
     """PyTorch's values of the node that the verdict names: its inputs, eager's results, and those in float64."""
 
+    operator: str
     inputs: Feeds
     eager: Feeds
     exact: Feeds
 
     @classmethod
-    def read(cls, region: DumpedRegion) -> NodeResults | None:
+    def read(cls, graph: DumpedGraph, region: DumpedRegion) -> NodeResults | None:
         """The values in ``culprit/`` of a region; ``None`` if there are none. ``DumpError`` if a file is damaged."""
         folder = region.folder / "culprit"
         if not folder.is_dir():
             return None
-        return cls(*(dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")))
+        values = [dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")]
+        operators = (row.operator for row in graph.rows() if row.name in values[1])
+        return cls(next(operators, "an unknown operator"), *values)
 
 
 def wrong_translation(search: BisectionSearch, ran: RanModel, node: NodeResults | None) -> Bisection | None:
@@ -107,9 +108,8 @@ def _wrong_node(
         search.tried(what, WRONG, name, error.error if has_right_type else float("inf"))
         result.place, result.value = place, name
         # Not of the ONNX nodes: one that another FX node has, too, may belong to that.
-        result.cause = next((row.operator for row in search.graph.rows() if row.name == name), node_of(name))
-        blame = search.graph.entry.blame
-        code = blame.code if blame is not None else ""
+        result.cause = node.operator
+        code = search.blame.code if search.blame is not None else ""
         to_mend = f"mend the registered converter ({code})"
         result.advice.append(to_mend if code else "report it with the folder to dynamo-backends")
         text = f"The {place} of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
@@ -126,26 +126,26 @@ def wrong_kernel(search: BisectionSearch, ran: RanModel, node: NodeResults | Non
     if search.blamed.blames_no_node:
         search.tried("the kernels, compared in PyTorch when the model ran", RIGHT)
         return None
+    kept = list(range(len(parts.nodes)))
     if node is not None:
         kept = parts.before([name for name in node.exact if name in known], node.inputs)
-    elif not result.value and len(parts.nodes) <= _FEW_NODES:
-        kept = list(range(len(parts.nodes)))
-    else:
+    elif result.value:
         fx_node = node_of(result.value)
-        kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == fx_node]
+        kept = [i for i in kept if parts.nodes[i].metadata_props.get("fx_node") == fx_node]
     if not kept:
         search.tried(what, "unknown: the verdict names no node of this model")
         return None
     unknown = set()
     for i in kept:
         model = parts.cut([i], known)
-        if model is None:
+        if model is None or parts.nodes[i].op_type in RANDOM:
             continue
         exact = search.runner.exact(model, known)
         if exact is None:
             unknown.add(parts.nodes[i].op_type)
             continue
-        for name, array in search.runner.run(model, known, PLAIN).outputs.items():
+        # ``known`` is of the whole model, in which nothing is fused: its values are those of nodes that run alone.
+        for name, array in known_of(model.graph.outputs, known).items():
             right = _as_type(exact[name], array.dtype)
             error = difference_from_reference(array, right)
             if not error.is_rounding:
@@ -198,7 +198,7 @@ def wrong_pass(search: BisectionSearch, ran: RanModel, optimized: RanModel) -> B
         options = {"passes": {"disable": [name_of_pass or "onnx.*"]}}
         result.advice.append(f"to confirm, run again with {options=}; before.onnx is what the pass was given")
         if name_of_pass:
-            result.advice.append(f"dynamo-backends passes {search.run.folder} --why {name_of_pass}")
+            result.advice.append(f"dynamo-backends passes --why {name_of_pass}")
         text = f"{result.cause} rewrote before.onnx as model.onnx, which has another result"
         allowed = _allowed(known[name], exact.get(name))
         piece = _piece(ran, model, {**known_after, **known}, {name: known[name]}, allowed, text)
@@ -314,14 +314,14 @@ def rejected_models(graph: DumpedGraph) -> list[Path]:
     return sorted((graph.folder / "rejected").glob("*.onnx"))
 
 
-def bisect_rejected(search: BisectionSearch, settings: Settings) -> Bisection:
+def bisect_rejected(search: BisectionSearch, graph: DumpedGraph, settings: Settings) -> Bisection:
     """The smallest part of a model that ONNX Runtime rejects; ``DumpError`` if no model was rejected."""
     result = search.result
-    models = rejected_models(search.graph)
+    models = rejected_models(graph)
     if not models:
-        raise DumpError(f"no model of {result.graph} was rejected: there is no {search.graph.folder / 'rejected'}")
+        raise DumpError(f"no model of {result.graph} was rejected: there is no {graph.folder / 'rejected'}")
     for path in models:
-        parts = Parts(_typed(load_ir(path)))
+        parts = Parts(typed(load_ir(path)))
         outcome = search.runner.run(path, None, settings)
         if outcome.kind in ("rejected", "crashed"):
             search.tried(f"a session of {path.name}, with the settings of the run", outcome.kind)
@@ -406,7 +406,7 @@ def _known_values(search: BisectionSearch, parts: Parts, feeds: Feeds) -> Feeds:
     return {**feeds, **values}
 
 
-def _typed(model: ir.Model) -> ir.Model:
+def typed(model: ir.Model) -> ir.Model:
     """The model with inferred types, if some are missing."""
     if all(value.type is not None for node in model.graph for value in node.outputs if value.name):
         return model

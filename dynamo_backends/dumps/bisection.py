@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,8 +22,8 @@ from .blame import Cause, CauseKind
 from .candidate_runs import LONGEST, CandidateOutcome, CandidateRunner, Feeds, write_model
 from .cut_folder import CutModel, run_repro, write_cut
 from .model_sessions import PLAIN
-from .reading import DATA_SET, DumpedGraph, DumpedRun, DumpError, write_data_set
-from .schema import Settings
+from .reading import DATA_SET, DumpError, write_data_set
+from .schema import BlameEntry, Settings
 from .submodels import Parts, known_of
 from .value_differences import difference_from_reference
 
@@ -65,12 +65,12 @@ class Cut:
 class Bisection:
     """The result of a bisection."""
 
-    graph: str  # ``graph_000/forward``
+    graph: str  # ``graph_000/forward``, or the path of a file
     verdict: str | None  # of the run, ``None`` if no run was compared
     # ``decomposition``, ``FX pass``, ``stage`` (PyTorch's own changes between stages), ``PyTorch`` (the node ran
-    # there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``,
-    # ``ONNX Runtime optimizer``, ``session`` (it cannot be created), ``run`` (it fails or crashes), ``check`` (the
-    # user's command fails), ``nothing``, ``unknown``
+    # there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``translation or kernel``, ``ONNX pass``,
+    # ``ONNX Runtime optimizer``, ``session`` (it cannot be created), ``run`` (it fails or crashes), ``run to run`` (it
+    # is not deterministic), ``check`` (the user's command fails), ``nothing``, ``unknown``
     place: str = "nothing"
     cause: str = ""  # the pass, the optimizer, the operator, or the error message
     value: str = ""  # the first wrong value
@@ -86,18 +86,19 @@ class Bisection:
 
 @dataclasses.dataclass
 class BisectionSearch:
-    """The state of a bisection. ``result`` is the bisection so far, ``blamed`` the cause that the verdict names."""
+    """The state of a bisection. ``result`` is the bisection so far."""
 
-    run: DumpedRun
-    graph: DumpedGraph
+    result: Bisection
     folder: Path  # of the cut
     runner: CandidateRunner
     progress: Callable[[str], None]  # is called with a line of text
+    versions: Mapping[str, str]  # of the libraries of the run
+    blame: BlameEntry | None = None  # of the verdict
 
-    def __post_init__(self) -> None:
-        blame = self.graph.entry.blame
-        self.blamed = Cause(blame.kind, blame.name) if blame else Cause(CauseKind.RESULT)
-        self.result = Bisection(self.graph.reference, self.graph.verdict)
+    @property
+    def blamed(self) -> Cause:
+        """The cause that the verdict names."""
+        return Cause(self.blame.kind, self.blame.name) if self.blame else Cause(CauseKind.RESULT)
 
     def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
         """Records a step."""
@@ -153,7 +154,7 @@ class BisectionSearch:
             confirm: whether the cut fails; by default its ``repro.py`` is run.
         """
         shutil.rmtree(self.folder / DATA_SET, ignore_errors=True)
-        write_cut(self.folder, piece, self.run.manifest.versions)
+        write_cut(self.folder, piece, self.versions)
         if before is not None:
             write_model(before, self.folder, "before.onnx", whole=True)
         self.progress("running repro.py in a fresh process")
@@ -230,6 +231,7 @@ class RanModel:
     known: Feeds  # right values of all tensors, computed without optimizations
     settings: Settings  # of the session of the compared run
     runner: CandidateRunner
+    outputs: Feeds = dataclasses.field(default_factory=dict)  # of the session, if it ran
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
         return bool(self.wrong(kept, outputs))

@@ -255,7 +255,7 @@ def _function(name: str) -> Callable[..., Any]:
             found = None
     if found is None:
         raise DumpError(f"precision cannot run {name}: it is random, changes its arguments, or is no ATen operator")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _argument(node: NodeEntry, array: np.ndarray) -> Any:

@@ -29,12 +29,13 @@ from dynamo_backends import operator_set, register_converter, unregister_convert
 from dynamo_backends.cli import main
 from dynamo_backends.common import python_process
 from dynamo_backends.dumps import bisection, candidate_runs
-from dynamo_backends.dumps.bisect_graph import bisect
+from dynamo_backends.dumps.bisect_graph import bisect, bisect_file
 from dynamo_backends.dumps.bisection import ANSWERS, Bisection, delta_debug
 from dynamo_backends.dumps.candidate_runs import CandidateOutcome, CandidateRunner
 from dynamo_backends.dumps.cut_folder import CutModel, run_repro, write_cut
-from dynamo_backends.dumps.model_sessions import PLAIN, region_settings
-from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run, read_tensor
+from dynamo_backends.dumps.model_sessions import PLAIN
+from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run, read_data_set, read_tensor
+from dynamo_backends.dumps.schema import Settings
 from dynamo_backends.dumps.submodels import Parts
 from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
@@ -461,19 +462,46 @@ def test_the_cut_holds_its_weights(tmp_path: Path) -> None:
 def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path: Path) -> None:
     found = bisected(int8_product(tmp_path))
     assert found.cut is not None
-    (graph,) = find_run(found.cut.folder).graphs  # the cut is a dump of its own
-    (region,) = graph.regions
-    parts, feeds = Parts(ir.load(region.model)), region.recorded("input")
+    path = found.cut.folder / "model.onnx"
+    parts, feeds = Parts(ir.load(path)), dict(read_data_set(found.cut.folder / "test_data_set_0", "input"))
     with CandidateRunner() as runner:
         values = runner.run(parts.exposed(), feeds, PLAIN)
-        check = bisection.RanModel(parts, {**feeds, **values.outputs}, region_settings(region), runner)
+        check = bisection.RanModel(parts, {**feeds, **values.outputs}, Settings(), runner)
         assert check([0, 1])
         assert not check([0]) and not check([1])
-    again = bisect(find_run(found.cut.folder), "0")
+    again = bisect_file(path, feeds)
     assert (again.place, again.cause) == (found.place, found.cause)
-    assert found.trials[0].what not in [trial.what for trial in again.trials]  # this one never ran in PyTorch
     assert_cut(again, "DequantizeLinear", "MatMul")
-    assert main(["replay", "-d", str(found.cut.folder), "0"]) == 1
+
+
+FILE = """<ir_version: 10, opset_import: ["" : 18]>
+    file (float[2, N] x) => (float[2] y) {
+        a = Sin (x)
+        axes = Constant <value_ints: ints = [1]> ()
+        b = ReduceLogSumExp <keepdims: int = 0> (a, axes)
+        y = Tanh (b)
+    }"""
+
+
+def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault of a kernel (docs/upstream.md) that only some inputs show."""
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(FILE.replace("Sin", "Neg")), path)
+    assert main(["bisect", str(path), "--dim", "N=4"]) == 0
+    np.savez(tmp_path / "inputs.npz", x=np.array([[np.inf, 145], [1, 2]], np.float32))
+    capsys.readouterr()
+    assert main(["bisect", "--json", str(path), "--inputs", str(tmp_path / "inputs.npz")]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["place"], found["value"], found["cause"]) == ("kernel", "b", "ReduceLogSumExp")
+    assert found["cut"]["operators"] == ["ReduceLogSumExp"] and found["cut"]["confirmed"]
+    assert Path(found["cut"]["folder"]) == tmp_path / "model.bisect"
+
+
+def test_a_file_that_cannot_run(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(FILE.replace("Sin", "Sinc")), path)
+    found = bisect_file(path, {"x": np.ones((2, 3), np.float32)})
+    assert found.place == "session" and found.cut is not None and found.cut.operators == ["Sinc"]
 
 
 def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_path: Path) -> None:
@@ -770,6 +798,26 @@ def test_the_command_where_nothing_diverges(tmp_path: Path, capsys: pytest.Captu
     assert "--check" in capsys.readouterr().out
     assert main(["bisect", "-d", str(dump), "4711"]) == 2
     assert "'4711'" in capsys.readouterr().err
+
+
+def test_the_command_without_a_graph(
+    converters: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All graphs that are not ok are bisected; the scripts of their regions do not call them right."""
+    converters(aten.silu, lambda x: op.Mul(op.Mul(x, op.Sigmoid(x)), 1.01))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.silu(x.sin())
+        torch._dynamo.graph_break()
+        return nn.functional.silu(y.cos()) * 1e-6 + 1
+
+    dump = dumped(function, torch.randn(4, 8), dump=tmp_path)
+    assert main(["bisect", "-d", str(dump)]) == 1
+    assert capsys.readouterr().out.count("fault: translation at silu") == 2
+    for graph in find_run(dump).graphs:
+        command = [sys.executable, str(graph.regions[0].folder / "repro.py")]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "diverges at silu" in printed and "right" not in printed.splitlines()
 
 
 def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
