@@ -22,7 +22,7 @@ from .schema import Settings
 
 # The lines of ``repro.py`` that are replaced: by the settings, and by the source of ``rule``.
 _SETTINGS = "SETTINGS: dict = {}\n"
-_IMPORT = "from dynamo_backends.numerics.rule import judge\n"
+_IMPORT = "from dynamo_backends.numerics.rule import SPREAD, judge\n"
 
 
 @dataclasses.dataclass(frozen=True)
