@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 DETAILS = (
     "With GRAPH (0, graph_000, graph_000/backward), names the decomposition, pass, converter, ONNX Runtime optimizer "
     "or kernel, and extracts the smallest model that fails, with its inputs and a repro.py that needs only onnxruntime "
-    "and numpy; an interrupted search resumes. With FILE.onnx, names the kernel or optimizer. Without an argument, "
+    "and numpy. With FILE.onnx, names the kernel or optimizer. Without an argument, "
     "bisects all graphs of the newest run that are not ok. With COMMAND (python train.py), runs a script that calls "
     "torch.compile and exits with 0 if its results are right. Exit code 1: a fault was found, or a graph diverges."
 )
@@ -196,8 +196,7 @@ def _text(bisection: Bisection) -> str:
             lines.append(f"reproduced in a new process: {cut.said}")
         else:
             lines.append(f"NOT reproduced in a new process, so not a proof: {cut.said}")
-    resumed = f", {bisection.resumed} results reused from an earlier search" if bisection.resumed else ""
-    lines.append(f"{count_text(bisection.sessions, 'session')}{resumed}")
+    lines.append(count_text(bisection.sessions, "session"))
     return "\n".join(lines)
 
 

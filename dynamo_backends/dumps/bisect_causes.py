@@ -22,7 +22,6 @@ from .bisection import (
     fault_of,
     is_same_failure,
     line_of,
-    normalized_message,
     reference,
 )
 from .blame import Cause, CauseKind
@@ -207,8 +206,8 @@ def wrong_pass(search: BisectionSearch, ran: RanModel, optimized: RanModel) -> B
     return None
 
 
-def wrong_optimizer(search: BisectionSearch, ran: RanModel, path: Path) -> Bisection | None:
-    """The smallest part of the model in the file ``path`` that ONNX Runtime's optimizers make wrong."""
+def wrong_optimizer(search: BisectionSearch, ran: RanModel) -> Bisection | None:
+    """The smallest part of a model that ONNX Runtime's optimizers make wrong."""
     parts, known, result = ran.parts, ran.known, search.result
     start = next((candidate for candidate in _starts(parts, result.value) if ran(candidate)), None)
     if start is None:
@@ -219,7 +218,7 @@ def wrong_optimizer(search: BisectionSearch, ran: RanModel, path: Path) -> Bisec
         name = max(wrong, key=lambda name: wrong[name], default="")
         text = f"ONNX Runtime's optimizers, {level.removeprefix('ORT_ENABLE_').lower()}"
         search.tried(text, WRONG if wrong else RIGHT, name, wrong.get(name))
-    kept = search.reduce(path, "diverges", ran.settings, start, ran)
+    kept = search.reduce(start, ran)
     outputs = list(ran.wrong(kept))
     outputs = delta_debug(outputs, lambda names: ran(kept, names)) if len(outputs) > 1 else outputs
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
@@ -329,7 +328,7 @@ def bisect_rejected(search: BisectionSearch, graph: DumpedGraph, settings: Setti
             search.tried("the same, ONNX Runtime's optimizers off", "created" if plain.kind == "built" else plain.kind)
             if is_same_failure(plain, outcome):
                 settings = settings.unoptimized
-            return bisect_failure(search, parts, None, settings, outcome, path)
+            return bisect_failure(search, parts, None, settings, outcome)
         search.tried(f"a session of {path.name}", "created: dynamo-backends itself rejected the model")
     result.place = "nothing"
     message = models[0].with_suffix(".txt")
@@ -341,14 +340,9 @@ def bisect_rejected(search: BisectionSearch, graph: DumpedGraph, settings: Setti
 
 
 def bisect_failure(
-    search: BisectionSearch,
-    parts: Parts,
-    feeds: Feeds | None,
-    settings: Settings,
-    outcome: CandidateOutcome,
-    path: Path,
+    search: BisectionSearch, parts: Parts, feeds: Feeds | None, settings: Settings, outcome: CandidateOutcome
 ) -> Bisection:
-    """The smallest part of a model, in the file ``path``, with the failure ``outcome``.
+    """The smallest part of a model with the failure ``outcome``.
 
     ``feeds`` are its inputs; ``None`` if it was not run.
     """
@@ -370,7 +364,7 @@ def bisect_failure(
     if not check(start):
         result.advice.append("only the whole model fails in this way, no part of it does")
         return result
-    kept = search.reduce(path, f"{outcome.kind} {normalized_message(outcome.message)}", settings, start, check)
+    kept = search.reduce(start, check)
     outputs = [str(value.name) for value in parts.outputs_of(kept)]
     if len(outputs) > 1:
         outputs = delta_debug(outputs, lambda names: check(kept, names))

@@ -123,22 +123,22 @@ def bisect_file(
         parts = Parts(typed(load_ir(path)))
         if check is not None:
             _check_parts(search, parts, path, feeds, settings, check)
-        elif isinstance(ran := _ran(search, parts, path, feeds, settings), RanModel):
-            found = wrong_kernel(search, ran, None) or wrong_optimizer(search, ran, path)
+        elif isinstance(ran := _ran(search, parts, feeds, settings), RanModel):
+            found = wrong_kernel(search, ran, None) or wrong_optimizer(search, ran)
             if found is None:
                 search.tried("ONNX Runtime's optimizers, against no optimization", RIGHT)
     result.sessions = runner.count
     return result
 
 
-def _ran(search: BisectionSearch, parts: Parts, path: Path, feeds: Feeds, settings: Settings) -> RanModel | Bisection:
+def _ran(search: BisectionSearch, parts: Parts, feeds: Feeds, settings: Settings) -> RanModel | Bisection:
     """The values of a model without optimizations; the bisection of the failure if it does not run."""
     outcome = search.runner.run(_with_constants(parts, feeds), feeds, settings)
     if outcome.kind != "ran":
-        return bisect_failure(search, parts, feeds, settings, outcome, path)
+        return bisect_failure(search, parts, feeds, settings, outcome)
     plain = search.values(parts, feeds)
     if plain.kind != "ran":
-        return bisect_failure(search, parts, feeds, PLAIN, plain, path)
+        return bisect_failure(search, parts, feeds, PLAIN, plain)
     return RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner, outcome.outputs)
 
 
@@ -236,19 +236,19 @@ def _in_region(search: BisectionSearch, graph: DumpedGraph, region: DumpedRegion
         raise DumpError(
             f"the dump is incomplete: {region.optimized_model} has no recorded input {', '.join(sorted(missing))}"
         )
-    optimized = _ran(search, after, region.optimized_model, feeds, settings)
+    optimized = _ran(search, after, feeds, settings)
     if not isinstance(optimized, RanModel):
         return optimized
     plain = search.values(parts, feeds)
     if plain.kind != "ran":
-        return bisect_failure(search, parts, feeds, PLAIN, plain, region.model)
+        return bisect_failure(search, parts, feeds, PLAIN, plain)
     ran, node = RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner), NodeResults.read(graph, region)
     return (
         wrong_translation(search, ran, node)
         or wrong_kernel(search, ran, node)
         or wrong_node(search, ran, node)
         or wrong_pass(search, ran, optimized)
-        or wrong_optimizer(search, optimized, region.optimized_model)
+        or wrong_optimizer(search, optimized)
         or _not_reproduced(search, region, optimized.outputs)
     )
 
@@ -296,7 +296,7 @@ def _check_parts(
     search.tried(f"--check on {path.name}", WRONG)
     if check.fails(*_trivial()):
         raise DumpError("--check also fails on a model with a single Identity: it always fails")
-    kept = search.reduce(path, command, Settings(), every, check)
+    kept = search.reduce(every, check)
     model = parts.cut(kept, known)
     assert model is not None
     result.place, result.cause = "check", command

@@ -1,10 +1,8 @@
-"""The result of a bisection, and what its searches share: checks of parts of a model, delta debugging, kept answers."""
+"""The result of a bisection, and what its searches share: checks of parts of a model, delta debugging."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 import shlex
 import shutil
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from .blame import Cause, CauseKind
@@ -26,8 +23,6 @@ from .reading import DATA_SET, DumpError, write_data_set
 from .schema import BlameEntry, Settings
 from .submodels import Parts, known_of
 from .value_differences import difference_from_reference
-
-ANSWERS = "bisection.txt"  # the file of answers, in the folder of the cut
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -79,7 +74,6 @@ class Bisection:
     cut: Cut | None = None
     advice: list[str] = dataclasses.field(default_factory=list)  # what to do next
     sessions: int = 0  # how many were created
-    resumed: int = 0  # how many answers come from an earlier bisection that was stopped
     # the verdicts of the other graphs that the reference names: ``0`` is a forward and a backward
     others: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
@@ -108,26 +102,13 @@ class BisectionSearch:
         """All tensors of a model, computed without optimizations."""
         return self.runner.run(parts.exposed(), feeds, PLAIN)
 
-    def reduce(
-        self,
-        model: Path,
-        question: str,
-        settings: Settings,
-        start: Sequence[int],
-        check: Callable[[Sequence[int]], bool],
-    ) -> list[int]:
-        """Delta debugging of the nodes ``start`` by ``check``.
-
-        The answers are kept on disk, for this model file, ``question`` and settings.
-        """
-        digest = hashlib.sha256(model.read_bytes()).hexdigest()
-        memory = StoredAnswers(self.folder / ANSWERS, [digest, question, settings, onnx.__version__])
-        self.result.resumed = memory.resumed
+    def reduce(self, start: Sequence[int], check: Callable[[Sequence[int]], bool]) -> list[int]:
+        """Delta debugging of the nodes ``start`` by ``check``."""
         best = len(start)
 
         def fails(kept: Sequence[int]) -> bool:
             nonlocal best
-            answer = memory.ask(kept, lambda: check(kept))
+            answer = check(kept)
             if answer and len(kept) < best:
                 best = len(kept)
                 self.progress(f"{best} nodes still fail ({self.runner.count} sessions)")
@@ -174,34 +155,6 @@ class BisectionSearch:
 def line_of(nodes: Sequence[ir.Node]) -> str:
     """The user's line of the first node that has one."""
     return next((node.metadata_props["source"] for node in nodes if node.metadata_props.get("source")), "")
-
-
-class StoredAnswers:
-    """Answers on disk, one a line. A file with answers about another ``identity`` is replaced.
-
-    ``resumed`` is how many answers the file had.
-    """
-
-    def __init__(self, path: Path, identity: Sequence[object]) -> None:
-        self._path = path
-        digest = hashlib.sha256(json.dumps([str(item) for item in identity]).encode()).hexdigest()
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        # A process that is killed while it writes leaves a line without an answer.
-        answers = [line.rpartition(" ") for line in lines[1:] if line.endswith((" 0", " 1"))]
-        self._known = {key: answer == "1" for key, _, answer in answers} if lines[:1] == [digest] else {}
-        self.resumed = len(self._known)
-        if not self._known:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(digest + "\n", encoding="utf-8")
-
-    def ask(self, kept: Sequence[object], find_out: Callable[[], bool]) -> bool:
-        """The stored answer for these parts; computed and stored if there is none."""
-        key = hashlib.sha256(json.dumps(list(kept)).encode()).hexdigest()
-        if key not in self._known:
-            self._known[key] = find_out()
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{key} {int(self._known[key])}\n")
-        return self._known[key]
 
 
 def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -30,7 +30,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.common import python_process
 from dynamo_backends.dumps import bisection, candidate_runs
 from dynamo_backends.dumps.bisect_graph import bisect, bisect_file
-from dynamo_backends.dumps.bisection import ANSWERS, Bisection, delta_debug
+from dynamo_backends.dumps.bisection import Bisection, delta_debug
 from dynamo_backends.dumps.candidate_runs import CandidateOutcome, CandidateRunner
 from dynamo_backends.dumps.cut_folder import CutModel, run_repro, write_cut
 from dynamo_backends.dumps.model_sessions import PLAIN
@@ -502,36 +502,6 @@ def test_a_file_that_cannot_run(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(FILE.replace("Sin", "Sinc")), path)
     found = bisect_file(path, {"x": np.ones((2, 3), np.float32)})
     assert found.place == "session" and found.cut is not None and found.cut.operators == ["Sinc"]
-
-
-def test_a_bisection_that_is_killed_goes_on(with_faulty_optimizers: None, tmp_path: Path) -> None:
-    dump = int8_product(tmp_path / "dump", layers=8)
-    first = bisected(dump, output=tmp_path / "whole")
-    folder, index = tmp_path / "stopped", find_run(dump).graphs[0].index
-    command = [sys.executable, "-m", "dynamo_backends", "bisect", "-d", str(dump), "-o", str(folder), str(index)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
-    next(line for line in process.stderr if "still fail" in line)
-    process.kill()
-    process.wait()
-    process.stderr.close()
-    with (folder / ANSWERS).open("a") as file:
-        file.write("fails:half a li")  # as if it had been killed while it wrote
-    kept = len((folder / ANSWERS).read_text().splitlines()) - 2
-    again = bisected(dump, output=folder)
-    assert again.resumed == kept > 0
-    assert again.sessions < first.sessions
-    assert again.cut is not None and first.cut is not None
-    assert again.cut.operators == first.cut.operators
-    assert again.cut.confirmed
-
-
-def test_answers_about_another_model_are_not_used(tmp_path: Path) -> None:
-    memory = bisection.StoredAnswers(tmp_path / ANSWERS, ["one model"])
-    assert memory.ask([1], lambda: True)
-    assert bisection.StoredAnswers(tmp_path / ANSWERS, ["one model"]).ask([1], lambda: False)
-    assert not bisection.StoredAnswers(tmp_path / ANSWERS, ["another"]).ask([1], lambda: False)
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])
