@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..numerics.rule import RUNS
 from ..runtime import optimizers
 from .bisection import (
     RIGHT,
@@ -25,10 +24,9 @@ from .bisection import (
     reference,
 )
 from .blame import Cause, CauseKind
-from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
+from .candidate_runs import CandidateOutcome, Feeds
 from .cut_folder import CutModel
 from .model_sessions import PLAIN, RANDOM
-from .model_values import perturbed
 from .models import load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError, read_data_set
 from .schema import Level, Settings, node_of
@@ -146,13 +144,12 @@ def wrong_kernel(search: BisectionSearch, ran: RanModel, node: NodeResults | Non
         # ``known`` is of the whole model, in which nothing is fused: its values are those of nodes that run alone.
         for name, array in known_of(model.graph.outputs, known).items():
             right = _as_type(exact[name], array.dtype)
-            error = difference_from_reference(array, right)
-            if not error.is_rounding:
-                others = _perturbed_results(search.runner, model, known, name)
-                error = difference_from_reference(array, exact[name], others)
-            if error.is_rounding:
+            if difference_from_reference(array, right).is_rounding:
                 continue
-            search.tried(what, WRONG, name, error.error)
+            error = search.runner.error(model, known, name, array, exact[name], [])
+            if error is None:
+                continue
+            search.tried(what, WRONG, name, error)
             result.place, result.value, result.cause = "kernel", name, parts.nodes[i].op_type
             result.advice.append("a kernel of ONNX Runtime is wrong: report it to onnxruntime with the folder")
             text = f"ONNX Runtime's kernel of {result.cause} does not compute what ONNX specifies"
@@ -160,18 +157,6 @@ def wrong_kernel(search: BisectionSearch, ran: RanModel, node: NodeResults | Non
             return search.finish(piece, len(parts.nodes))
     search.tried(what, f"unknown: {', '.join(sorted(unknown))} cannot be computed in float64" if unknown else RIGHT)
     return None
-
-
-def _perturbed_results(runner: CandidateRunner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
-    """A result in float64, computed a few times from inputs that are perturbed by one unit of rounding."""
-    perturbed_results = []
-    for seed in range(RUNS):
-        generator = np.random.default_rng(seed)
-        given = known_of(model.graph.inputs, known)
-        inputs = {key: np.asarray(perturbed(value, 0.0, generator)) for key, value in given.items()}
-        results = runner.exact(model, inputs)
-        perturbed_results += [results[name]] if results is not None else []
-    return perturbed_results
 
 
 def wrong_pass(search: BisectionSearch, ran: RanModel, optimized: RanModel) -> Bisection | None:

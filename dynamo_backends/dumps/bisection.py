@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shlex
 import shutil
@@ -197,8 +198,15 @@ class RanModel:
         results = self.runner.run(model, self.known, self.settings).outputs
         suspects = {name: value for name, value in results.items() if fault_of(value, self.known[name]) is not None}
         exact = (self.runner.exact(model, self.known) if suspects else None) or {}
-        errors = {name: fault_of(value, self.known[name], exact.get(name)) for name, value in suspects.items()}
-        return {name: error for name, error in errors.items() if error is not None}
+        errors: dict[str, float] = {}
+        for name, value in suspects.items():
+            error = fault_of(value, self.known[name], exact.get(name))
+            if error is not None and error < math.inf:
+                right, others = reference(self.known[name], exact.get(name))
+                error = self.runner.error(model, self.known, name, value, right, others)
+            if error is not None:
+                errors[name] = error
+        return errors
 
 
 def is_same_failure(one: CandidateOutcome, other: CandidateOutcome) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,11 +24,13 @@ import onnx
 import onnx_ir as ir
 
 from ..common.python_process import Worker, WorkerExit, WorkerStartError, answer_requests, exit_code_text
+from ..numerics.rule import RUNS
 from .model_sessions import PLAIN, ExecutionError, ModelSession
-from .model_values import reference_evaluator
+from .model_values import perturbed, reference_evaluator
 from .models import OnnxModel
 from .reading import DATA_SET, PROTOBUF_LIMIT, DumpError, read_data_set, write_data_set
 from .schema import Settings
+from .value_differences import difference_from_reference
 
 logger = logging.getLogger(__name__)
 
@@ -103,13 +105,45 @@ class CandidateRunner:
         if len(wide.graph) <= _MOST_NODES:
             try:
                 with np.errstate(all="ignore"):
-                    results = reference_evaluator(ir.to_proto(wide)).run(None, arrays)
+                    results = reference_evaluator(_for_reference(wide)).run(None, arrays)
                 names = [str(value.name) for value in model.graph.outputs]
                 return {name: np.asarray(item) for name, item in zip(names, results, strict=True)}
             except Exception as error:  # whatever an operator's Python raises
                 logger.info("the reference evaluator fails, ONNX Runtime runs the model instead: %s", repr(error))
         outcome = self.run(wide, arrays, PLAIN)
         return outcome.outputs if outcome.kind == "ran" else None
+
+    def error(
+        self,
+        model: ir.Model,
+        known: Feeds,
+        name: str,
+        value: np.ndarray,
+        exact: np.ndarray,
+        others: Sequence[np.ndarray],
+    ) -> float | None:
+        """The error of a value of a model; ``None`` if inputs and weights that are off by a rounding explain it.
+
+        Args:
+            model: computes the value from inputs among ``known``.
+            name: of the value.
+            value, exact: the value, and its reference.
+            others: other right values.
+        """
+        model, weights = _weights_as_inputs(model)
+        given = {str(item.name): known[str(item.name)] for item in model.graph.inputs if item.name not in weights}
+        given |= weights
+        others = list(others)
+        error = difference_from_reference(value, exact, others)
+        for seed in range(RUNS):
+            if error.is_rounding:
+                return None
+            generator = np.random.default_rng(seed)
+            changed = {key: np.asarray(perturbed(item, 0.0, generator)) for key, item in given.items()}
+            results = self.exact(model, changed) or self.run(model, changed, PLAIN).outputs
+            others += [results[name]] if name in results else []
+            error = difference_from_reference(value, exact, others)
+        return None if error.is_rounding else error.error
 
 
 def main() -> None:
@@ -188,6 +222,31 @@ def _widen_attributes(node: ir.Node) -> None:
         elif name in ("value_float", "value_floats") and node.op_type == "Constant":
             del node.attributes[name]
             node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(attribute.value, np.float64)))
+
+
+def _weights_as_inputs(model: ir.Model) -> tuple[ir.Model, dict[str, np.ndarray]]:
+    """A copy with its floating-point initializers as inputs, and their values. Single numbers stay."""
+    copy, values = model.clone(), dict[str, np.ndarray]()
+    for name, value in list(copy.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1:
+            values[name] = tensor.numpy()
+            value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(values[name].shape)
+            value.const_value = None
+            del copy.graph.initializers[name]
+            if value not in copy.graph.inputs:
+                copy.graph.inputs.append(value)
+    return copy, values
+
+
+def _for_reference(model: ir.Model) -> onnx.ModelProto:
+    """For onnx's evaluator, which computes in the dtype of the inputs, and rejects another ``stash_type``."""
+    proto = ir.to_proto(model)
+    for node in proto.graph.node:
+        kept = [item for item in node.attribute if item.name != "stash_type"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    return proto
 
 
 def _external_data(model: ir.Model) -> str:

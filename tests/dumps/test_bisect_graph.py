@@ -497,6 +497,23 @@ def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Path(found["cut"]["folder"]) == tmp_path / "model.bisect"
 
 
+def test_a_file_whose_optimizers_change_roundings(tmp_path: Path) -> None:
+    """Without the casts, the sum is not rounded to float16."""
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+        file (float16[4, 64] x, float16[4, 64] y) => (float[4] z)
+            <float two = {2}, int64[1] axes = {1}> {
+            a = Add (x, y)
+            b = Cast <to: int = 1> (a)
+            c = Pow (b, two)
+            z = ReduceMean <keepdims: int = 0> (c, axes)
+        }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    chance = np.random.default_rng(0)
+    feeds = {name: chance.standard_normal((4, 64)).astype(np.float16) for name in "xy"}
+    found = bisect_file(tmp_path / "model.onnx", feeds)
+    assert found.place == "nothing" and [trial.outcome for trial in found.trials] == ["right", "right"], found
+
+
 def test_a_file_that_cannot_run(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(onnx.parser.parse_model(FILE.replace("Sin", "Sinc")), path)
