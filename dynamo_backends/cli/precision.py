@@ -42,7 +42,7 @@ def _text(graph: DumpedGraph, found: Precision, arguments: argparse.Namespace) -
     elif found.outcome == "not finite":
         lines = [f"{graph.name}: not a matter of precision; the results are NaN or infinite in float64, too"]
     elif found.outcome == "not precision":
-        lines = [f"{graph.name}: not a matter of precision; the results are wrong with all nodes in float32"]
+        lines = [f"{graph.name}: float32 is not enough; the results are wrong with all nodes in float32, too"]
     else:
         minimal = "a smaller set may exist" if found.outcome == "unfinished" else "none can be left out"
         lines = [f"{graph.name}: {len(found.nodes)} of {number}, must compute in float32; {minimal}"]
@@ -57,7 +57,7 @@ def _text(graph: DumpedGraph, found: Precision, arguments: argparse.Namespace) -
             "    with torch.autocast(device_type, enabled=False):",
         ]
     elif found.outcome != "ok":
-        lines.append(try_next(arguments, "nan", graph.reference))
+        lines.append(try_next(arguments, "nan" if found.outcome == "not finite" else "bisect", graph.reference))
     return "\n".join(lines) + "\n"
 
 

@@ -116,9 +116,9 @@ def find_precision(graph: DumpedGraph, *, progress: Callable[[str], None] = lamb
             found = delta_debug(names, suffices)
             outcome = "found" if search.tried < MOST_RUNS else "unfinished"
             after = search.errors(found)
-    described = {name: dataclasses.replace(rows.get(name) or rows[f"{name}__0"], name=name) for name in names}
-    nodes = [described[name] for name in found]
-    in_pytorch = sum(row.region is None for row in described.values())
+    known = {name: row for name in names if (row := rows.get(name) or rows.get(f"{name}__0"))}
+    in_pytorch = sum(row.region is None for row in known.values())
+    nodes = [dataclasses.replace(known.get(name) or search.row_of(name), name=name) for name in found]
     return Precision(outcome, nodes, len(names), in_pytorch, search.tried, before, after)
 
 
@@ -148,8 +148,14 @@ class PrecisionSearch:
         dtypes = {item.dtype for value in self._plain.values() for item in pytree.tree_leaves(value) if _is_low(item)}
         self._coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
         every = self._run([node.name for node in self._nodes], torch.float64)
-        self._exact = {name: as_array(every[name]) for name in self._outputs if _is_compared(self._plain[name])}
+        names = [name for name in self._outputs if name not in self._arguments and _is_compared(self._plain[name])]
+        self._exact = {name: as_array(every[name]) for name in names}
         self.is_finite = all(np.isfinite(value).all() for value in self._exact.values())
+
+    def row_of(self, name: str) -> RowEntry:
+        """What is known of a node that a later pass removed."""
+        node = next(node for node in self._nodes if node.name == name)
+        return RowEntry(name, node.operator, source=node.source)
 
     def errors(self, names: Collection[str]) -> list[ResultError]:
         """The errors of the results with these nodes in float32."""
@@ -166,11 +172,13 @@ class PrecisionSearch:
         return ResultError(name, dtype, math.inf if found.nonfinite else found.error, found.limit)
 
     def _run(self, wide_nodes: Collection[str], wide: torch.dtype) -> dict[str, Any]:
-        """All values; those of ``wide_nodes`` in the dtype ``wide``."""
+        """All values; those of ``wide_nodes`` in the dtype ``wide``. Random numbers are the same in each run."""
         chosen, values = set(wide_nodes), dict(self._arguments)
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for node in self._nodes:
-                change = _widened(wide) if node.name in chosen else _kept if node.operator == _ITEM else _narrowed
+                function, is_random = _function(node.operator)
+                change = _widened(wide) if node.name in chosen and not is_random else _narrowed
+                change = _kept if node.operator == _ITEM else change
                 read = _Read(values, getattr(self, "_plain", values), change)
                 args, kwargs = [], {}
                 for text in node.arguments:
@@ -180,8 +188,10 @@ class PrecisionSearch:
                         kwargs[key] = value
                     else:
                         args.append(value)
+                if is_random:
+                    torch.manual_seed(0)
                 try:
-                    values[node.name] = _function(node.operator)(*args, **kwargs)
+                    values[node.name] = function(*args, **kwargs)
                 except (RuntimeError, TypeError, ValueError, IndexError) as error:
                     raise DumpError(f"{node.name} ({node.operator}) does not run: {first_line(str(error))}") from None
         return values
@@ -240,22 +250,22 @@ def _narrowed(value: Any, plain: Any) -> Any:
 
 
 @functools.cache
-def _function(name: str) -> Callable[..., Any]:
-    """What a node calls; ``DumpError`` if running it again may give something else, or do something."""
+def _function(name: str) -> tuple[Callable[..., Any], bool]:
+    """What a node calls, and whether it draws random numbers; ``DumpError`` if it may do more than return a value."""
     if name == "aten.copy_.default":  # AOTAutograd writes a new value into an argument
-        return lambda argument, value: value
+        return (lambda argument, value: value), False
+    if name in ("aten.view.default", "aten._unsafe_view.default"):  # the strides may be others in another dtype
+        return torch.ops.aten.reshape.default, False
     namespace, _, rest = name.partition(".")
     found: Any = getattr(operator, name, None) if name.isidentifier() else None
     if namespace in ("aten", "prims") and rest.count(".") == 1:
         packet, _, overload = rest.partition(".")
         found = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
-        if found is not None and (
-            found._schema.is_mutable or torch.Tag.nondeterministic_seeded in found.tags or packet == "from_file"
-        ):
+        if found is not None and (found._schema.is_mutable or packet == "from_file"):
             found = None
     if found is None:
-        raise DumpError(f"precision cannot run {name}: it is random, changes its arguments, or is no ATen operator")
-    return found
+        raise DumpError(f"precision cannot run {name}: it changes its arguments, or is no ATen operator")
+    return found, torch.Tag.nondeterministic_seeded in getattr(found, "tags", ())
 
 
 def _argument(node: NodeEntry, array: np.ndarray) -> Any:

@@ -126,6 +126,24 @@ def test_nodes_that_ran_in_pytorch(tmp_path: Path) -> None:
     assert {int(node.source.split(":")[-1]) for node in found.nodes} >= {line_of("# cancels")}
 
 
+def test_random_numbers_are_the_same_in_each_run(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)).half()
+    compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(
+        torch.randn(3, 8).half()
+    ).sum().backward()
+    assert [find_precision(graph).outcome for graph in find_run(tmp_path).graphs] == ["ok", "ok"]
+
+
+def test_sizes_and_several_results(tmp_path: Path) -> None:
+    """Under autocast, with symbolic sizes; pooling in PyTorch returns two results."""
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(12, 2))
+    function = compiled(model, backend="onnx_debug", options={"dump_dir": str(tmp_path)}, dynamic=True)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        function(torch.randn(3, 2, 8))
+    found = find_precision(find_run(tmp_path).graphs[0])
+    assert found.outcome in ("ok", "found") and found.candidates > 3
+
+
 def test_a_reference_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = dumped(lambda x: x.log() + 1, tmp_path, torch.float16, torch.tensor([-1.0, 2.0]))
     assert find_precision(graph).outcome == "not finite"
