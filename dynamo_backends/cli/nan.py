@@ -105,14 +105,16 @@ def _then(origin: Origin) -> str:
             f"{last.name}, {last.operator} ({last.where or 'no source line'}), leaves it out; no result depends on it"
         )
     row = origin.depending[0]
-    if row.eager is not None:
+    if not (row.extent is None or row.extent.is_finite):
+        error = "which is not finite"
+    elif row.eager is not None:
         error = f"eager's error against float64 is {row.eager.max_abs or 0:.2g}"
         error += f", ONNX Runtime's {row.error.max_abs or 0:.2g}" if row.error is not None else ""
     else:
         error = "eager and ONNX Runtime agree, which does not tell whether it is right"
     used = origin.used_by[0]
     then = f"{used.name}, {used.operator} ({used.where or 'no source line'}), makes finite numbers of it"
-    return f"{then}, and so the result {row.name}: {error}"
+    return f"{then}, from which the result {row.name} is computed: {error}"
 
 
 def _table(origins: Sequence[Origin]) -> str:

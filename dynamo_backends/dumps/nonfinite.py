@@ -116,21 +116,28 @@ def _has_any(row: RowEntry) -> bool:
 
 
 def _origin(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Origin:
-    has, uses = {row.name}, set[str]()
-    reaches, ends_at, depending = [], [], []
-    for item in rows.values():
-        if item.name == row.name or not has.isdisjoint(item.inputs):
-            if _has_any(item):
-                has.add(item.name)
-                reaches += [item] if item.is_output else []
-                continue
-            ends_at.append(item)
-            if _name(item) in _SELECTING:
-                continue
-        elif uses.isdisjoint(item.inputs):
+    readers: dict[str, list[RowEntry]] = {}
+    for item in rows.values():  # a row that was added for a verdict may come after its readers
+        for name in item.inputs:
+            readers.setdefault(name, []).append(item)
+    has, ends, uses = set[str](), set[str](), set[str]()
+    pending = [(row, row, True)]
+    while pending:
+        item, before, carries = pending.pop()
+        # What the session has, and eager does not, goes through values that the session does not show.
+        goes_through = not item.origin and not any(_count(before, "eager", kind) for kind in KINDS)
+        found = (has if _has_any(item) or goes_through else ends) if carries else uses
+        if item.name in found:
             continue
-        uses.add(item.name)
-        depending += [item] if item.is_output else []
+        found.add(item.name)
+        if found is ends and _name(item) in _SELECTING:
+            continue
+        if found is ends:
+            uses.add(item.name)
+        pending += [(reader, item, found is has) for reader in readers.get(item.name, ())]
+    reaches = [item for name, item in rows.items() if name in has and item.is_output]
+    ends_at = [item for name, item in rows.items() if name in ends]
+    depending = [item for name, item in rows.items() if name in uses and item.is_output]
     inputs = {name: rows[name].eager_extent for name in row.inputs if name in rows}
     wanted = ("nan",) if key == "nan" else ("inf", "-inf")
     examples = [element for element in row.nonfinite_elements if element.value in wanted]

@@ -230,6 +230,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert graph["origins"][0]["node"] == "div" and graph["origins"][0]["side"] == "both"
 
 
+def test_rows_in_another_order(tmp_path: Path) -> None:
+    """A row that is added for a verdict stands after its readers."""
+    run = dumped(lambda x: (x.log() + 1).cos() * 2, tmp_path, torch.tensor([0.0, 1.0]))
+    (first, _) = run.origins
+    path = only_graph(tmp_path).folder / "side_by_side.json"
+    content = json.loads(path.read_text())
+    content["rows"].reverse()
+    path.write_text(json.dumps(content))
+    (again,) = (item for item in find_nonfinite(only_graph(tmp_path)).origins if item.row.name == first.row.name)
+    assert [row.name for row in again.reaches] == [row.name for row in first.reaches] != []
+
+
 def test_a_graph_that_is_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dumped(torch.tanh, tmp_path, torch.randn(4)).origins == []
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 0
