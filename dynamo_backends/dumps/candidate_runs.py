@@ -26,7 +26,6 @@ import onnx_ir as ir
 from ..common.python_process import Worker, WorkerExit, WorkerStartError, answer_requests, exit_code_text
 from ..numerics.rule import RUNS
 from .model_sessions import PLAIN, ExecutionError, ModelSession
-from .model_values import perturbed, reference_evaluator
 from .models import OnnxModel
 from .reading import DATA_SET, PROTOBUF_LIMIT, DumpError, read_data_set, write_data_set
 from .schema import Settings
@@ -103,6 +102,8 @@ class CandidateRunner:
         wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
         arrays = {name: feeds[name].astype(np.float64) if is_wide else feeds[name] for name, is_wide in wanted.items()}
         if len(wide.graph) <= _MOST_NODES:
+            from .model_values import reference_evaluator  # not at the top: the worker does not need it
+
             try:
                 with np.errstate(all="ignore"):
                     results = reference_evaluator(_for_reference(wide)).run(None, arrays)
@@ -130,6 +131,8 @@ class CandidateRunner:
             value, exact: the value, and its reference.
             others: other right values.
         """
+        from .model_values import perturbed
+
         model, weights = _weights_as_inputs(model)
         given = {str(item.name): known[str(item.name)] for item in model.graph.inputs if item.name not in weights}
         given |= weights

@@ -818,18 +818,6 @@ def test_options_behind_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "grahp_000" in capsys.readouterr().err
 
 
-def test_a_graph_is_bisected_without_pytorch(tmp_path: Path) -> None:
-    run = rejected_dump(tmp_path)
-    script = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from dynamo_backends.cli import main\n"
-        f"sys.exit(main(['bisect', '-d', {str(run)!r}, '0']))"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 1, ended.stderr
-    assert ": session at " in ended.stdout
-
-
 def test_a_session_that_held_old_weights(tmp_path: Path) -> None:
     """The recorded outputs are not what the recorded inputs give."""
     dump = dumped(lambda x: x.sin(), torch.randn(3), dump=tmp_path)
