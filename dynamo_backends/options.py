@@ -307,7 +307,7 @@ class Options:
         "debug",
         16 * 2**20,
         OptionFormat(_between(-1, math.inf, "a size in bytes, or -1 for no limit"), _integer_from_text),
-        "Size in bytes above which a dumped tensor is summarized instead of stored; -1 stores all.",
+        "Size in bytes above which a dumped tensor that is no weight is summarized instead of stored; -1 stores all.",
         changes_graphs=False,
     )
     verify_passes: bool = option(

@@ -51,7 +51,7 @@ print(subprocess.run(command, capture_output=True, text=True).stdout)
 
 origins = find_nonfinite(graph).origins
 for origin in origins:
-    print(origin.kind, origin.operator, origin.source, origin.why, sep=" | ")
+    print(origin.kind, origin.row.operator, origin.row.source, origin.why, sep=" | ")
 assert origins[0].kind == "infinity" and "too large for float16" in origins[0].why
 
 # %%

@@ -1,8 +1,7 @@
-"""``dynamo-backends bisect``: finds what makes a dumped graph wrong, or a script fail.
+"""``dynamo-backends bisect``: finds what makes a dumped graph or an ONNX file wrong, or a script fail.
 
-``bisect GRAPH`` searches a graph of a dump, without PyTorch. ``bisect COMMAND`` runs PyTorch's ``CompilerBisector``
-with our backend added: it runs the script repeatedly with backends, stages of passes and matches disabled, and reads
-from the exit code whether the result was right (0).
+``bisect COMMAND`` runs PyTorch's ``CompilerBisector`` with our backend added: it runs the script repeatedly with
+backends, stages of passes and matches disabled, and reads from the exit code whether the result was right (0).
 """
 
 from __future__ import annotations
@@ -20,11 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common.text_table import fit_table
+from ..dumps.reading import find_run
 from .common import (
     GRAPH,
     add_dump_arguments,
+    add_inputs_arguments,
     complete_graphs,
     count_text,
+    positive,
     print_json,
     run_of_graph,
     say,
@@ -38,29 +40,32 @@ if TYPE_CHECKING:
 
 DETAILS = (
     "With GRAPH (0, graph_000, graph_000/backward), names the decomposition, pass, converter, ONNX Runtime optimizer "
-    "or kernel, and extracts the smallest model that fails, with its inputs and a repro.py that needs only "
-    "onnxruntime and numpy; an interrupted search resumes. With COMMAND (python train.py), runs a script that calls "
+    "or kernel, and extracts the smallest model that fails, with its inputs and a repro.py that needs only onnxruntime "
+    "and numpy. With FILE.onnx, names the kernel or optimizer. Without an argument, "
+    "bisects all graphs of the newest run that are not ok. With COMMAND (python train.py), runs a script that calls "
     "torch.compile and exits with 0 if its results are right. Exit code 1: a fault was found, or a graph diverges."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--rejected] [-o FOLDER] [--json] GRAPH\n"
+        "dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--rejected] [--runs N [--threads N]] [-o FOLDER] "
+        "[--json] [GRAPH]\n"
+        "       dynamo-backends bisect [--inputs PATH ...] [--check COMMAND] [-o FOLDER] [--json] FILE.onnx\n"
         "       dynamo-backends bisect COMMAND ..."
     )
     _add_options(parser)
     target = parser.add_argument(
         "target",
         nargs=argparse.REMAINDER,
-        metavar="GRAPH | COMMAND ...",
-        help="a graph of the dump, or a command to run",
+        metavar="GRAPH | FILE.onnx | COMMAND ...",
+        help="a graph of the dump, an ONNX model, or a command to run; by default the graphs that are not ok",
     )
     target.completer = complete_graphs  # type: ignore[attr-defined]
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of ``bisect GRAPH``."""
+    """Adds the options of ``bisect GRAPH`` and ``bisect FILE.onnx``."""
     add_dump_arguments(parser)
     parser.add_argument(
         "--check",
@@ -74,25 +79,41 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="reduce a model that ONNX Runtime rejected, even if another node diverges",
     )
     parser.add_argument(
+        "--runs", type=int, metavar="N", help="search for what differs between the first run and N further ones"
+    )
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="threads of these runs (default: as in the dumped run)"
+    )
+    add_inputs_arguments(parser)
+    parser.add_argument(
         "-o",
         "--output",
         metavar="FOLDER",
-        help="folder for the extracted model (default: bisect in the graph's folder)",
+        help="folder for the extracted model (default: bisect in the graph's folder, FILE.bisect of a file)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     target = arguments.target
-    if not target:
-        raise ValueError("name a graph (graph_000/forward) or a command (python train.py)")
-    if GRAPH.fullmatch(target[0]):
-        return _bisect_graph(_with_later_options(arguments))
-    return _bisect_command(target, as_json=arguments.json)
+    if target and not GRAPH.fullmatch(target[0]) and not target[0].endswith(".onnx"):
+        return _bisect_command(target, as_json=arguments.json)
+    arguments = _with_later_options(arguments)
+    results = _bisect_file(arguments) if target and target[0].endswith(".onnx") else _bisect_graphs(arguments)
+    texts, items = [], []
+    for result in results:
+        hints = [hint for line in result.advice for hint in _hints(line, arguments)]
+        items.append({**_as_json(result), "advice": hints})
+        texts.append("\n".join([_text(result), *hints]) + "\n")
+    if arguments.json:
+        print_json(items[0] if target else items)
+    else:
+        sys.stdout.write("\n".join(texts) or "no graph diverges\n")
+    return int(any(result.place != "nothing" or result.verdict not in (None, "ok") for result in results))
 
 
 def _with_later_options(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Parses the options after GRAPH, which ``argparse.REMAINDER`` has put into ``target``."""
-    if len(arguments.target) == 1:
+    """Parses the options after the target, which ``argparse.REMAINDER`` has put into ``target``."""
+    if len(arguments.target) <= 1:
         return arguments
     parser = Parser(prog="dynamo-backends bisect")
     _add_options(parser)
@@ -102,24 +123,48 @@ def _with_later_options(arguments: argparse.Namespace) -> argparse.Namespace:
     return parsed
 
 
-def _bisect_graph(arguments: argparse.Namespace) -> int:
+def _bisect_graphs(arguments: argparse.Namespace) -> list[Bisection]:
+    """Bisects the graph that is named, or all of the newest run that are not ok."""
     from ..dumps.bisect_graph import bisect
 
-    run = run_of_graph(arguments, arguments.target[0])
-    bisection = bisect(
-        run,
-        arguments.target[0],
-        output=Path(arguments.output) if arguments.output else None,
-        check=arguments.check,
-        rejected=arguments.rejected,
-        progress=say,
-    )
-    hints = [hint for line in bisection.advice for hint in _hints(line, arguments, run.folder)]
-    if arguments.json:
-        print_json({**_as_json(bisection), "advice": hints})
+    if arguments.target:
+        run = run_of_graph(arguments, arguments.target[0])
+        references = arguments.target
     else:
-        sys.stdout.write("\n".join([_text(bisection), *hints]) + "\n")
-    return 0 if bisection.place == "nothing" and bisection.verdict in (None, "ok") else 1
+        run = find_run(arguments.dump)
+        references = [graph.reference for graph in run.graphs if graph.verdict not in (None, "ok")]
+        if arguments.output and len(references) > 1:
+            raise ValueError(f"-o takes the model of one graph; name one of {', '.join(references)}")
+    return [
+        bisect(
+            run,
+            reference,
+            output=Path(arguments.output) if arguments.output else None,
+            check=arguments.check,
+            rejected=arguments.rejected,
+            runs=arguments.runs,
+            threads=arguments.threads,
+            progress=say,
+        )
+        for reference in references
+    ]
+
+
+def _bisect_file(arguments: argparse.Namespace) -> list[Bisection]:
+    import numpy as np
+
+    from ..dumps.bisect_graph import bisect_file
+    from ..dumps.model_inputs import generated_inputs, read_feeds
+    from ..dumps.models import load_model
+
+    path = Path(arguments.target[0])
+    model, sizes = load_model(path), {name: int(size) for name, size in arguments.dim}
+    feeds = read_feeds(arguments.inputs, model) if arguments.inputs else {}
+    missing = [item for item in model.inputs if item.name not in feeds]
+    feeds |= generated_inputs(model, sizes=sizes, seed=arguments.seed, wanted=missing)
+    output = Path(arguments.output) if arguments.output else None
+    tensors = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
+    return [bisect_file(path, tensors, output=output, check=arguments.check, progress=say)]
 
 
 def _as_json(bisection: Bisection) -> dict[str, object]:
@@ -132,7 +177,8 @@ def _as_json(bisection: Bisection) -> dict[str, object]:
 
 def _text(bisection: Bisection) -> str:
     verdicts = {bisection.graph: bisection.verdict, **bisection.others}
-    lines = [f"{graph}: {verdict or 'no run was compared'}" for graph, verdict in verdicts.items()]
+    unknown = "" if bisection.graph.endswith(".onnx") else ": no run was compared"
+    lines = [f"{graph}: {verdict}" if verdict else f"{graph}{unknown}" for graph, verdict in verdicts.items()]
     rows = [(trial.what, trial.outcome, trial.value, _error(trial)) for trial in bisection.trials]
     if rows:
         lines += ["", fit_table(rows, ("part", "outcome", "value", "error"))]
@@ -150,12 +196,11 @@ def _text(bisection: Bisection) -> str:
             lines.append(f"reproduced in a new process: {cut.said}")
         else:
             lines.append(f"NOT reproduced in a new process, so not a proof: {cut.said}")
-    resumed = f", {bisection.resumed} results reused from an earlier search" if bisection.resumed else ""
-    lines.append(f"{count_text(bisection.sessions, 'session')}{resumed}")
+    lines.append(count_text(bisection.sessions, "session"))
     return "\n".join(lines)
 
 
-def _hints(line: str, arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
+def _hints(line: str, arguments: argparse.Namespace) -> Iterator[str]:
     """A line of advice as shell commands: ours name the dump, and paths are quoted."""
     if line.startswith("python "):
         yield "try: " + shlex.join(["python", short_path(line.removeprefix("python "))])
@@ -164,7 +209,7 @@ def _hints(line: str, arguments: argparse.Namespace, folder: Path) -> Iterator[s
     if prose:
         yield "try: " + prose.rstrip("; :")
     if command:
-        yield try_next(arguments, *command.replace(f" {folder} ", " ").split())
+        yield try_next(arguments, *command.split())
 
 
 def _error(trial: BisectionStep) -> str:
@@ -175,7 +220,7 @@ def _error(trial: BisectionStep) -> str:
 
 def _bisect_command(command: Sequence[str], *, as_json: bool) -> int:
     if shutil.which(command[0]) is None:
-        raise ValueError(f"{command[0]} is neither a graph (0, graph_000, graph_000/forward) nor an executable command")
+        raise ValueError(f"{command[0]} is no graph (0, graph_000, graph_000/forward), ONNX file or executable command")
     importlib.import_module("dynamo_backends.common.installation")
     from passes.engine.manager import bisect_command
 

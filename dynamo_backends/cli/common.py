@@ -69,14 +69,24 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     add_dump_arguments(parser)
 
 
-def add_repeat_arguments(parser: argparse.ArgumentParser, runs: int) -> None:
-    """Adds ``--runs``, by default ``runs``, and ``--threads``."""
+def add_inputs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--inputs``, ``--dim`` and ``--seed``: the inputs of an ONNX file."""
     parser.add_argument(
-        "--runs", type=int, default=runs, metavar="N", help="number of runs of each region (default: %(default)s)"
+        "--inputs",
+        nargs="+",
+        metavar="PATH",
+        default=[],
+        help="inputs of an ONNX file: a folder with input_0.pb …, .pb files, or an .npz (default: random inputs)",
     )
     parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads of ONNX Runtime (default: as in the dumped run)"
+        "--dim",
+        action="append",
+        type=pair,
+        metavar="NAME=N",
+        default=[],
+        help="size of a symbolic dimension of random inputs (default: 3)",
     )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random inputs (default: 0)")
 
 
 def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from ..dumps.reading import DumpedGraph
     from ..numerics.element_records import Extent, NonfiniteElement
 
-DETAILS = "Also reports values that are masked later, and whether eager has them too. Exit code 1: a node produces one."
+DETAILS = (
+    "Reads what the compared run recorded. Also reports what later nodes leave out, and whether eager has it too. "
+    "Exit code 1: a node produces one."
+)
 
 add_arguments = add_graph_arguments
 
@@ -50,28 +54,28 @@ def _text(graph: DumpedGraph, analysis: Nonfinite, arguments: argparse.Namespace
 
 
 def _first(graph: DumpedGraph, origin: Origin) -> list[str]:
-    where = "PyTorch" if origin.region is None else f"region_{origin.region}"
+    row = origin.row
+    where = "PyTorch" if row.region is None else f"region_{row.region}"
     lines = [
-        f"{graph.name}: the first {origin.kind} is produced by {origin.node} ({origin.source or 'no source line'})",
-        f"  operator  {origin.operator}, {origin.dtype} {'x'.join(map(str, origin.shape)) or 'scalar'}, in {where}",
+        f"{graph.name}: the first {origin.kind} is produced by {row.name} ({row.where or 'no source line'})",
+        f"  operator  {row.operator}, {row.dtype} {'x'.join(map(str, row.shape)) or 'scalar'}, in {where}",
     ]
-    if origin.module:
-        lines.append(f"  module    {origin.module}")
-    if origin.why:
-        lines.append(f"  reason    {origin.why}")
+    lines += [f"  module    {row.module}"] if row.module else []
+    lines += [f"  reason    {origin.why}"] if origin.why else []
     lines.append(f"  elements  {_counts(origin)}")
-    lines += [f"  input     {item.name}: {_range(item.extent)}" for item in origin.inputs]
+    lines += [f"  input     {name}: {_range(extent)}" for name, extent in origin.inputs.items()]
     lines += [f"  example   {_example(item)}" for item in origin.examples[:2]]
     lines.append(f"  then      {_then(origin)}")
     return lines
 
 
 def _counts(origin: Origin) -> str:
-    of = f"of {origin.elements}"
-    if origin.side == "both" and origin.eager == origin.onnx:
+    of = f"of {math.prod(origin.row.shape)}"
+    if origin.onnx is None:
+        return f"{origin.eager} {of} in eager; ONNX Runtime does not have the value, it computes several nodes as one"
+    if origin.eager == origin.onnx:
         return f"{origin.eager} {of}, in eager and on ONNX Runtime"
-    eager, onnx = ("unknown" if number is None else str(number) for number in (origin.eager, origin.onnx))
-    return f"{onnx} {of} on ONNX Runtime, {eager} in eager"
+    return f"{origin.onnx} {of} on ONNX Runtime, {'unknown' if origin.eager is None else origin.eager} in eager"
 
 
 def _range(extent: Extent | None) -> str:
@@ -90,25 +94,49 @@ def _example(element: NonfiniteElement) -> str:
 
 
 def _then(origin: Origin) -> str:
+    """What becomes of it."""
     if origin.reaches:
-        return f"it reaches {', '.join(origin.reaches[:3])}, returned by the graph"
-    if origin.ends_at:
-        name, operator, source = origin.ends_at[-1]
-        return f"it is masked by {name}, {operator} ({source or 'no source line'}), and reaches no result"
-    return "no result of the graph depends on it"
+        return f"it reaches {', '.join(row.user_name or row.name for row in origin.reaches[:3])}, returned by the graph"
+    if not origin.ends_at:
+        return "no result of the graph depends on it"
+    last = origin.ends_at[-1]
+    if origin.is_left_out:
+        return (
+            f"{last.name}, {last.operator} ({last.where or 'no source line'}), leaves it out; no result depends on it"
+        )
+    row = origin.depending[0]
+    if not (row.extent is None or row.extent.is_finite):
+        error = "which is not finite"
+    elif row.eager is not None:
+        error = f"eager's error against float64 is {row.eager.max_abs or 0:.2g}"
+        error += f", ONNX Runtime's {row.error.max_abs or 0:.2g}" if row.error is not None else ""
+    else:
+        error = "eager and ONNX Runtime agree, which does not tell whether it is right"
+    used = origin.used_by[0]
+    then = f"{used.name}, {used.operator} ({used.where or 'no source line'}), makes finite numbers of it"
+    return f"{then}, from which the result {row.name} is computed: {error}"
 
 
 def _table(origins: Sequence[Origin]) -> str:
     rows = [
         (
-            origin.node,
+            origin.row.name,
             origin.kind,
-            origin.operator.removeprefix("aten."),
+            origin.row.operator.removeprefix("aten."),
             origin.side,
-            "result" if origin.reaches else (f"masked by {origin.ends_at[-1][0]}" if origin.ends_at else "unused"),
-            origin.module,
-            origin.source,
+            _short(origin),
+            origin.row.module,
+            origin.row.where,
         )
         for origin in origins
     ]
     return fit_table(rows, ["node", "kind", "operator", "in", "then", "module", "source"])
+
+
+def _short(origin: Origin) -> str:
+    if origin.reaches:
+        return "in a result"
+    if not origin.ends_at:
+        return "unused"
+    name = origin.ends_at[-1].name
+    return f"left out by {name}" if origin.is_left_out else f"finite after {name}, used by a result"

@@ -8,24 +8,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..common.text_table import fit_table
-from .common import add_graph_arguments, count_text, for_each_graph, say, try_again, try_next
+from .common import add_graph_arguments, count_text, for_each_graph, say, try_next
 
 if TYPE_CHECKING:
-    from ..dumps.precision import RegionPrecision, ResultError
+    from ..dumps.precision import Precision, ResultError
     from ..dumps.reading import DumpedGraph
 
 DETAILS = (
-    "The set is minimal. Exit code 1: a graph whose verdict is not ok needs such nodes, or is wrong in float32 too."
+    "The set is minimal. All nodes run in PyTorch, on the recorded arguments. Exit code 1: a result needs such nodes, "
+    "is wrong in float32 too, or is not finite in float64."
 )
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_graph_arguments(parser)
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="also search a graph whose verdict is ok: what low precision adds up to may be far from float64",
-    )
+add_arguments = add_graph_arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,52 +27,46 @@ def run(arguments: argparse.Namespace) -> int:
 
     return for_each_graph(
         arguments,
-        lambda graph: find_precision(graph, strict=arguments.strict, progress=say),
-        text=lambda graph, regions: _text(graph, regions, arguments),
-        is_wrong=lambda regions: any(region.outcome not in ("ok", "not low") for region in regions),
+        lambda graph: find_precision(graph, progress=say),
+        text=lambda graph, found: _text(graph, found, arguments),
+        is_wrong=lambda found: found.outcome not in ("ok", "not low"),
     )
 
 
-def _text(graph: DumpedGraph, regions: Sequence[RegionPrecision], arguments: argparse.Namespace) -> str:
-    low = [region for region in regions if region.outcome != "not low"]
-    if not low:
-        return f"{graph.name}: no node computes in float16 or bfloat16 on ONNX Runtime\n"
-    return "\n".join(_region(graph, region, arguments) for region in low)
-
-
-def _region(graph: DumpedGraph, region: RegionPrecision, arguments: argparse.Namespace) -> str:
-    where = f"{graph.name}, region_{region.region}"
-    if region.outcome == "ok":
-        hint = "" if arguments.strict else "\n" + try_again(arguments, "--strict")
-        number = count_text(region.candidates, "node")
-        return f"{where}: no node needs float32; the results are right with {number} in low precision{hint}\n"
-    if region.outcome == "not precision":
-        lines = [f"{where}: not a matter of precision; the results are wrong with all nodes in float32"]
+def _text(graph: DumpedGraph, found: Precision, arguments: argparse.Namespace) -> str:
+    number = f"{count_text(found.candidates, 'node')} in low precision, {found.in_pytorch} of them in PyTorch"
+    if found.outcome == "not low":
+        return f"{graph.name}: no node computes in float16 or bfloat16\n"
+    if found.outcome == "ok":
+        lines = [f"{graph.name}: no node needs float32; the results are right with {number}"]
+    elif found.outcome == "not finite":
+        lines = [f"{graph.name}: not a matter of precision; the results are NaN or infinite in float64, too"]
+    elif found.outcome == "not precision":
+        lines = [f"{graph.name}: float32 is not enough; the results are wrong with all nodes in float32, too"]
     else:
-        minimal = "a smaller set may exist" if region.outcome == "unfinished" else "none can be left out"
-        number = f"{len(region.nodes)} of {region.candidates}"
-        lines = [f"{where}: {number} nodes must compute in float32; {minimal} ({region.tried} sets tried)"]
-        rows = [(node.fx_node, node.operator.removeprefix("aten."), node.module, node.source) for node in region.nodes]
+        minimal = "a smaller set may exist" if found.outcome == "unfinished" else "none can be left out"
+        lines = [f"{graph.name}: {len(found.nodes)} of {number}, must compute in float32; {minimal}"]
+        rows = [(node.name, node.operator.removeprefix("aten."), node.module, node.source) for node in found.nodes]
         lines += ["", fit_table(rows, ["node", "operator", "module", "source"])]
-    lines += ["", _errors(region.before, region.after, region.reference), ""]
-    if region.nodes:
-        modules = ", ".join(dict.fromkeys(node.module or "the model itself" for node in region.nodes))
+    lines += ["", _errors(found.before, found.after), ""]
+    if found.nodes:
+        modules = ", ".join(dict.fromkeys(node.module or "the model itself" for node in found.nodes))
         lines += [
             f"to fix: compute these lines in float32, in {modules}:",
             "convert inputs and weights with .float() and the result with .to(dtype); under autocast, inside",
             "    with torch.autocast(device_type, enabled=False):",
         ]
-    else:
-        lines.append(try_next(arguments, "bisect", graph.reference))
+    elif found.outcome != "ok":
+        lines.append(try_next(arguments, "nan" if found.outcome == "not finite" else "bisect", graph.reference))
     return "\n".join(lines) + "\n"
 
 
-def _errors(before: Sequence[ResultError], after: Sequence[ResultError], reference: str) -> str:
+def _errors(before: Sequence[ResultError], after: Sequence[ResultError]) -> str:
     rows = [
         (old.name, old.dtype, _number(old.error), _number(new.error), f"{old.allowed:.2e}")
         for old, new in zip(before, after, strict=True)
     ]
-    return fit_table(rows, ["result", "type", f"error to {reference}", "in float32", "tolerance"])
+    return fit_table(rows, ["result", "type", "error to float64", "with these in float32", "tolerance"])
 
 
 def _number(error: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..common.text_table import fit_table
-from .common import add_graph_arguments, add_repeat_arguments, count_text, for_each_graph, try_next
+from .common import add_graph_arguments, count_text, for_each_graph, positive, try_next
 
 if TYPE_CHECKING:
     from ..dumps.operator_times import GroupTime, NodeTime, RegionTimes
@@ -18,7 +18,12 @@ DETAILS = "Runs the regions on their recorded inputs under ONNX Runtime's profil
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph_arguments(parser)
-    add_repeat_arguments(parser, 20)
+    parser.add_argument(
+        "--runs", type=int, default=20, metavar="N", help="number of runs of each region (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="threads of ONNX Runtime (default: as in the dumped run)"
+    )
     parser.add_argument(
         "--top", type=int, default=15, metavar="N", help="rows of each table, 0 for all (default: %(default)s)"
     )

@@ -84,7 +84,7 @@ content may be hard links: change a copy.
     dynamo-backends show GRAPH          the graph of a stage, with source lines          GRAPH: 0, graph_000/backward
     dynamo-backends diff GRAPH A B      what changed between two stages
     dynamo-backends compare A B         compare the values of two ONNX models
-    dynamo-backends replay GRAPH        run the models again, and compare with the recorded outputs
+    python .../region_0/repro.py        run the model again, and compare with the recorded outputs
     dynamo-backends bisect GRAPH        the smallest model that is still wrong
     dynamo-backends nan GRAPH           the first node that creates NaN or infinity
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 import torch
@@ -28,6 +28,7 @@ from ..errors import CompiledNodesError, SessionError
 from ..events import count, is_new
 from ..exporter.translate import serialize
 from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..graphs.locations import user_name
 from ..options import Options
 from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
@@ -52,6 +53,8 @@ from .verdict import conclude, with_precision
 from .wrong_rewrite import ModelSteps
 
 logger = logging.getLogger(__name__)
+
+_HALF = (torch.float16, torch.bfloat16)
 
 _MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "session": "model.session.onnx"}
 """The file of each stage that is a model of a region."""
@@ -188,8 +191,10 @@ class DebugObserver(Observer):
         elif stage == "onnx_optimized":
             nodes, content = len(compiled.optimized_model.graph), serialized(compiled.optimized_model)
             same_as = "onnx" if content == serialize(compiled.model) else None
-            settings = {"session": compiled.executable.settings.as_json(), "constants": compiled.executable.constants}
-            self._folder.write_text(f"{folder}/repro.py", repro_text({"model": _MODELS[same_as or stage], **settings}))
+            session, model_file = compiled.executable.settings.as_json(), _MODELS[same_as or stage]
+            constants = compiled.executable.constants
+            settings = {"model": model_file, "session": session, "constants": constants, "is_region": True}
+            self._folder.write_text(f"{folder}/repro.py", repro_text(settings))
         else:
             try:
                 model, _ = compiled.bound.session.optimized()
@@ -233,16 +238,30 @@ class DebugObserver(Observer):
             if not self._manifest.has_fault(graph.name):
                 for compiled in graph.regions:
                     self._write_test_data(compiled, run.values)
+                self._write_arguments(graph, run.values)
                 if judged.comparison.expected is not None:
                     self._write_culprit(graph.name, judged.comparison.expected)
         return judged
+
+    def _write_arguments(self, graph: CompiledGraph, actual: dict[fx.Node, object]) -> None:
+        """Writes the arguments of a graph in half precision; ``precision`` runs it again."""
+        if not any(isinstance(value, torch.Tensor) and value.dtype in _HALF for value in actual.values()):
+            return
+        weights = _weights_of(actual)
+        for i, node in enumerate(graph.module.graph.find_nodes(op="placeholder")):
+            value = actual[node]
+            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+            path, name = f"{graph_folder(graph.name)}/arguments/input_{i}", user_name(node, static_only=True)
+            limit = self._options.tensor_limit
+            write_tensor(self._folder, path, tensor, name or node.name, limit, always=node in weights)
 
     def _write_culprit(self, graph: GraphName, expected: ExpectedValues) -> None:
         """Writes the expected results of a node that is wrong alone; ``bisect`` needs them, without PyTorch."""
         folder = f"{graph_folder(graph)}/region_{expected.region}/culprit"
         for kind in ("input", "eager", "exact"):
             for i, (name, value) in enumerate(getattr(expected, kind).items()):
-                write_tensor(self._folder, f"{folder}/{kind}_{i}", value, name, self._options.tensor_limit)
+                path = f"{folder}/{kind}_{i}"
+                write_tensor(self._folder, path, value, name, self._options.tensor_limit, always=True)
 
     def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
         """The stages of a call were compared: what was found about its gradients, whose backward may never run.
@@ -309,6 +328,7 @@ class DebugObserver(Observer):
 
     def _write_test_data(self, compiled: CompiledRegion, actual: dict[fx.Node, object]) -> None:
         """Writes the inputs and outputs of a region's model in ONNX's test layout."""
+        weights = _weights_of(actual)
 
         def write(kind: str, specs: Sequence[InputSpec | OutputSpec], nodes: Sequence[fx.Node]) -> None:
             for i, (spec, node) in enumerate(zip(specs, nodes, strict=True)):
@@ -317,7 +337,8 @@ class DebugObserver(Observer):
                 if spec.permutation is not None:
                     tensor = tensor.permute(spec.permutation)
                 path = f"{_region_folder(compiled)}/test_data_set_0/{kind}_{i}"
-                write_tensor(self._folder, path, tensor, spec.name, self._options.tensor_limit)
+                limit = self._options.tensor_limit
+                write_tensor(self._folder, path, tensor, spec.name, limit, always=node in weights)
 
         write("input", compiled.bound.inputs, [item.node for item in compiled.region.inputs])
         write("output", compiled.bound.outputs, [item.node for item in compiled.region.outputs])
@@ -393,6 +414,16 @@ class _ComparedGraph:
         if selected is not None:
             self.selector.fail(selected)
         self.observer.comparison_failed(self.graph.name, error)
+
+
+def _weights_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The parameters and buffers, and what is computed from them alone, such as a transposed weight."""
+    weights: set[fx.Node] = set()
+    for node in nodes:
+        read = node.all_input_nodes
+        if user_name(node, static_only=True) or (read and weights.issuperset(read)):
+            weights.add(node)
+    return weights
 
 
 def _region_folder(compiled: CompiledRegion) -> str:

@@ -28,7 +28,7 @@ from .interpreter import Interpreter, flat
 
 REPEATS = 2
 """Runs after the real one. A race shows in one of two to four runs, more rarely if other work is done in between; the
-command ``determinism`` makes more runs."""
+command ``bisect --runs`` makes more runs."""
 
 
 @dataclasses.dataclass(frozen=True)

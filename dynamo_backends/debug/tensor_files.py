@@ -1,4 +1,4 @@
-"""Writes tensors as ONNX test data, ``input_0.pb``; of a large tensor only a summary, ``input_0.json``."""
+"""Writes tensors as ONNX test data, ``input_0.pb``; of large ones only a summary, ``input_0.json``."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import onnx
 import torch
 
 from ..common.strides import element_bytes
+from ..dumps import reading
 from ..exporter.torch_internals import onnx_dtype
 from ..numerics.value_range import extent
 from .dump_folder import DumpFolder
 
-_PROTOBUF_LIMIT = 2**31 - 2**20
-"""A protobuf message is smaller than 2 GiB; larger data goes to a file that the ``.pb`` names."""
 
-
-def write_tensor(folder: DumpFolder, relative: str, value: torch.Tensor, name: str, limit: int) -> None:
+def write_tensor(
+    folder: DumpFolder, relative: str, value: torch.Tensor, name: str, limit: int, *, always: bool = False
+) -> None:
     """Writes a tensor row-major as ``<relative>.pb``; with more bytes than ``limit``, a summary ``<relative>.json``.
 
-    ``name`` is that of the ONNX value, and a ``limit`` of -1 is none.
+    Args:
+        name: of the ONNX value.
+        limit: -1 is none.
+        always: whether a tensor of more bytes is written, too. Files of a run with the same content are stored once.
     """
     size = value.numel() * value.element_size()
-    if 0 <= limit < size:
+    if 0 <= limit < size and not always:
         folder.remove(f"{relative}.pb")  # of an earlier run with other sizes
         folder.write_text(f"{relative}.json", json.dumps({"name": name, **summary(value)}, indent=1))
         return
     folder.remove(f"{relative}.json")
     proto = onnx.TensorProto(data_type=int(onnx_dtype(value.dtype)), dims=list(value.shape), name=name)
     data = np.from_dlpack(element_bytes(value.cpu())) if size else b""  # not numpy(): it makes the storage unresizable
-    if size <= _PROTOBUF_LIMIT:
+    if size <= reading.PROTOBUF_LIMIT:
         proto.raw_data = bytes(data)
-    else:
+    else:  # onnx rejects such a file if it has hard links
         folder.write_bytes(f"{relative}.bin", memoryview(data))  # type: ignore[arg-type]
-        proto.data_location = onnx.TensorProto.EXTERNAL
-        location = {"location": f"{relative.rsplit('/', 1)[-1]}.bin", "offset": "0", "length": str(size)}
-        for key, text in location.items():
-            proto.external_data.add(key=key, value=text)
+        reading.make_external(proto, f"{relative.rsplit('/', 1)[-1]}.bin", size)
     folder.write_once(f"{relative}.pb", proto.SerializeToString())
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..numerics.rule import RUNS
 from ..runtime import optimizers
 from .bisection import (
     RIGHT,
@@ -22,21 +21,17 @@ from .bisection import (
     fault_of,
     is_same_failure,
     line_of,
-    normalized_message,
     reference,
 )
 from .blame import Cause, CauseKind
-from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
+from .candidate_runs import CandidateOutcome, Feeds
 from .cut_folder import CutModel
-from .model_sessions import PLAIN
-from .model_values import perturbed
+from .model_sessions import PLAIN, RANDOM
 from .models import load_ir
 from .reading import DumpedGraph, DumpedRegion, DumpError, read_data_set
 from .schema import Level, Settings, node_of
 from .submodels import Parts, known_of
 from .value_differences import difference_from_reference, tolerance
-
-_FEW_NODES = 64  # up to this size all kernels of a model are checked if the verdict names no node
 
 _UNKNOWN = np.zeros(0, np.float32)  # stands for an expected output that could not be computed
 
@@ -47,22 +42,24 @@ _LEVELS: Sequence[Level] = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENAB
 class NodeResults:
     """PyTorch's values of the node that the verdict names: its inputs, eager's results, and those in float64."""
 
+    operator: str
     inputs: Feeds
     eager: Feeds
     exact: Feeds
 
     @classmethod
-    def read(cls, region: DumpedRegion) -> NodeResults | None:
+    def read(cls, graph: DumpedGraph, region: DumpedRegion) -> NodeResults | None:
         """The values in ``culprit/`` of a region; ``None`` if there are none. ``DumpError`` if a file is damaged."""
         folder = region.folder / "culprit"
-        if not folder.is_dir() or any(folder.glob("*.json")):  # a tensor exceeds the option tensor_limit
+        if not folder.is_dir():
             return None
-        return cls(*(dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")))
+        values = [dict(read_data_set(folder, kind)) for kind in ("input", "eager", "exact")]
+        operators = (row.operator for row in graph.rows() if row.name in values[1])
+        return cls(next(operators, "an unknown operator"), *values)
 
 
 def wrong_translation(search: BisectionSearch, ran: RanModel, node: NodeResults | None) -> Bisection | None:
     """The node that the verdict names, if its ONNX nodes in float64 differ from PyTorch's float64."""
-    parts, known, result = ran.parts, ran.known, search.result
     what = "the translation: its ONNX nodes in float64, against PyTorch's float64"
     if node is None:
         if search.blamed.blames_no_node:
@@ -70,35 +67,51 @@ def wrong_translation(search: BisectionSearch, ran: RanModel, node: NodeResults 
         else:
             search.tried(what, "unknown: the dump has no PyTorch result of a node")
         return None
-    initializers = {name: value.const_value for name, value in parts.model.graph.initializers.items()}
-    constants = {name: initializers[name].numpy() for name in node.exact if initializers.get(name) is not None}
-    known = {**known, **constants, **node.inputs}
-    names = [name for name in node.exact if name in known]
-    model, kept = _node_model(parts, names, node.inputs, known)
+    model, known = _node_model(ran, node)
     results = search.runner.exact(model, known)
     if results is None:
         search.tried(what, "unknown: its ONNX nodes cannot be computed in float64")
         return None
-    for name in names:
-        exact, eager, translated = node.exact[name], node.eager[name], results[name]
+    for name, eager in node.eager.items():
+        if name in results and _overflows_alike(results[name], eager):
+            results = {**results, name: _as_type(results[name], eager.dtype)}
+    return _wrong_node(search, ran, node, "translation", what, results)
+
+
+def wrong_node(search: BisectionSearch, ran: RanModel, node: NodeResults | None) -> Bisection | None:
+    """The node that the verdict names, if its ONNX nodes, computed by ONNX Runtime, differ from PyTorch's float64.
+
+    Where float64 is not available, it is not known whether the translation or a kernel is wrong.
+    """
+    if node is None:
+        return None
+    what = "translation and kernels: its ONNX nodes on ONNX Runtime, nothing optimized, against PyTorch's float64"
+    results = search.runner.run(*_node_model(ran, node), PLAIN).outputs
+    return _wrong_node(search, ran, node, "translation or kernel", what, results)
+
+
+def _wrong_node(
+    search: BisectionSearch, ran: RanModel, node: NodeResults, place: str, what: str, results: Feeds
+) -> Bisection | None:
+    """The bisection if the results of a node differ from PyTorch's."""
+    result = search.result
+    model, known = _node_model(ran, node)
+    for name, value in results.items():
+        exact, eager = node.exact[name], node.eager[name]
         has_right_type = known[name].dtype == eager.dtype
-        if has_right_type and _overflows_alike(translated, eager):
-            translated = _as_type(translated, eager.dtype)
-        error = difference_from_reference(translated, exact, [eager], dtype=eager.dtype)
+        error = difference_from_reference(value, exact, [eager], dtype=eager.dtype)
         if has_right_type and error.is_rounding:
             continue
         search.tried(what, WRONG, name, error.error if has_right_type else float("inf"))
-        operators = (parts.nodes[i].metadata_props.get("aten_op", "") for i in kept)
-        result.place, result.value = "translation", name
-        result.cause = next(filter(None, operators), "a folded constant")
-        blame = search.graph.entry.blame
-        code = blame.code if blame is not None else ""
+        result.place, result.value = place, name
+        # Not of the ONNX nodes: one that another FX node has, too, may belong to that.
+        result.cause = node.operator
+        code = search.blame.code if search.blame is not None else ""
         to_mend = f"mend the registered converter ({code})"
         result.advice.append(to_mend if code else "report it with the folder to dynamo-backends")
-        text = f"The translation of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
-        expected = {name: _as_type(exact, eager.dtype)}
-        piece = _piece(ran, model, known, expected, tolerance(eager, exact), text)
-        return search.finish(piece, len(parts.nodes))
+        text = f"The {place} of {result.cause} ({name}): ONNX Runtime's result is not PyTorch's"
+        piece = _piece(ran, model, known, {name: _as_type(exact, eager.dtype)}, tolerance(eager, exact), text)
+        return search.finish(piece, len(ran.parts.nodes))
     search.tried(what, RIGHT)
     return None
 
@@ -110,34 +123,33 @@ def wrong_kernel(search: BisectionSearch, ran: RanModel, node: NodeResults | Non
     if search.blamed.blames_no_node:
         search.tried("the kernels, compared in PyTorch when the model ran", RIGHT)
         return None
+    kept = list(range(len(parts.nodes)))
     if node is not None:
         kept = parts.before([name for name in node.exact if name in known], node.inputs)
-    elif not result.value and len(parts.nodes) <= _FEW_NODES:
-        kept = list(range(len(parts.nodes)))
-    else:
+    elif result.value:
         fx_node = node_of(result.value)
-        kept = [i for i, item in enumerate(parts.nodes) if item.metadata_props.get("fx_node") == fx_node]
+        kept = [i for i in kept if parts.nodes[i].metadata_props.get("fx_node") == fx_node]
     if not kept:
         search.tried(what, "unknown: the verdict names no node of this model")
         return None
     unknown = set()
     for i in kept:
         model = parts.cut([i], known)
-        if model is None:
+        if model is None or parts.nodes[i].op_type in RANDOM:
             continue
         exact = search.runner.exact(model, known)
         if exact is None:
             unknown.add(parts.nodes[i].op_type)
             continue
-        for name, array in search.runner.run(model, known, PLAIN).outputs.items():
+        # ``known`` is of the whole model, in which nothing is fused: its values are those of nodes that run alone.
+        for name, array in known_of(model.graph.outputs, known).items():
             right = _as_type(exact[name], array.dtype)
-            error = difference_from_reference(array, right)
-            if not error.is_rounding:
-                others = _perturbed_results(search.runner, model, known, name)
-                error = difference_from_reference(array, exact[name], others)
-            if error.is_rounding:
+            if difference_from_reference(array, right).is_rounding:
                 continue
-            search.tried(what, WRONG, name, error.error)
+            error = search.runner.error(model, known, name, array, exact[name], [])
+            if error is None:
+                continue
+            search.tried(what, WRONG, name, error)
             result.place, result.value, result.cause = "kernel", name, parts.nodes[i].op_type
             result.advice.append("a kernel of ONNX Runtime is wrong: report it to onnxruntime with the folder")
             text = f"ONNX Runtime's kernel of {result.cause} does not compute what ONNX specifies"
@@ -145,18 +157,6 @@ def wrong_kernel(search: BisectionSearch, ran: RanModel, node: NodeResults | Non
             return search.finish(piece, len(parts.nodes))
     search.tried(what, f"unknown: {', '.join(sorted(unknown))} cannot be computed in float64" if unknown else RIGHT)
     return None
-
-
-def _perturbed_results(runner: CandidateRunner, model: ir.Model, known: Feeds, name: str) -> list[np.ndarray]:
-    """A result in float64, computed a few times from inputs that are perturbed by one unit of rounding."""
-    perturbed_results = []
-    for seed in range(RUNS):
-        generator = np.random.default_rng(seed)
-        given = known_of(model.graph.inputs, known)
-        inputs = {key: np.asarray(perturbed(value, 0.0, generator)) for key, value in given.items()}
-        results = runner.exact(model, inputs)
-        perturbed_results += [results[name]] if results is not None else []
-    return perturbed_results
 
 
 def wrong_pass(search: BisectionSearch, ran: RanModel, optimized: RanModel) -> Bisection | None:
@@ -182,7 +182,7 @@ def wrong_pass(search: BisectionSearch, ran: RanModel, optimized: RanModel) -> B
         options = {"passes": {"disable": [name_of_pass or "onnx.*"]}}
         result.advice.append(f"to confirm, run again with {options=}; before.onnx is what the pass was given")
         if name_of_pass:
-            result.advice.append(f"dynamo-backends passes {search.run.folder} --why {name_of_pass}")
+            result.advice.append(f"dynamo-backends passes --why {name_of_pass}")
         text = f"{result.cause} rewrote before.onnx as model.onnx, which has another result"
         allowed = _allowed(known[name], exact.get(name))
         piece = _piece(ran, model, {**known_after, **known}, {name: known[name]}, allowed, text)
@@ -191,8 +191,8 @@ def wrong_pass(search: BisectionSearch, ran: RanModel, optimized: RanModel) -> B
     return None
 
 
-def wrong_optimizer(search: BisectionSearch, ran: RanModel, path: Path) -> Bisection | None:
-    """The smallest part of the model in the file ``path`` that ONNX Runtime's optimizers make wrong."""
+def wrong_optimizer(search: BisectionSearch, ran: RanModel) -> Bisection | None:
+    """The smallest part of a model that ONNX Runtime's optimizers make wrong."""
     parts, known, result = ran.parts, ran.known, search.result
     start = next((candidate for candidate in _starts(parts, result.value) if ran(candidate)), None)
     if start is None:
@@ -203,7 +203,7 @@ def wrong_optimizer(search: BisectionSearch, ran: RanModel, path: Path) -> Bisec
         name = max(wrong, key=lambda name: wrong[name], default="")
         text = f"ONNX Runtime's optimizers, {level.removeprefix('ORT_ENABLE_').lower()}"
         search.tried(text, WRONG if wrong else RIGHT, name, wrong.get(name))
-    kept = search.reduce(path, "diverges", ran.settings, start, ran)
+    kept = search.reduce(start, ran)
     outputs = list(ran.wrong(kept))
     outputs = delta_debug(outputs, lambda names: ran(kept, names)) if len(outputs) > 1 else outputs
     model = parts.cut(kept, known, outputs=outputs, constants=parts.weights)
@@ -260,21 +260,25 @@ def _optimizer(ran: RanModel, kept: Sequence[int], outputs: Collection[str]) -> 
     return f"the optimizer {found}" if found else "no single optimizer"
 
 
-def _node_model(
-    parts: Parts, names: Sequence[str], stop: Collection[str], known: Feeds
-) -> tuple[ir.Model, Sequence[int]]:
-    """The ONNX nodes of an FX node as a model; an ``Identity`` of the constant if its result was folded."""
-    kept = parts.before(names, stop)
+def _node_model(ran: RanModel, node: NodeResults) -> tuple[ir.Model, Feeds]:
+    """The ONNX nodes of an FX node as a model, with values; an ``Identity`` if its result was folded."""
+    parts = ran.parts
+    initializers = parts.model.graph.initializers
+    values = {name: initializers[name].const_value for name in node.exact if name in initializers}
+    constants = {name: value.numpy() for name, value in values.items() if value is not None}
+    known = {**ran.known, **constants, **node.inputs}
+    names = [name for name in node.exact if name in known]
+    kept = parts.before(names, node.inputs)
     model = parts.cut(kept, known, outputs=names) if kept else None
     if model is not None:
-        return model, kept
-    values = [onnx.numpy_helper.from_array(known[name], f"{name}__folded") for name in names]
+        return model, known
+    folded = [onnx.numpy_helper.from_array(known[name], f"{name}__folded") for name in names]
     nodes = [onnx.helper.make_node("Identity", [f"{name}__folded"], [name]) for name in names]
     outputs = [onnx.ValueInfoProto(name=name) for name in names]
-    graph = onnx.helper.make_graph(nodes, "folded", [], outputs, values)
+    graph = onnx.helper.make_graph(nodes, "folded", [], outputs, folded)
     opset = onnx.helper.make_opsetid("", parts.model.graph.opset_imports.get("", 18))
     proto = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=parts.model.ir_version)
-    return ir.from_proto(onnx.shape_inference.infer_shapes(proto)), []
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto)), known
 
 
 def _as_type(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -294,14 +298,14 @@ def rejected_models(graph: DumpedGraph) -> list[Path]:
     return sorted((graph.folder / "rejected").glob("*.onnx"))
 
 
-def bisect_rejected(search: BisectionSearch, settings: Settings) -> Bisection:
+def bisect_rejected(search: BisectionSearch, graph: DumpedGraph, settings: Settings) -> Bisection:
     """The smallest part of a model that ONNX Runtime rejects; ``DumpError`` if no model was rejected."""
     result = search.result
-    models = rejected_models(search.graph)
+    models = rejected_models(graph)
     if not models:
-        raise DumpError(f"no model of {result.graph} was rejected: there is no {search.graph.folder / 'rejected'}")
+        raise DumpError(f"no model of {result.graph} was rejected: there is no {graph.folder / 'rejected'}")
     for path in models:
-        parts = Parts(_typed(load_ir(path)))
+        parts = Parts(typed(load_ir(path)))
         outcome = search.runner.run(path, None, settings)
         if outcome.kind in ("rejected", "crashed"):
             search.tried(f"a session of {path.name}, with the settings of the run", outcome.kind)
@@ -309,7 +313,7 @@ def bisect_rejected(search: BisectionSearch, settings: Settings) -> Bisection:
             search.tried("the same, ONNX Runtime's optimizers off", "created" if plain.kind == "built" else plain.kind)
             if is_same_failure(plain, outcome):
                 settings = settings.unoptimized
-            return bisect_failure(search, parts, None, settings, outcome, path)
+            return bisect_failure(search, parts, None, settings, outcome)
         search.tried(f"a session of {path.name}", "created: dynamo-backends itself rejected the model")
     result.place = "nothing"
     message = models[0].with_suffix(".txt")
@@ -321,14 +325,9 @@ def bisect_rejected(search: BisectionSearch, settings: Settings) -> Bisection:
 
 
 def bisect_failure(
-    search: BisectionSearch,
-    parts: Parts,
-    feeds: Feeds | None,
-    settings: Settings,
-    outcome: CandidateOutcome,
-    path: Path,
+    search: BisectionSearch, parts: Parts, feeds: Feeds | None, settings: Settings, outcome: CandidateOutcome
 ) -> Bisection:
-    """The smallest part of a model, in the file ``path``, with the failure ``outcome``.
+    """The smallest part of a model with the failure ``outcome``.
 
     ``feeds`` are its inputs; ``None`` if it was not run.
     """
@@ -350,7 +349,7 @@ def bisect_failure(
     if not check(start):
         result.advice.append("only the whole model fails in this way, no part of it does")
         return result
-    kept = search.reduce(path, f"{outcome.kind} {normalized_message(outcome.message)}", settings, start, check)
+    kept = search.reduce(start, check)
     outputs = [str(value.name) for value in parts.outputs_of(kept)]
     if len(outputs) > 1:
         outputs = delta_debug(outputs, lambda names: check(kept, names))
@@ -386,7 +385,7 @@ def _known_values(search: BisectionSearch, parts: Parts, feeds: Feeds) -> Feeds:
     return {**feeds, **values}
 
 
-def _typed(model: ir.Model) -> ir.Model:
+def typed(model: ir.Model) -> ir.Model:
     """The model with inferred types, if some are missing."""
     if all(value.type is not None for node in model.graph for value in node.outputs if value.name):
         return model

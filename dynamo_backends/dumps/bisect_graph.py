@@ -23,26 +23,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime
 
 from .bisect_causes import (
     NodeResults,
     bisect_failure,
     bisect_rejected,
     rejected_models,
+    typed,
     wrong_kernel,
+    wrong_node,
     wrong_optimizer,
     wrong_pass,
     wrong_translation,
 )
 from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, Command, RanModel, fault_of, line_of
 from .blame import CauseKind
-from .candidate_runs import CandidateOutcome, CandidateRunner, Feeds
+from .candidate_runs import CandidateRunner, Feeds
 from .cut_folder import CutModel
+from .determinism import RUNS, bisect_runs
 from .model_sessions import PLAIN, check_provider_options, region_settings
 from .models import load_ir, load_model
 from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpedRun, DumpError, checked
-from .schema import Settings
+from .schema import GraphEntry, Settings
 from .submodels import Parts, known_of
 
 
@@ -53,6 +58,8 @@ def bisect(
     output: Path | None = None,
     check: str | None = None,
     rejected: bool = False,
+    runs: int | None = None,
+    threads: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Bisection:
     """Bisects the first graph that the reference names whose verdict is not ``ok``.
@@ -63,6 +70,7 @@ def bisect(
         output: the folder of the cut; by default ``bisect`` in the graph's folder.
         check: a command that decides what fails, instead of the comparison.
         rejected: whether to bisect a model that ONNX Runtime rejected, even if there is another fault.
+        runs: searches for what differs from run to run, in so many runs after the first; with ``threads`` threads.
         progress: is called with a line of text now and then.
 
     Raises:
@@ -74,25 +82,71 @@ def bisect(
     graph = next((item for item in graphs if item.verdict not in (None, "ok")), None)
     if graph is None:
         graph = next((item for item in graphs if rejected_models(item)), graphs[0])
-    folder = output or graph.folder / "bisect"
+    result, blame, versions = Bisection(graph.reference, graph.verdict), graph.entry.blame, run.manifest.versions
     with CandidateRunner() as runner:
-        search = BisectionSearch(run, graph, folder, runner, progress)
-        if check is not None:
-            result = _by_command(search, _region(search, region), check)
+        search = BisectionSearch(result, output or graph.folder / "bisect", runner, progress, versions, blame)
+        if runs is not None:
+            bisect_runs(search, _region(graph, region), runs, threads)
+        elif check is not None:
+            _by_command(search, _region(graph, region), check)
         elif rejected or (graph.verdict in (None, "ok") and rejected_models(graph)):
-            result = bisect_rejected(search, _providers(run))
+            bisect_rejected(search, graph, _providers(run))
         else:
-            result = _by_verdict(search, region)
+            _by_verdict(search, run, graph, region)
     result.sessions = runner.count
     result.others = {item.reference: item.verdict for item in graphs if item is not graph}
     return result
 
 
-def _by_verdict(search: BisectionSearch, region: int | None) -> Bisection:
+def bisect_file(
+    path: Path,
+    feeds: Feeds,
+    *,
+    output: Path | None = None,
+    check: str | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Bisection:
+    """Bisects an ONNX file: a kernel, an optimizer, or what makes the session or the run fail.
+
+    Args:
+        path: the file, whose values are computed on the inputs ``feeds``.
+        output: the folder of the cut; by default that of the file, with ``.bisect`` added.
+        check, progress: as for ``bisect``.
+
+    Raises:
+        DumpError: the file is no ONNX model, or the command cannot be used.
+    """
+    versions = {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
+    result, settings = Bisection(str(path), None), Settings()
+    with CandidateRunner() as runner:
+        search = BisectionSearch(result, output or path.with_suffix(".bisect"), runner, progress, versions)
+        parts = Parts(typed(load_ir(path)))
+        if check is not None:
+            _check_parts(search, parts, path, feeds, settings, check)
+        elif isinstance(ran := _ran(search, parts, feeds, settings), RanModel):
+            found = wrong_kernel(search, ran, None) or wrong_optimizer(search, ran)
+            if found is None:
+                search.tried("ONNX Runtime's optimizers, against no optimization", RIGHT)
+    result.sessions = runner.count
+    return result
+
+
+def _ran(search: BisectionSearch, parts: Parts, feeds: Feeds, settings: Settings) -> RanModel | Bisection:
+    """The values of a model without optimizations; the bisection of the failure if it does not run."""
+    outcome = search.runner.run(_with_constants(parts, feeds), feeds, settings)
+    if outcome.kind != "ran":
+        return bisect_failure(search, parts, feeds, settings, outcome)
+    plain = search.values(parts, feeds)
+    if plain.kind != "ran":
+        return bisect_failure(search, parts, feeds, PLAIN, plain)
+    return RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner, outcome.outputs)
+
+
+def _by_verdict(search: BisectionSearch, run: DumpedRun, graph: DumpedGraph, region: int | None) -> Bisection:
     """Bisects a graph whose verdict says that it diverges."""
-    result, entry = search.result, search.graph.entry
+    result, entry = search.result, graph.entry
     if result.verdict in (None, "ok"):
-        for item in search.graph.regions:  # a truncated file is an error, not a right model
+        for item in graph.regions:  # a truncated file is an error, not a right model
             load_model(item.model), load_model(item.optimized_model)
         result.advice.append("nothing diverges; --check COMMAND bisects with a check of your own")
         return result
@@ -101,8 +155,8 @@ def _by_verdict(search: BisectionSearch, region: int | None) -> Bisection:
     if entry.blame is not None:
         result.value, result.source = entry.blame.value, entry.blame.source
     if blamed.is_before_translation:
-        return _in_pytorch(search)
-    forward = _forward(search)
+        return _in_pytorch(search, entry)
+    forward = _forward(run, graph)
     if blamed.kind == CauseKind.RESULT and forward is not None:
         result.place, result.cause = "forward", f"its forward {forward.verdict}"
         result.advice.append(f"dynamo-backends bisect {forward.reference}")
@@ -110,19 +164,17 @@ def _by_verdict(search: BisectionSearch, region: int | None) -> Bisection:
     if entry.status == "compared":
         search.tried("decompositions and FX passes, compared in PyTorch when the model ran", RIGHT)
     if blamed.kind == CauseKind.UNSTABLE:
-        result.place = "kernel"
-        result.advice.append(f"dynamo-backends determinism {result.graph}")
-        return result
+        return bisect_runs(search, _region(graph, region), RUNS, None)
     if blamed.kind == CauseKind.PYTORCH:
         result.place = "PyTorch"
         result.advice.append("the node ran in PyTorch: it has no ONNX model")
         return result
-    return _in_region(search, _region(search, region))
+    return _in_region(search, graph, _region(graph, region))
 
 
-def _region(search: BisectionSearch, named: int | None) -> DumpedRegion:
+def _region(graph: DumpedGraph, named: int | None) -> DumpedRegion:
     """The region that the user names, that the verdict blames, or whose session failed; else the first."""
-    graph, entry = search.graph, search.graph.entry
+    entry = graph.entry
     regions = {region.index: region for region in graph.regions}
     if not regions:
         raise DumpError(f"nothing of {graph.reference} ran on ONNX Runtime: {entry.why_in_pytorch}")
@@ -146,24 +198,22 @@ def _blamed_region(graph: DumpedGraph) -> int | None:
     return None
 
 
-def _forward(search: BisectionSearch) -> DumpedGraph | None:
+def _forward(run: DumpedRun, backward: DumpedGraph) -> DumpedGraph | None:
     """The forward of a backward graph, if it diverges."""
-    for graph in search.run.graphs if search.graph.direction == "backward" else ():
-        if graph.index == search.graph.index and graph.direction == "forward" and graph.verdict not in (None, "ok"):
+    for graph in run.graphs if backward.direction == "backward" else ():
+        if graph.index == backward.index and graph.direction == "forward" and graph.verdict not in (None, "ok"):
             return graph
     return None
 
 
-def _in_pytorch(search: BisectionSearch) -> Bisection:
+def _in_pytorch(search: BisectionSearch, entry: GraphEntry) -> Bisection:
     """A fault before the translation, which the run found. It cannot be cut without PyTorch."""
-    result = search.result
-    kind, name = search.blamed.kind, search.blamed.name
-    worst = search.graph.entry.worst
+    result, kind, name, worst = search.result, search.blamed.kind, search.blamed.name, entry.worst
     search.tried(result.cause, WRONG, result.value, worst.onnx.max_abs if worst is not None else None)
     if kind == CauseKind.PASS:
         result.place = "FX pass"
         result.advice.append(f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}")
-        result.advice.append(f"dynamo-backends passes {search.run.folder} --why {name}")
+        result.advice.append(f"dynamo-backends passes --why {name}")
     elif kind == CauseKind.DECOMPOSITION:
         result.place = "decomposition"
         result.advice.append(f"to confirm, compare the decomposition with the operator {name}")
@@ -175,7 +225,7 @@ def _in_pytorch(search: BisectionSearch) -> Bisection:
     return result
 
 
-def _in_region(search: BisectionSearch, region: DumpedRegion) -> Bisection:
+def _in_region(search: BisectionSearch, graph: DumpedGraph, region: DumpedRegion) -> Bisection:
     """Bisects a region that diverges."""
     settings, feeds = region_settings(region), region.recorded("input")
     parts = Parts(load_ir(region.model))
@@ -186,27 +236,26 @@ def _in_region(search: BisectionSearch, region: DumpedRegion) -> Bisection:
         raise DumpError(
             f"the dump is incomplete: {region.optimized_model} has no recorded input {', '.join(sorted(missing))}"
         )
-    outcome = search.runner.run(_with_constants(after, feeds), feeds, settings)
-    if outcome.kind != "ran":
-        return bisect_failure(search, after, feeds, settings, outcome, region.optimized_model)
+    optimized = _ran(search, after, feeds, settings)
+    if not isinstance(optimized, RanModel):
+        return optimized
     plain = search.values(parts, feeds)
     if plain.kind != "ran":
-        return bisect_failure(search, parts, feeds, PLAIN, plain, region.model)
-    ran, node = RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner), NodeResults.read(region)
-    result = wrong_translation(search, ran, node) or wrong_kernel(search, ran, node)
-    if result is not None:
-        return result
-    plain = search.values(after, feeds)
-    if plain.kind != "ran":
-        return bisect_failure(search, after, feeds, PLAIN, plain, region.optimized_model)
-    optimized = RanModel(after, {**feeds, **plain.outputs}, settings, search.runner)
-    result = wrong_pass(search, ran, optimized) or wrong_optimizer(search, optimized, region.optimized_model)
-    return result or _not_reproduced(search, region, outcome)
+        return bisect_failure(search, parts, feeds, PLAIN, plain)
+    ran, node = RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner), NodeResults.read(graph, region)
+    return (
+        wrong_translation(search, ran, node)
+        or wrong_kernel(search, ran, node)
+        or wrong_node(search, ran, node)
+        or wrong_pass(search, ran, optimized)
+        or wrong_optimizer(search, optimized)
+        or _not_reproduced(search, region, optimized.outputs)
+    )
 
 
-def _not_reproduced(search: BisectionSearch, region: DumpedRegion, ran: CandidateOutcome) -> Bisection:
+def _not_reproduced(search: BisectionSearch, region: DumpedRegion, outputs: Feeds) -> Bisection:
     """The result if the fault does not show when the dumped model runs again."""
-    result, outputs = search.result, ran.outputs
+    result = search.result
     result.place = "unknown"
     recorded = region.recorded("output")
     differing = [name for name in recorded if name in outputs and fault_of(outputs[name], recorded[name]) is not None]
@@ -214,20 +263,28 @@ def _not_reproduced(search: BisectionSearch, region: DumpedRegion, ran: Candidat
     if differing:
         result.cause = "the run returned other values than the same model with the same inputs in a fresh process"
         why = "its session had other constants (a stale weight), or is not deterministic"
-        result.advice.append(f"{why}: dynamo-backends determinism {result.graph}")
+        result.advice.append(f"{why}: dynamo-backends bisect {result.graph} --runs {RUNS}")
     else:
-        result.cause = "the fault does not show when the dumped models run again"
-        result.advice.append(f"dynamo-backends replay {result.graph}")
+        unknown = [trial.outcome for trial in result.trials if trial.outcome.startswith("unknown")]
+        what = unknown[-1] if unknown else "the fault does not show when the dumped models run again"
+        result.cause = what.removeprefix("unknown: ")
+        result.advice.append(f"python {region.folder / 'repro.py'}")
     return result
 
 
 def _by_command(search: BisectionSearch, region: DumpedRegion, command: str) -> Bisection:
     """Bisects the model that ran with the user's command."""
-    result, path = search.result, region.optimized_model
-    parts = Parts(load_ir(path))
-    known: Feeds | None = None
-    if (region.folder / DATA_SET).is_dir():
-        feeds = region.recorded("input")
+    path = region.optimized_model
+    feeds = region.recorded("input") if (region.folder / DATA_SET).is_dir() else None
+    return _check_parts(search, Parts(load_ir(path)), path, feeds, region_settings(region), command)
+
+
+def _check_parts(
+    search: BisectionSearch, parts: Parts, path: Path, feeds: Feeds | None, settings: Settings, command: str
+) -> Bisection:
+    """Bisects a model with the user's command."""
+    result, known = search.result, None
+    if feeds is not None:
         values = search.values(parts, feeds)
         known = {**feeds, **values.outputs} if values.kind == "ran" else None
     check = Command(parts, known, command)
@@ -239,14 +296,14 @@ def _by_command(search: BisectionSearch, region: DumpedRegion, command: str) -> 
     search.tried(f"--check on {path.name}", WRONG)
     if check.fails(*_trivial()):
         raise DumpError("--check also fails on a model with a single Identity: it always fails")
-    kept = search.reduce(path, command, Settings(), every, check)
+    kept = search.reduce(every, check)
     model = parts.cut(kept, known)
     assert model is not None
     result.place, result.cause = "check", command
     result.value, result.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
     text = f"The check fails: {command}"
     inputs, expected = known_of(model.graph.inputs, known), known_of(model.graph.outputs, known)
-    piece = CutModel(model, region_settings(region), inputs, expected, {}, "check", text)
+    piece = CutModel(model, settings, inputs, expected, {}, "check", text)
     return search.finish(piece, len(parts.nodes), confirm=lambda: check(kept))
 
 

@@ -1,33 +1,29 @@
-"""The result of a bisection, and what its searches share: checks of parts of a model, delta debugging, kept answers."""
+"""The result of a bisection, and what its searches share: checks of parts of a model, delta debugging."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
+import math
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from .blame import Cause, CauseKind
 from .candidate_runs import LONGEST, CandidateOutcome, CandidateRunner, Feeds, write_model
 from .cut_folder import CutModel, run_repro, write_cut
 from .model_sessions import PLAIN
-from .reading import DATA_SET, DumpedGraph, DumpedRun, DumpError, write_data_set
-from .schema import Settings
+from .reading import DATA_SET, DumpError, write_data_set
+from .schema import BlameEntry, Settings
 from .submodels import Parts, known_of
 from .value_differences import difference_from_reference
-
-ANSWERS = "bisection.txt"  # the file of answers, in the folder of the cut
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -65,12 +61,12 @@ class Cut:
 class Bisection:
     """The result of a bisection."""
 
-    graph: str  # ``graph_000/forward``
+    graph: str  # ``graph_000/forward``, or the path of a file
     verdict: str | None  # of the run, ``None`` if no run was compared
     # ``decomposition``, ``FX pass``, ``stage`` (PyTorch's own changes between stages), ``PyTorch`` (the node ran
-    # there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``ONNX pass``,
-    # ``ONNX Runtime optimizer``, ``session`` (it cannot be created), ``run`` (it fails or crashes), ``check`` (the
-    # user's command fails), ``nothing``, ``unknown``
+    # there), ``forward`` (this graph is right), ``translation``, ``kernel``, ``translation or kernel``, ``ONNX pass``,
+    # ``ONNX Runtime optimizer``, ``session`` (it cannot be created), ``run`` (it fails or crashes), ``run to run`` (it
+    # is not deterministic), ``check`` (the user's command fails), ``nothing``, ``unknown``
     place: str = "nothing"
     cause: str = ""  # the pass, the optimizer, the operator, or the error message
     value: str = ""  # the first wrong value
@@ -79,25 +75,25 @@ class Bisection:
     cut: Cut | None = None
     advice: list[str] = dataclasses.field(default_factory=list)  # what to do next
     sessions: int = 0  # how many were created
-    resumed: int = 0  # how many answers come from an earlier bisection that was stopped
     # the verdicts of the other graphs that the reference names: ``0`` is a forward and a backward
     others: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
 class BisectionSearch:
-    """The state of a bisection. ``result`` is the bisection so far, ``blamed`` the cause that the verdict names."""
+    """The state of a bisection. ``result`` is the bisection so far."""
 
-    run: DumpedRun
-    graph: DumpedGraph
+    result: Bisection
     folder: Path  # of the cut
     runner: CandidateRunner
     progress: Callable[[str], None]  # is called with a line of text
+    versions: Mapping[str, str]  # of the libraries of the run
+    blame: BlameEntry | None = None  # of the verdict
 
-    def __post_init__(self) -> None:
-        blame = self.graph.entry.blame
-        self.blamed = Cause(blame.kind, blame.name) if blame else Cause(CauseKind.RESULT)
-        self.result = Bisection(self.graph.reference, self.graph.verdict)
+    @property
+    def blamed(self) -> Cause:
+        """The cause that the verdict names."""
+        return Cause(self.blame.kind, self.blame.name) if self.blame else Cause(CauseKind.RESULT)
 
     def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
         """Records a step."""
@@ -107,26 +103,13 @@ class BisectionSearch:
         """All tensors of a model, computed without optimizations."""
         return self.runner.run(parts.exposed(), feeds, PLAIN)
 
-    def reduce(
-        self,
-        model: Path,
-        question: str,
-        settings: Settings,
-        start: Sequence[int],
-        check: Callable[[Sequence[int]], bool],
-    ) -> list[int]:
-        """Delta debugging of the nodes ``start`` by ``check``.
-
-        The answers are kept on disk, for this model file, ``question`` and settings.
-        """
-        digest = hashlib.sha256(model.read_bytes()).hexdigest()
-        memory = StoredAnswers(self.folder / ANSWERS, [digest, question, settings, onnx.__version__])
-        self.result.resumed = memory.resumed
+    def reduce(self, start: Sequence[int], check: Callable[[Sequence[int]], bool]) -> list[int]:
+        """Delta debugging of the nodes ``start`` by ``check``."""
         best = len(start)
 
         def fails(kept: Sequence[int]) -> bool:
             nonlocal best
-            answer = memory.ask(kept, lambda: check(kept))
+            answer = check(kept)
             if answer and len(kept) < best:
                 best = len(kept)
                 self.progress(f"{best} nodes still fail ({self.runner.count} sessions)")
@@ -153,7 +136,7 @@ class BisectionSearch:
             confirm: whether the cut fails; by default its ``repro.py`` is run.
         """
         shutil.rmtree(self.folder / DATA_SET, ignore_errors=True)
-        write_cut(self.folder, piece, self.run.manifest.versions)
+        write_cut(self.folder, piece, self.versions)
         if before is not None:
             write_model(before, self.folder, "before.onnx", whole=True)
         self.progress("running repro.py in a fresh process")
@@ -173,34 +156,6 @@ class BisectionSearch:
 def line_of(nodes: Sequence[ir.Node]) -> str:
     """The user's line of the first node that has one."""
     return next((node.metadata_props["source"] for node in nodes if node.metadata_props.get("source")), "")
-
-
-class StoredAnswers:
-    """Answers on disk, one a line. A file with answers about another ``identity`` is replaced.
-
-    ``resumed`` is how many answers the file had.
-    """
-
-    def __init__(self, path: Path, identity: Sequence[object]) -> None:
-        self._path = path
-        digest = hashlib.sha256(json.dumps([str(item) for item in identity]).encode()).hexdigest()
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        # A process that is killed while it writes leaves a line without an answer.
-        answers = [line.rpartition(" ") for line in lines[1:] if line.endswith((" 0", " 1"))]
-        self._known = {key: answer == "1" for key, _, answer in answers} if lines[:1] == [digest] else {}
-        self.resumed = len(self._known)
-        if not self._known:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(digest + "\n", encoding="utf-8")
-
-    def ask(self, kept: Sequence[object], find_out: Callable[[], bool]) -> bool:
-        """The stored answer for these parts; computed and stored if there is none."""
-        key = hashlib.sha256(json.dumps(list(kept)).encode()).hexdigest()
-        if key not in self._known:
-            self._known[key] = find_out()
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{key} {int(self._known[key])}\n")
-        return self._known[key]
 
 
 def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -230,6 +185,7 @@ class RanModel:
     known: Feeds  # right values of all tensors, computed without optimizations
     settings: Settings  # of the session of the compared run
     runner: CandidateRunner
+    outputs: Feeds = dataclasses.field(default_factory=dict)  # of the session, if it ran
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
         return bool(self.wrong(kept, outputs))
@@ -242,8 +198,15 @@ class RanModel:
         results = self.runner.run(model, self.known, self.settings).outputs
         suspects = {name: value for name, value in results.items() if fault_of(value, self.known[name]) is not None}
         exact = (self.runner.exact(model, self.known) if suspects else None) or {}
-        errors = {name: fault_of(value, self.known[name], exact.get(name)) for name, value in suspects.items()}
-        return {name: error for name, error in errors.items() if error is not None}
+        errors: dict[str, float] = {}
+        for name, value in suspects.items():
+            error = fault_of(value, self.known[name], exact.get(name))
+            if error is not None and error < math.inf:
+                right, others = reference(self.known[name], exact.get(name))
+                error = self.runner.error(model, self.known, name, value, right, others)
+            if error is not None:
+                errors[name] = error
+        return errors
 
 
 def is_same_failure(one: CandidateOutcome, other: CandidateOutcome) -> bool:

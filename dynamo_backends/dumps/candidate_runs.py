@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,18 +24,17 @@ import onnx
 import onnx_ir as ir
 
 from ..common.python_process import Worker, WorkerExit, WorkerStartError, answer_requests, exit_code_text
-from .mixed_precision import in_float64
+from ..numerics.rule import RUNS
 from .model_sessions import PLAIN, ExecutionError, ModelSession
-from .model_values import reference_evaluator
 from .models import OnnxModel
-from .reading import DATA_SET, DumpError, read_data_set, write_data_set
+from .reading import DATA_SET, PROTOBUF_LIMIT, DumpError, read_data_set, write_data_set
 from .schema import Settings
+from .value_differences import difference_from_reference
 
 logger = logging.getLogger(__name__)
 
 Feeds: TypeAlias = "Mapping[str, np.ndarray]"  # tensors by name, of any dtype that ONNX has
 
-_PROTOBUF_LIMIT = 2**31 - 2**24
 LONGEST = 600.0  # timeout of a candidate, in seconds
 
 _MOST_NODES = 64  # larger models are too slow for onnx's reference evaluator, which is written in Python
@@ -103,15 +102,51 @@ class CandidateRunner:
         wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
         arrays = {name: feeds[name].astype(np.float64) if is_wide else feeds[name] for name, is_wide in wanted.items()}
         if len(wide.graph) <= _MOST_NODES:
+            from .model_values import reference_evaluator  # not at the top: the worker does not need it
+
             try:
                 with np.errstate(all="ignore"):
-                    results = reference_evaluator(ir.to_proto(wide)).run(None, arrays)
+                    results = reference_evaluator(_for_reference(wide)).run(None, arrays)
                 names = [str(value.name) for value in model.graph.outputs]
                 return {name: np.asarray(item) for name, item in zip(names, results, strict=True)}
             except Exception as error:  # whatever an operator's Python raises
                 logger.info("the reference evaluator fails, ONNX Runtime runs the model instead: %s", repr(error))
         outcome = self.run(wide, arrays, PLAIN)
         return outcome.outputs if outcome.kind == "ran" else None
+
+    def error(
+        self,
+        model: ir.Model,
+        known: Feeds,
+        name: str,
+        value: np.ndarray,
+        exact: np.ndarray,
+        others: Sequence[np.ndarray],
+    ) -> float | None:
+        """The error of a value of a model; ``None`` if inputs and weights that are off by a rounding explain it.
+
+        Args:
+            model: computes the value from inputs among ``known``.
+            name: of the value.
+            value, exact: the value, and its reference.
+            others: other right values.
+        """
+        from .model_values import perturbed
+
+        model, weights = _weights_as_inputs(model)
+        given = {str(item.name): known[str(item.name)] for item in model.graph.inputs if item.name not in weights}
+        given |= weights
+        others = list(others)
+        error = difference_from_reference(value, exact, others)
+        for seed in range(RUNS):
+            if error.is_rounding:
+                return None
+            generator = np.random.default_rng(seed)
+            changed = {key: np.asarray(perturbed(item, 0.0, generator)) for key, item in given.items()}
+            results = self.exact(model, changed) or self.run(model, changed, PLAIN).outputs
+            others += [results[name]] if name in results else []
+            error = difference_from_reference(value, exact, others)
+        return None if error.is_rounding else error.error
 
 
 def main() -> None:
@@ -146,7 +181,7 @@ def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whol
     values = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     external = [value for value in values if isinstance(value, ir.ExternalTensor)]
     size = sum(value.nbytes for value in values if whole or not isinstance(value, ir.ExternalTensor))
-    if size >= _PROTOBUF_LIMIT:
+    if size > PROTOBUF_LIMIT:
         ir.save(model, path, external_data=f"{name}.data")
         return path
     if whole and external:
@@ -154,6 +189,67 @@ def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whol
         ir.external_data.load_to_model(model)
     path.write_bytes(ir.to_proto(model).SerializeToString())
     return path
+
+
+def in_float64(model: ir.Model) -> ir.Model:
+    """A copy in which all floating-point values are float64, including inputs, constants and subgraphs."""
+    copy = model.clone()
+    for graph in copy.graphs():
+        values = [*graph.inputs, *graph.initializers.values()]
+        for node in graph:
+            values.extend(node.outputs)
+            _widen_attributes(node)
+        for value in values:
+            if value.dtype in _NARROW:
+                value.type = ir.TensorType(ir.DataType.DOUBLE)  # a new type: the copy shares the old one with the model
+            if value.const_value is not None and value.const_value.dtype in _NARROW:
+                value.const_value = ir.tensor(value.const_value.numpy().astype(np.float64), name=value.name)
+    return copy
+
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
+
+_DTYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision")  # dtypes of results or intermediate values
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    """Widens the dtypes and tensors in a node's attributes."""
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _NARROW:
+            value = attribute.as_tensor().numpy().astype(np.float64)
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(value))
+        elif name in _DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.as_int() in _NARROW:
+            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
+        elif name in ("value_float", "value_floats") and node.op_type == "Constant":
+            del node.attributes[name]
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(attribute.value, np.float64)))
+
+
+def _weights_as_inputs(model: ir.Model) -> tuple[ir.Model, dict[str, np.ndarray]]:
+    """A copy with its floating-point initializers as inputs, and their values. Single numbers stay."""
+    copy, values = model.clone(), dict[str, np.ndarray]()
+    for name, value in list(copy.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1:
+            values[name] = tensor.numpy()
+            value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(values[name].shape)
+            value.const_value = None
+            del copy.graph.initializers[name]
+            if value not in copy.graph.inputs:
+                copy.graph.inputs.append(value)
+    return copy, values
+
+
+def _for_reference(model: ir.Model) -> onnx.ModelProto:
+    """For onnx's evaluator, which computes in the dtype of the inputs, and rejects another ``stash_type``."""
+    proto = ir.to_proto(model)
+    for node in proto.graph.node:
+        kept = [item for item in node.attribute if item.name != "stash_type"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    return proto
 
 
 def _external_data(model: ir.Model) -> str:

@@ -1,4 +1,4 @@
-"""Writes the model that a bisection cut out as a folder for a bug report. The folder can be read as a dump, too."""
+"""Writes the model that a bisection cut out as a folder for a bug report."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import onnx_ir as ir
 
 from ..common.python_process import exit_code_text, worker_environment
 from ..numerics import rule
 from ..runtime.custom_operators import libraries_of_environment
 from .candidate_runs import LONGEST, CandidateOutcome, Feeds, write_model
-from .reading import DATA_SET, MANIFEST, SCHEMA_VERSION, write_data_set
-from .schema import GraphEntry, RegionEntry, RunEntry, Settings, StageEntry
+from .reading import DATA_SET, write_data_set
+from .schema import Settings
 
 # The lines of ``repro.py`` that are replaced: by the settings, and by the source of ``rule``.
 _SETTINGS = "SETTINGS: dict = {}\n"
-_IMPORT = "from dynamo_backends.numerics.rule import judge\n"
+_IMPORT = "from dynamo_backends.numerics.rule import SPREAD, judge\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +36,11 @@ class CutModel:
     allowed: Mapping[str, float]  # by output, the error that is allowed, as a multiple of the dtype's tolerance
     outcome: str  # the expected outcome of ``repro.py``: ``differs``, ``rejected``, ``failed`` or ``crashed``
     text: str  # a description of the fault
+    runs: int = 1  # how often ``repro.py`` runs the model
 
 
 def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> None:
-    """Writes the folder: ``model.onnx``, ``test_data_set_0``, ``repro.py``, ``README.txt``, ``manifest.json``.
+    """Writes the folder: ``model.onnx``, ``test_data_set_0``, ``repro.py``, ``README.txt``.
 
     ``versions`` are those of the libraries of the dumped run.
     """
@@ -50,11 +50,9 @@ def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> Non
     write_data_set(folder / DATA_SET, "output", piece.expected)
     libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # never those that a dump names
     session = piece.settings.as_json() | {"custom_op_libraries": libraries}
-    settings = {"session": session, "allowed": dict(piece.allowed)}
+    settings = {"session": session, "allowed": dict(piece.allowed), "runs": piece.runs}
     (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")
     (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
-    manifest = msgspec.json.encode(_manifest(piece, versions))
-    (folder / MANIFEST).write_bytes(msgspec.json.format(manifest, indent=1))
 
 
 def repro_text(settings: Mapping[str, Any]) -> str:
@@ -101,28 +99,3 @@ def _readme(piece: CutModel, versions: Mapping[str, str]) -> str:
         f"operators: {operators}\n"
         f"made with: {known}\n"
     )
-
-
-def _manifest(piece: CutModel, versions: Mapping[str, str]) -> RunEntry:
-    """The folder as a run of one graph with one region."""
-    nodes = len(piece.model.graph)
-    stages = [StageEntry("onnx", nodes, "model.onnx"), StageEntry("onnx_optimized", nodes, same_as="onnx")]
-    graph = GraphEntry(
-        index=0,
-        direction="inference",
-        folder=".",
-        nodes=nodes,
-        nodes_on_onnx=nodes,
-        share_on_onnx=1.0,
-        regions=[RegionEntry(0, ".", nodes, nodes, nodes, (), piece.settings, (), stages)],
-        in_pytorch=(),
-        passes=(),
-        stages=(),
-        names={},
-        seconds={},
-        reference="",
-        status="bisected",
-        runs=1,
-        verdict=piece.text,
-    )
-    return RunEntry(SCHEMA_VERSION, versions=versions, graphs=[graph])

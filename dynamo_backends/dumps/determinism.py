@@ -1,211 +1,111 @@
-"""Finds the values of a dumped graph that differ from run to run.
+"""Finds the node of a region whose value differs from run to run.
 
-::
-
-    for found in find_unstable(run.graphs[0], runs=10):
-        for value in found.values:
-            print(value.fx_node, value.operator, value.source, value.differing_runs)
-
-Each region runs repeatedly on its recorded inputs: with the session of the run, and with the model as ONNX Runtime
-optimized it, all its values exposed and no further optimization, so that its fusions stay. Results are compared bit
-for bit; differences within the tolerance of ``numerics/rule.py`` are marked as rounding. A value that differs in a
-run in which its inputs do not is the origin of a difference. Its node then runs repeatedly alone, on the values of the
-first run.
+The session of the run is repeated on the recorded inputs, and so is the model as ONNX Runtime optimized it, with all
+its values exposed and no further optimization, so that its fusions stay. A node whose result differs in a run in which
+its inputs do not is the origin of a difference.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 
-from .model_sessions import ModelSession, operator_of, region_settings, session_of_region
+from .bisection import RIGHT, WRONG, Bisection, BisectionSearch
+from .cut_folder import CutModel
+from .model_sessions import operator_of, region_settings, session_of_region
 from .model_values import exposing
-from .models import OnnxModel, load_model
-from .reading import DumpedGraph, DumpedRegion
-from .schema import Settings
-from .submodels import Parts
+from .models import load_ir, load_model
+from .reading import DumpedRegion, DumpError
+from .submodels import Parts, known_of
 from .value_differences import NOTHING, Difference, OnnxValue, difference
 
-
-@dataclasses.dataclass(frozen=True)
-class UnstableValue:
-    """A value that differs between runs, or between numbers of threads."""
-
-    value: str  # its name
-    fx_node: str  # the FX node that it belongs to; ``""`` if unknown
-    operator: str  # the ONNX operator
-    aten_operator: str  # aten_operator, module, source: of the FX node
-    module: str
-    source: str
-    threads: int  # of the session
-    other_threads: int  # the number of threads of the other run; the same if runs differ
-    differing_runs: int  # in how many runs it differs
-    difference: Difference  # the largest difference from the first run
-    differs_alone: bool  # whether its node alone, on the values of the first run, gives different results
-
-    @property
-    def is_rounding(self) -> bool:
-        return self.difference.is_rounding
-
-    def as_json(self) -> dict[str, object]:
-        fields = {**dataclasses.asdict(self), "is_rounding": self.is_rounding}
-        return {**fields, "difference": self.difference.as_json()}
+RUNS = 10  # after the first
 
 
-@dataclasses.dataclass(frozen=True)
-class RegionDeterminism:
-    """The result for one region."""
-
-    region: int  # its number
-    runs: int  # after the first run
-    threads: Sequence[int]  # the numbers of threads that were compared
-    results: Sequence[UnstableValue]  # outputs that differ; first between runs, then between numbers of threads
-    values: Sequence[UnstableValue]  # the first values that differ although their inputs do not, in execution order
-
-    @property
-    def is_stable(self) -> bool:
-        """Whether all differences are rounding."""
-        return all(item.is_rounding for item in (*self.results, *self.values))
-
-    def as_json(self) -> dict[str, object]:
-        lists = {name: [item.as_json() for item in getattr(self, name)] for name in ("results", "values")}
-        return {**dataclasses.asdict(self), "is_stable": self.is_stable, **lists}
-
-
-def find_unstable(graph: DumpedGraph, *, runs: int = 10, threads: int | None = None) -> list[RegionDeterminism]:
-    """Finds values that differ from run to run, or with another number of threads.
-
-    Each session runs once and then ``runs`` times, with the ``threads`` of the dumped run by default.
+def bisect_runs(search: BisectionSearch, region: DumpedRegion, runs: int, threads: int | None) -> Bisection:
+    """The first node that differs between runs by more than rounding, else by rounding, as a model of its own.
 
     Raises:
-        DumpError: nothing was recorded, or the session cannot be created.
-        ValueError: ``runs`` is less than 1.
+        DumpError: ``runs`` is less than 1, nothing was recorded, or the session cannot be created.
     """
     if runs < 1:
-        raise ValueError(f"runs={runs}: at least one run must be compared with the first")
-    return [_Repeated(region, runs, threads).find() for region in graph.regions]
-
-
-@dataclasses.dataclass
-class _Repeated:
-    """The search in one region."""
-
-    region: DumpedRegion
-    runs: int
-    threads: int | None
-
-    def __post_init__(self) -> None:
-        self._inputs = self.region.recorded("input")
-        self._settings = region_settings(self.region, self.threads)
-        self._model = load_model(self.region.optimized_model)
-        self._metadata = {}
-        for model in (self._model, load_model(self.region.model)):  # the second's metadata have precedence
-            for node in model.proto.graph.node:
-                found = {item.key: item.value for item in node.metadata_props}
-                self._metadata.update({name: found for name in node.output if found})
-
-    def find(self) -> RegionDeterminism:
-        threads = [self._settings.threads, 1 if self._settings.threads > 1 else 2]
-        session = self._session(self._model, self._settings)
-        producers = {name: node for node in self._model.proto.graph.node for name in node.output}
-        unstable = _differences(session, self._inputs, self.runs)
-        results = [self._described(name, producers.get(name), *found) for name, found in unstable.items()]
-        other_session = self._session(self._model, dataclasses.replace(self._settings, threads=threads[1]))
-        first, second = session(self._inputs), other_session(self._inputs)
-        for name in first:
-            found = difference(second[name], first[name])
-            if not found.is_equal and name not in unstable:
-                results.append(self._described(name, producers.get(name), 1, found, other_threads=threads[1]))
-        return RegionDeterminism(self.region.index, self.runs, threads, results, self._origins())
-
-    def _session(self, model: OnnxModel, settings: Settings, write: Path | None = None) -> ModelSession:
-        return session_of_region(self.region, model, settings, self._inputs, write=write)
-
-    def _origins(self) -> list[UnstableValue]:
-        """The values in the optimized model that differ although their inputs do not."""
-        with tempfile.TemporaryDirectory() as folder:
-            self._session(self._model, self._settings, Path(folder))
-            model = load_model(Path(folder) / "model.onnx")
-            session = self._session(exposing(model), self._settings.unoptimized)
-            first = session(self._inputs)
-            unstable: dict[str, tuple[int, Difference]] = {}
-            origins: set[str] = set()
-            for _ in range(self.runs):
-                differing = _add_differences(unstable, first, session(self._inputs))
-                for node in model.proto.graph.node:
-                    if not differing.intersection(node.input):
-                        origins |= differing.intersection(node.output)
-            values = {**first, **self._inputs}
-            parts = Parts(ir.from_proto(model.proto))
-            arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-            found = []
-            for i, node in enumerate(model.proto.graph.node):
-                for name in (name for name in node.output if name in origins):
-                    alone = self._differs_alone(model, parts.cut([i], arrays), values)
-                    found.append(self._described(name, node, *unstable[name], alone=alone))
-            return found
-
-    def _differs_alone(self, model: OnnxModel, node: ir.Model | None, values: Mapping[str, OnnxValue]) -> bool:
-        """Whether a node by itself differs from run to run on the same inputs."""
-        if node is None:
-            return False
-        session = self._session(model.with_proto(ir.to_proto(node)), self._settings.unoptimized)
-        return bool(_differences(session, values, self.runs))
-
-    def _described(
-        self,
-        name: str,
-        node: onnx.NodeProto | None,
-        differing_runs: int,
-        worst: Difference,
-        *,
-        other_threads: int | None = None,
-        alone: bool = False,
-    ) -> UnstableValue:
-        metadata = self._metadata.get(name, {})
-        return UnstableValue(
-            value=name,
-            fx_node=metadata.get("fx_node", ""),
-            operator="" if node is None else operator_of(node),
-            aten_operator=metadata.get("aten_op", ""),
-            module=metadata.get("module", ""),
-            source=metadata.get("source", ""),
-            threads=self._settings.threads,
-            other_threads=other_threads or self._settings.threads,
-            differing_runs=differing_runs,
-            difference=worst,
-            differs_alone=alone,
+        raise DumpError(f"--runs {runs}: at least one run must be compared with the first")
+    result, inputs, settings = search.result, region.recorded("input"), region_settings(region, threads)
+    model = load_model(region.optimized_model)
+    what = f"{runs + 1} runs with {settings.threads} thread{'s' * (settings.threads != 1)}: "
+    with tempfile.TemporaryDirectory() as folder:
+        session = session_of_region(region, model, settings, inputs, write=Path(folder))
+        first, *others = session.repeated(inputs, runs + 1)  # nothing is compared in between: races are rarer then
+        results: dict[str, Difference] = {}
+        for values in others:
+            _add_differences(results, first, values)
+        optimized, parts = load_model(Path(folder) / "model.onnx"), Parts(load_ir(Path(folder) / "model.onnx"))
+        exposed = session_of_region(region, exposing(optimized), settings.unoptimized, inputs)
+        known = {**exposed(inputs), **inputs}
+        found: dict[str, Difference] = {}
+        origins: set[int] = set()
+        for _ in range(runs):
+            differing = _add_differences(found, {name: known[name] for name in parts.tensors()}, exposed(inputs))
+            for name in differing:
+                node = parts.nodes[parts.by_name[name]]
+                if differing.isdisjoint(value.name for value in node.inputs if value is not None):
+                    origins.add(parts.by_name[name])
+        _tell(search, f"{what}results", results)
+        names = [str(value.name) for i in sorted(origins) for value in parts.nodes[i].outputs if value.name in found]
+        nodes = {name: found[name] for name in names}
+        is_wrong = _tell(search, f"{what}nodes with equal inputs", nodes)
+        wrong = next((name for item in (nodes, results) for name in item if not item[name].is_rounding), "")
+        if not wrong:
+            result.advice.append(
+                f"a race may need more runs to show: dynamo-backends bisect {result.graph} --runs {10 * runs}"
+            )
+            return result
+        metadata = _metadata(region, wrong)
+        result.place, result.value, result.source = "run to run", wrong, metadata.get("source", "")
+        result.advice.append(f"dynamo-backends bisect {result.graph} --runs {runs} --threads 1")
+        if not is_wrong:
+            result.cause = "no node, if all values are results"
+            return result
+        node = parts.nodes[parts.by_name[wrong]]
+        result.cause = operator_of(node)
+        arrays = {key: value for key, value in known.items() if isinstance(value, np.ndarray)}
+        cut = parts.cut([parts.by_name[wrong]], arrays)
+        assert cut is not None
+        text = f"{result.cause} differs from run to run"
+        expected = {wrong: arrays[wrong]}
+        piece = CutModel(
+            cut, settings.unoptimized, known_of(cut.graph.inputs, arrays), expected, {}, "differs", text, runs
         )
+        return search.finish(piece, len(parts.nodes))
 
 
-def _differences(
-    session: ModelSession, inputs: Mapping[str, OnnxValue], runs: int
-) -> dict[str, tuple[int, Difference]]:
-    """The outputs that differ from the first run: in how many runs, and the largest difference.
-
-    Nothing is compared until all runs are over, since races are rarer with other work between runs.
-    """
-    first, *others = session.repeated(inputs, runs + 1)
-    unstable: dict[str, tuple[int, Difference]] = {}
-    for results in others:
-        _add_differences(unstable, first, results)
-    return unstable
+def _tell(search: BisectionSearch, what: str, found: Mapping[str, Difference]) -> bool:
+    """Records the first value that differs by more than rounding and returns whether there is one; else by rounding."""
+    wrong = next((name for name, item in found.items() if not item.is_rounding), "")
+    name = wrong or next(iter(found), "")
+    outcome = WRONG if wrong else "right, differs by rounding" if name else RIGHT
+    search.tried(what, outcome, name, found[name].error if name else None)
+    return bool(wrong)
 
 
 def _add_differences(
-    unstable: dict[str, tuple[int, Difference]], first: Mapping[str, OnnxValue], results: Mapping[str, OnnxValue]
+    found: dict[str, Difference], first: Mapping[str, OnnxValue], values: Mapping[str, OnnxValue]
 ) -> set[str]:
-    """Adds what differs between a run and the first one; returns the names."""
-    found = {name: difference(results[name], first[name]) for name in first}
-    differing = {name: item for name, item in found.items() if not item.is_equal}
+    """Adds the largest differences of a run from the first one; returns the names of values that are not equal."""
+    now = {name: difference(values[name], first[name]) for name in first}
+    differing = {name: item for name, item in now.items() if not item.is_equal}
     for name, item in differing.items():
-        count, worst = unstable.get(name, (0, NOTHING))
-        worst = max(worst, item, key=lambda d: (bool(d.what), d.measured.nonfinite, d.measured.max_abs, d.differing))
-        unstable[name] = (count + 1, worst)
+        found[name] = max(found.get(name, NOTHING), item, key=lambda d: (bool(d.what), d.measured.share))
     return set(differing)
+
+
+def _metadata(region: DumpedRegion, name: str) -> Mapping[str, str]:
+    """The metadata of the node that computes a value, in the exported model if it is there."""
+    for path in (region.model, region.optimized_model):
+        parts = Parts(load_ir(path))
+        if name in parts.by_name:
+            return parts.nodes[parts.by_name[name]].metadata_props
+    return {}

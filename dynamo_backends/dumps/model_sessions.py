@@ -283,10 +283,10 @@ def operator_of(node: onnx.NodeProto | ir.Node) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
-_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 
 
 def random_operators(*models: OnnxModel) -> list[str]:
     """A note that names the operators whose results are random; empty if there are none."""
-    names = sorted({node.op_type for model in models for node in model.proto.graph.node} & _RANDOM)
+    names = sorted({node.op_type for model in models for node in model.proto.graph.node} & RANDOM)
     return [f"{', '.join(names)} returns random numbers: the values that depend on it differ"] if names else []

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +29,6 @@ from .models import OnnxModel, load_model
 from .reading import DumpError
 from .schema import Settings
 from .value_differences import OnnxValue, described, epsilon, kind_of
-
-_MOST_PERTURBED = 2**28  # bytes of weights that are perturbed; the rest of a larger model's weights are not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,28 +188,6 @@ def reference_evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvalu
     return ReferenceEvaluator(model, new_ops=ExtendedReferenceEvaluator.filter_ops(model, known, opsets=None))
 
 
-def perturbed_values(
-    model: OnnxModel,
-    feeds: Mapping[str, OnnxValue],
-    run: Callable[[OnnxModel, Mapping[str, OnnxValue]], Mapping[str, OnnxValue]],
-    unit: float,
-    seed: int = 0,
-) -> dict[str, OnnxValue]:
-    """The values of a model whose floating-point inputs and weights are perturbed by one unit of rounding.
-
-    ``run`` runs a model on inputs; ``unit`` is relative, see ``coarsest_unit``; ``seed`` is of the random signs.
-    """
-    generator = np.random.default_rng(seed)
-    changed, values = model.copy(), model.initializers
-    room = _MOST_PERTURBED
-    for item in changed.proto.graph.initializer:
-        value = values[item.name]
-        if kind_of(value.dtype) == "float" and value.nbytes <= room:
-            room -= value.nbytes
-            item.CopyFrom(onnx.numpy_helper.from_array(perturbed(value, unit, generator), item.name))
-    return dict(run(changed, {name: perturbed(value, unit, generator) for name, value in feeds.items()}))
-
-
 def perturbed(value: OnnxValue, unit: float, generator: np.random.Generator) -> OnnxValue:
     """A floating-point tensor with each element changed by ``unit`` of itself, up or down at random.
 
@@ -224,9 +200,3 @@ def perturbed(value: OnnxValue, unit: float, generator: np.random.Generator) -> 
     with np.errstate(all="ignore"):
         changed = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
         return np.where(np.isfinite(changed.astype(np.float64)), changed, value)
-
-
-def coarsest_unit(values: Iterable[OnnxValue]) -> float:
-    """The largest epsilon of floating-point values. Dtypes of 8 bits do not count: they are for storage only."""
-    dtypes = {value.dtype for value in values if isinstance(value, np.ndarray)}
-    return max((epsilon(dtype) for dtype in dtypes if kind_of(dtype) == "float" and dtype.itemsize > 1), default=0.0)

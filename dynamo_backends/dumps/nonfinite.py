@@ -1,20 +1,20 @@
-"""Finds where NaN and infinities come from in a compared run, and which results they reach.
+"""Finds where NaN and infinities come from in a compared run, and what becomes of them.
 
 ::
 
     found = find_nonfinite(run.graphs[0])
     for origin in found.origins:
-        print(origin.kind, origin.node, origin.source, origin.why)
+        print(origin.kind, origin.row.name, origin.row.source, origin.why)
 
-The *origin* of a NaN or infinity is a node whose result has it and whose inputs do not: in eager, on ONNX Runtime, or
-both. Those that the user intends are reported separately: in inputs of the graph, or from an infinite number in the
-code, such as a mask with ``-inf``. The compared run recorded the range of all values, so nothing runs again.
+A filter on the rows of ``side_by_side.json``; nothing runs again. The *origin* of a NaN or infinity is a node whose
+result has it and whose inputs do not: in eager, on ONNX Runtime, or both. Of a value that the session does not have,
+because it computes several nodes as one, only eager's is known. What the user intends is reported separately: in inputs
+of the graph, or from an infinite number in the code, such as a mask with ``-inf``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ..numerics.element_records import Extent, NonfiniteElement
@@ -24,38 +24,45 @@ from .schema import RowEntry
 
 KINDS = {"nan": "NaN", "infinite": "infinity"}
 
-_SIDES = ("eager", "onnx")
-
-
-@dataclasses.dataclass(frozen=True)
-class NodeInput:
-    """An input of a node."""
-
-    name: str
-    extent: Extent | None  # ``None`` for integers
+_SELECTING = ("where", "masked_fill", "nan_to_num", "index", "index_select", "gather", "select", "slice", "topk")
+"""Operators that leave elements out. Any other that returns finite numbers has computed them from NaN or infinity."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """A node whose result has NaN or infinities that its inputs do not have."""
 
-    node: str  # the value, ``name__i`` for one of several results
+    row: RowEntry
     kind: str  # ``NaN`` or ``infinity``
-    operator: str  # the ATen operator
-    module: str  # the path of the ``nn.Module``
-    source: str  # the user's line
-    region: int | None  # ``None`` for PyTorch
-    dtype: str
-    shape: Sequence[int]
-    elements: int
-    eager: int | None  # eager, onnx: the number of such elements in eager and on ONNX Runtime; ``None`` if unknown
-    onnx: int | None
-    side: str  # ``both``, ``eager`` or ``onnx``
+    eager: int | None  # how many such elements eager has
+    onnx: int | None  # how many ONNX Runtime has; ``None`` if the session does not have the value
     why: str  # the usual reason, or ``""``
-    inputs: Sequence[NodeInput]
+    inputs: Mapping[str, Extent | None]  # their ranges in eager; ``None`` for integers
     examples: Sequence[NonfiniteElement]  # some of the elements, with those of the inputs that they come from
-    reaches: Sequence[str]  # the results of the graph that have it
-    ends_at: Sequence[tuple[str, str, str]]  # the first nodes that read it and are finite: name, operator and line
+    reaches: Sequence[RowEntry]  # the results of the graph that have it
+    ends_at: Sequence[RowEntry]  # the first nodes that read it and are finite
+    depending: Sequence[RowEntry]  # the finite results that are computed from it, of those that do not leave it out
+
+    @property
+    def side(self) -> str:
+        """Where it is: ``both``, ``eager`` or ``onnx``."""
+        return "both" if self.eager and self.onnx else "onnx" if self.onnx else "eager"
+
+    @property
+    def used_by(self) -> Sequence[RowEntry]:
+        """The nodes that compute finite numbers from it."""
+        return [row for row in self.ends_at if _name(row) not in _SELECTING]
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether no result depends on it."""
+        return not self.reaches and not self.depending
+
+    def as_json(self) -> dict[str, object]:
+        names = ("operator", "module", "source", "region", "dtype", "shape")
+        fields = {name: getattr(self, name) for name in ("kind", "eager", "onnx", "side", "why", "inputs", "examples")}
+        lists = {name: [row.name for row in getattr(self, name)] for name in ("reaches", "ends_at", "depending")}
+        return {"node": self.row.name, **{name: getattr(self.row, name) for name in names}, **fields, **lists}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +75,8 @@ class Nonfinite:
     values: int  # how many values were checked
 
     def as_json(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
+        lists = {name: [item.as_json() for item in getattr(self, name)] for name in ("origins", "intended")}
+        return {**lists, "graph_inputs": self.graph_inputs, "values": self.values}
 
 
 def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
@@ -77,10 +85,8 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
     intended: list[Origin] = []
     rows = {row.name: row for row in graph.rows()}
     for row in rows.values():
-        if not row.is_computed:
-            continue
-        for key in KINDS:
-            if any(_begins_in(rows, row, side, key) for side in _SIDES):
+        for key in KINDS if row.is_computed else ():
+            if _begins_in(rows, row, "eager", key) or _begins_in(rows, row, "onnx", key):
                 is_intended = (key == "infinite" and row.has_infinite_argument) or row.is_uninitialized
                 (intended if is_intended else origins).append(_origin(rows, row, key))
     graph_inputs = [
@@ -91,68 +97,62 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
     return Nonfinite(origins, intended, graph_inputs, len(rows))
 
 
-def _extent(row: RowEntry, side: str) -> Extent | None:
-    """A value's range in eager, on the inputs that ONNX Runtime had, or in the run."""
-    return row.eager_extent if side == "eager" else row.extent
-
-
 def _count(row: RowEntry, side: str, key: str) -> int | None:
-    return getattr(_extent(row, side), key, None)
+    """How many elements are NaN or infinite; ``None`` if unknown."""
+    is_known = side == "eager" or row.origin
+    return getattr(row.eager_extent if side == "eager" else row.extent, key, None) if is_known else None
 
 
 def _begins_in(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str) -> bool:
     """Whether a value has it and its inputs do not. Inputs that are unknown on this side count with eager's values."""
-    if not _count(row, side, key):
-        return False
-    for read in (rows[name] for name in row.inputs if name in rows):
-        count = _count(read, side, key)
-        if count or (count is None and _count(read, "eager", key)):
-            return False
-    return True
+    read = [rows[name] for name in row.inputs if name in rows]
+    counts = (_count(item, side, key) for item in read)
+    before = (_count(item, "eager", key) if count is None else count for item, count in zip(read, counts, strict=True))
+    return bool(_count(row, side, key)) and not any(before)
+
+
+def _has_any(row: RowEntry) -> bool:
+    return any(_count(row, side, key) for side in ("eager", "onnx") for key in KINDS)
 
 
 def _origin(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Origin:
-    inputs = [NodeInput(name, _extent(rows[name], "eager")) for name in row.inputs if name in rows]
-    eager, onnx = _count(row, "eager", key), _count(row, "onnx", key)
-    reaches, ends_at = _follow(rows, row.name)
+    readers: dict[str, list[RowEntry]] = {}
+    for item in rows.values():  # a row that was added for a verdict may come after its readers
+        for name in item.inputs:
+            readers.setdefault(name, []).append(item)
+    has, ends, uses = set[str](), set[str](), set[str]()
+    pending = [(row, row, True)]
+    while pending:
+        item, before, carries = pending.pop()
+        # What the session has, and eager does not, goes through values that the session does not show.
+        goes_through = not item.origin and not any(_count(before, "eager", kind) for kind in KINDS)
+        found = (has if _has_any(item) or goes_through else ends) if carries else uses
+        if item.name in found:
+            continue
+        found.add(item.name)
+        if found is ends and _name(item) in _SELECTING:
+            continue
+        if found is ends:
+            uses.add(item.name)
+        pending += [(reader, item, found is has) for reader in readers.get(item.name, ())]
+    reaches = [item for name, item in rows.items() if name in has and item.is_output]
+    ends_at = [item for name, item in rows.items() if name in ends]
+    depending = [item for name, item in rows.items() if name in uses and item.is_output]
+    inputs = {name: rows[name].eager_extent for name in row.inputs if name in rows}
     wanted = ("nan",) if key == "nan" else ("inf", "-inf")
     examples = [element for element in row.nonfinite_elements if element.value in wanted]
-    return Origin(
-        node=row.name,
-        kind=KINDS[key],
-        **{name: getattr(row, name) for name in ("operator", "module", "source", "region", "dtype", "shape")},
-        elements=math.prod(row.shape),
-        eager=eager,
-        onnx=onnx,
-        side="both" if eager and onnx else "onnx" if onnx else "eager",
-        why=_why(row, key, inputs, examples),
-        inputs=inputs,
-        examples=examples,
-        reaches=reaches,
-        ends_at=ends_at,
-    )
+    why = _why(row, key, [item for item in inputs.values() if item is not None], examples)
+    counts = _count(row, "eager", key), _count(row, "onnx", key)
+    return Origin(row, KINDS[key], *counts, why, inputs, examples, reaches, ends_at, depending)
 
 
-def _follow(rows: Mapping[str, RowEntry], name: str) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """The results of the graph that a NaN or infinity reaches, and the first nodes that do not have it."""
-    has = {name}
-    reaches, ends_at = [], []
-    for row in rows.values():
-        if row.name != name and not has.intersection(row.inputs):
-            continue
-        if any(_count(row, side, other) for side in _SIDES for other in KINDS):
-            has.add(row.name)
-            if row.is_output:
-                reaches.append(row.user_name or row.name)
-        elif _extent(row, "eager") is not None:
-            ends_at.append((row.name, row.operator, row.source))
-    return reaches, ends_at
+def _name(row: RowEntry) -> str:
+    return row.operator.removeprefix("aten.").split(".")[0].lstrip("_")
 
 
-def _why(row: RowEntry, key: str, inputs: Sequence[NodeInput], examples: Sequence[NonfiniteElement]) -> str:
+def _why(row: RowEntry, key: str, extents: Sequence[Extent], examples: Sequence[NonfiniteElement]) -> str:
     """The usual reason for such a result of these inputs, or of the elements that it comes from, if known."""
-    name = row.operator.removeprefix("aten.").split(".")[0].lstrip("_")
-    extents = [item.extent for item in inputs if item.extent is not None]
+    name = _name(row)
     smallest = min((item.smallest for item in extents if item.smallest is not None), default=None)
     largest = max((item.largest for item in extents if item.largest is not None), default=None)
     if key == "nan" and any(item.infinite for item in extents):

@@ -30,6 +30,7 @@ import onnx_ir as ir
 from .model_sessions import operator_of, region_settings, session_of_region
 from .models import load_ir, load_model
 from .reading import DumpedGraph, DumpedRegion
+from .submodels import Parts
 
 NOT_ATTRIBUTED = ""  # the module of nodes without known FX nodes
 
@@ -187,13 +188,11 @@ class _Attribution:
     """Finds the FX nodes of each node of the session, in the metadata of the dumped models of the region."""
 
     def __init__(self, region: DumpedRegion, session: ir.Graph) -> None:
-        self._exported, self._optimized = (
-            _producers(load_ir(path).graph) for path in (region.model, region.optimized_model)
-        )
+        self._exported, self._optimized = (Parts(load_ir(path)) for path in (region.model, region.optimized_model))
         self._results_of: dict[str, list[str]] = {}  # by FX node, in order
-        for name, node in self._exported.items():
-            self._results_of.setdefault(node.metadata_props.get("fx_node", ""), []).append(name)
-        self._computed = set(_producers(session))
+        for name in self._exported.by_name:
+            self._results_of.setdefault(_metadata(self._exported, name).get("fx_node", ""), []).append(name)
+        self._computed = {value.name for node in session for value in node.outputs if value.name}
         self._stops = self._computed.union(*map(self._exported_names, self._computed))
 
     def of(self, node: ir.Node) -> list[Mapping[str, str]]:
@@ -210,35 +209,23 @@ class _Attribution:
 
     def _exported_names(self, result: str) -> set[str]:
         """The values of ``model.onnx`` that a result of the session belongs to."""
-        if result in self._exported:
+        if result in self._exported.by_name:
             return {result}
-        node = _fx_node(self._optimized.get(result))
+        node = _metadata(self._optimized, result).get("fx_node", "")
         return {name for name in self._results_of.get(node, ()) if name not in self._computed}
 
     def _between(self, node: ir.Node) -> list[Mapping[str, str]]:
         """The metadata of the nodes of the dumped models between a node's results and the results of other nodes."""
         own = {value.name for value in node.outputs if value.name}
         exported = set().union(*map(self._exported_names, own))
-        found = []
-        for producers, results in ((self._exported, exported), (self._optimized, own)):
-            names, seen = list(results), set(results)
-            while names:
-                producer = producers.get(names.pop())
-                if producer is None:
-                    continue
-                if _fx_node(producer):
-                    found.append(producer.metadata_props)
-                new = {value.name for value in producer.inputs if value is not None} - self._stops - seen
-                seen |= new
-                names.extend(new)
-        return found
+        pairs = ((self._exported, exported), (self._optimized, own))
+        nodes = (parts.nodes[i] for parts, names in pairs for i in parts.before(names, self._stops))
+        return [
+            node.metadata_props for node in nodes if node.op_type != "Constant" and node.metadata_props.get("fx_node")
+        ]
 
 
-def _producers(graph: ir.Graph) -> dict[str, ir.Node]:
-    """The node that computes each value."""
-    return {value.name: node for node in graph for value in node.outputs if value.name}
-
-
-def _fx_node(node: ir.Node | None) -> str:
-    """The FX node of an ONNX node; ``""`` for constants, which several FX nodes may share."""
-    return "" if node is None or node.op_type == "Constant" else node.metadata_props.get("fx_node", "")
+def _metadata(parts: Parts, value: str) -> Mapping[str, str]:
+    """The metadata of the node that computes a value; empty for constants, which several FX nodes may share."""
+    node = parts.nodes[parts.by_name[value]] if value in parts.by_name else None
+    return {} if node is None or node.op_type == "Constant" else node.metadata_props

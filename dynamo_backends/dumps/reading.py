@@ -30,6 +30,7 @@ from .schema import ComparisonEntry, DynamoGraphEntry, GraphEntry, RegionEntry, 
 
 if TYPE_CHECKING:
     import numpy as np
+    import onnx
 
 SCHEMA_VERSION = 8  # of all files; increased when the meaning of something that is read here changes
 
@@ -39,6 +40,9 @@ DEFAULT_FOLDER = "onnx_debug"
 DATA_SET = "test_data_set_0"
 
 _NO_MANIFEST = f"no {MANIFEST}: its process has compiled no graph, or ended before that"
+
+PROTOBUF_LIMIT = 2**31 - 2**24
+"""A protobuf message is smaller than 2 GiB; larger data goes to a file that the message names."""
 
 T = TypeVar("T")
 
@@ -393,7 +397,21 @@ def write_data_set(folder: Path, kind: str, tensors: Mapping[str, np.ndarray]) -
 
     folder.mkdir(exist_ok=True)
     for i, (name, array) in enumerate(tensors.items()):
-        (folder / f"{kind}_{i}.pb").write_bytes(onnx.numpy_helper.from_array(array, name).SerializeToString())
+        if array.nbytes <= PROTOBUF_LIMIT:
+            proto = onnx.numpy_helper.from_array(array, name)
+        else:
+            dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            proto = onnx.TensorProto(data_type=dtype, dims=array.shape, name=name)
+            array.tofile(folder / f"{kind}_{i}.bin")
+            make_external(proto, f"{kind}_{i}.bin", array.nbytes)
+        (folder / f"{kind}_{i}.pb").write_bytes(proto.SerializeToString())
+
+
+def make_external(tensor: onnx.TensorProto, file: str, size: int) -> None:
+    """The data of a tensor is a whole file of ``size`` bytes, in the same folder."""
+    tensor.data_location = tensor.EXTERNAL
+    for key, text in {"location": file, "offset": "0", "length": str(size)}.items():
+        tensor.external_data.add(key=key, value=text)
 
 
 def read_data_set(folder: Path, kind: str) -> list[tuple[str, np.ndarray]]:

@@ -397,6 +397,15 @@ class RowEntry(ValueRow[MeasureEntry]):
     mark: str = " "
     is_right: bool = True
 
+    @property
+    def where(self) -> str:
+        """The source line, with the line of a library that it leads to, see ``graphs.locations.location_text``."""
+        if not self.stack or self.stack[-1].user:
+            return self.source
+        frame = self.stack[-1]
+        file = frame.file.rpartition("site-packages/")[2]
+        return f"{file}:{frame.line}, called from {self.source}" if self.source else f"{file}:{frame.line}"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonEntry:

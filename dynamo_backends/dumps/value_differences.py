@@ -3,10 +3,10 @@
 ::
 
     difference_from_reference(value, exact, [eager]).is_rounding  # against float64
-    difference(first, second, rounded).is_rounding                # neither of them is the reference
+    difference(first, second).is_rounding                         # neither of them is the reference
 
-The rule is that of ``numerics/rule.py``. What another right computation, or ``first`` computed from perturbed inputs
-(``model_values.perturbed_values``), differs from the reference is allowed some times over.
+The rule is that of ``numerics/rule.py``. What another right computation differs from the reference is allowed some
+times over.
 """
 
 from __future__ import annotations
@@ -93,18 +93,14 @@ class Difference:
 NOTHING = Difference()
 
 
-def difference(first: OnnxValue, second: OnnxValue, rounded: OnnxValue = None) -> Difference:
-    """The difference of two values. Tensors of different shapes with equally many elements are compared flat.
-
-    ``rounded`` is the first value computed from perturbed inputs.
-    """
+def difference(first: OnnxValue, second: OnnxValue) -> Difference:
+    """The difference of two values. Tensors of different shapes with equally many elements are compared flat."""
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return _of_tensors(first, second, [rounded] if isinstance(rounded, np.ndarray) else [])
+        return _of_tensors(first, second)
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         if len(first) != len(second):
             return Difference(differing=1, what=f"{len(first)} and {len(second)} elements")
-        parts = rounded if isinstance(rounded, (list, tuple)) and len(rounded) == len(first) else [None] * len(first)
-        return _worst([difference(*items) for items in zip(first, second, parts, strict=True)])
+        return _worst([difference(*items) for items in zip(first, second, strict=True)])
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
             return Difference(differing=1, what="different keys")
@@ -175,7 +171,7 @@ def epsilon(dtype: np.dtype) -> float:
     return float((np.finfo(dtype) if dtype.kind == "c" else ml_dtypes.finfo(dtype)).eps)
 
 
-def _of_tensors(first: np.ndarray, second: np.ndarray, rounded: Sequence[np.ndarray]) -> Difference:
+def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
     if first.size != second.size:
         return Difference(differing=1, what=f"{described(first)} and {described(second)}")
     kinds = {kind_of(first.dtype), kind_of(second.dtype)}
@@ -186,8 +182,7 @@ def _of_tensors(first: np.ndarray, second: np.ndarray, rounded: Sequence[np.ndar
         return Difference(differing=1, what=f"{described(first)} and {described(second)}")
     dtypes = [array.dtype for array in (first, second) if kind_of(array.dtype) in ("float", "complex")]
     coarsest = max(dtypes, key=epsilon, default=first.dtype)
-    others = [item for item in rounded if item.size == first.size]
-    return _measured(second.reshape(first.shape), first, others, coarsest)
+    return _measured(second.reshape(first.shape), first, (), coarsest)
 
 
 def _measured(

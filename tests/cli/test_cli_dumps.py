@@ -181,11 +181,11 @@ with torch.no_grad():
 
 STARTS = [
     ["ls"],
-    *([command, "0"] for command in ("show", "bisect", "replay", "nan", "precision", "profile")),
-    *([command, "1"] for command in ("show", "bisect", "replay")),
+    *([command, "0"] for command in ("show", "bisect", "nan", "precision", "profile")),
+    *([command, "1"] for command in ("show", "bisect")),
     ["precision", "2"],
-    ["determinism", "0", "--threads", "2"],
-    ["replay", "0", "--no-optimize"],
+    ["bisect", "0", "--runs", "2", "--threads", "2"],
+    ["bisect"],
     ["diff", "1", "aten", "onnx"],
     ["compare", "0", "0", "--stage", "onnx_optimized"],
     ["compare", "1", "2", "--inputs", "1/inference/region_0"],
@@ -214,18 +214,16 @@ def test_every_hint_runs_as_it_is_printed(tmp_path: Path, monkeypatch: pytest.Mo
                 assert folder in words
                 if words[1:3] == ["report", "--open"]:  # runs the models again
                     words.append("--no-times")
-                if not (command[0] == words[1] == "determinism" and "--runs" in command):  # ten times the runs
+                if not ("--runs" in command and "--runs" in words):  # ten times the runs
                     known.append(words[1:])
-    assert {"show", "diff", "bisect", "determinism", "replay", "compare", "precision", "report"} == {
-        command[0] for command in known[len(STARTS) + 1 :]
-    }
+    assert {"show", "diff", "bisect", "compare", "report"} == {command[0] for command in known[len(STARTS) + 1 :]}
 
 
 def test_any_folder_does(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     folder = tmp_path / "a b\n<script>ü→'"
     shutil.copytree(dump, folder, symlinks=True)
-    commands = [["ls"], ["show", "0"], ["diff", "0", "aten", "onnx"], ["bisect", "0"], ["replay", "0"], ["passes"]]
-    commands += [["nan", "0"], ["precision", "0"], ["determinism", "0", "--runs", "1"], ["profile", "0", "--runs", "1"]]
+    commands = [["ls"], ["show", "0"], ["diff", "0", "aten", "onnx"], ["bisect", "0"], ["bisect"], ["passes"]]
+    commands += [["nan", "0"], ["precision", "0"], ["bisect", "0", "--runs", "1"], ["profile", "0", "--runs", "1"]]
     for command in [*commands, ["compare", "0", "0"], ["report", "--no-times"]]:
         assert main([*command, "-d", str(folder), "--json"]) == 0
         json.loads(capsys.readouterr().out)
@@ -254,7 +252,7 @@ def test_a_graph_that_dynamo_gave_up(dump: Path, tmp_path: Path, capsys: Printed
     manifest["dynamo_graphs"][0]["given_up"] = "traced again"
     manifest["graphs"] = manifest["graphs"][2:]
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
-    commands = [["show"], ["diff", "aten", "onnx"], ["replay"], ["bisect"], ["nan"], ["precision"], ["determinism"]]
+    commands = [["show"], ["diff", "aten", "onnx"], ["bisect"], ["nan"], ["precision"]]
     for name, *rest in [*commands, ["profile"], ["compare", "1"]]:
         assert main([name, "0", *rest, "-d", str(tmp_path / "run")]) == 2
         said = capsys.readouterr().err

@@ -1,11 +1,10 @@
-"""``dynamo-backends compare`` and ``replay`` on hand-written models, exported models, and graphs of dumps."""
+"""``dynamo-backends compare`` on hand-written models, exported models, and graphs of dumps."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from dynamo_backends.dumps.model_inputs import generated_inputs, match, read_fee
 from dynamo_backends.dumps.model_values import Runtime, run_model
 from dynamo_backends.dumps.models import OnnxModel, load_model
 from dynamo_backends.dumps.reading import DumpError, find_run
-from dynamo_backends.dumps.replay import Variant, replay
 from dynamo_backends.dumps.value_differences import difference
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
@@ -803,56 +801,6 @@ def test_compare_graphs_of_dumps(dumps: Path, capsys: pytest.CaptureFixture[str]
     assert code == 2 and "graph 1 has no backward, only inference" in err
 
 
-VARIANTS: list[list[str]] = [[], ["--no-optimize"], ["--opset", "24"], ["--provider", "cpu"]]
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
-def test_replay(dumps: Path, capsys: pytest.CaptureFixture[str], variant: list[str]) -> None:
-    for graph in ("0", "graph_000/backward", "1"):
-        code, out, err = command(capsys, "replay", graph, "-d", dumps / "one", *variant)
-        assert code == 0, out + err
-        assert "try: dynamo-backends" in out
-    code, out, _ = command(capsys, "replay", "0", "-d", dumps / "one", "--json", *variant)
-    found = json.loads(out)
-    assert {item["verdict"] for item in found} == {"ok"} and len(found) >= 2
-
-
-def test_replay_as_it_ran_gives_the_same_bits(dumps: Path) -> None:
-    run = find_run(dumps / "one")
-    for graph, region in [*run.regions_of("0"), *run.regions_of("1")]:
-        replayed = replay(graph, region, Variant())
-        assert [item.mark for item in replayed.outputs] == ["="] * len(replayed.outputs)
-
-
-def test_replay_finds_outputs_that_were_others(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(find_run(dumps / "one").folder, tmp_path / "run_one")
-    region = find_run(tmp_path / "run_one").graphs_of("1")[0].regions[0]
-    path = region.folder / "test_data_set_0" / "output_0.pb"
-    tensor = onnx.load_tensor(path)
-    value = np.array(onnx.numpy_helper.to_array(tensor))
-    value.flat[3] += 1e-3
-    path.unlink()
-    path.write_bytes(onnx.numpy_helper.from_array(value, tensor.name).SerializeToString())
-    code, out, _ = command(capsys, "replay", "1", "-d", tmp_path / "run_one")
-    assert code == 1 and re.search(rf" {tensor.name}: .* 0\.001\b", out)
-    assert "try: dynamo-backends bisect 1" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "datum"),
-    [
-        (["--opset", "999"], rf"1 to {onnx.defs.onnx_opset_version()}\b"),
-        (["--opset", "6"], r"opset 6\b"),
-        (["--provider", "TensorrtExecutionProvider"], "TensorrtExecutionProvider.*CPUExecutionProvider"),
-    ],
-)
-def test_what_replay_cannot_do(
-    dumps: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], datum: str
-) -> None:
-    code, _, err = command(capsys, "replay", "1", "-d", dumps / "one", *arguments)
-    assert code == 2 and re.search(datum, err), err
-
-
 @pytest.mark.parametrize("arguments", [["ls"], ["show", "0/forward"], ["compare", "--help"]])
 def test_no_pytorch_is_imported(dumps: Path, arguments: list[str]) -> None:
     script = f"""
@@ -881,8 +829,8 @@ def test_models_and_graphs_are_completed(dumps: Path, tmp_path: Path, monkeypatc
     assert complete_models("af", arguments)[0] == "after.onnx"
 
 
-@pytest.mark.parametrize("name", ["compare", "replay"])
-def test_all_switches_are_documented(name: str) -> None:
+def test_all_switches_are_documented() -> None:
+    name = "compare"
     page = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
     section = page[page.index(f"## {name}:") :].partition("\n## ")[0]
     [commands] = [item for item in build_parser([name])._actions if isinstance(item, argparse._SubParsersAction)]

@@ -464,6 +464,23 @@ def test_repro_tells_of_other_results(compiled: Callable[..., Any], tmp_path: Pa
         assert done.stdout.splitlines()[-1] == f"differs: {tensor.name}"
 
 
+SWITCHES = [["--no-optimize"], ["--threads", "1"], ["--runs", "3"], ["--provider", "cpu"]]
+
+
+@pytest.mark.parametrize("switches", [*SWITCHES, ["--opset", "22"], ["--reference"]], ids=" ".join)
+def test_switches_of_repro(compiled: Callable[..., Any], tmp_path: Path, switches: list[str]) -> None:
+    compiled(Encoder())(torch.randn(2, 4)).sum().backward()
+    for direction in ("forward", "backward"):
+        region = graph_of(tmp_path, direction).regions[0]
+        if switches in SWITCHES:
+            done = run_repro(region, *switches)
+        else:  # they need onnx
+            command = [sys.executable, str(region.folder / "repro.py"), *switches]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and done.stdout.splitlines()[-1] == "right", done
+        assert run_repro(region, "--provider", "no such").returncode == 2
+
+
 def test_repro_tells_of_inputs_that_were_not_stored(tmp_path: Path) -> None:
     options = {"dump_dir": str(tmp_path), "tensor_limit": 30}
     torch.compile(broken, backend="onnx_debug", options=options)(torch.randn(30))

@@ -63,16 +63,19 @@ def test_a_nan_that_is_masked_later(tmp_path: Path) -> None:
     model, x = Masked(), torch.randn(4, 8)
     found = dumped(model, tmp_path, x)
     (origin,) = found.origins
-    assert (origin.kind, origin.operator, origin.source) == ("NaN", "aten.div.Tensor", line_of("# 0 divided by 0"))
+    assert (origin.kind, origin.row.operator, origin.row.source) == (
+        "NaN",
+        "aten.div.Tensor",
+        line_of("# 0 divided by 0"),
+    )
     zeros = int((torch.relu(model.before(x)) == 0).sum())
     assert 0 < zeros < 32
-    assert (origin.eager, origin.onnx, origin.elements, origin.side) == (zeros, zeros, 32, "both")
+    assert (origin.eager, origin.onnx, origin.side) == (zeros, zeros, "both")
     assert origin.why == "0 divided by 0 is NaN"
-    assert origin.reaches == []
-    assert [source for _, _, source in origin.ends_at] == [line_of("# masks it")]
+    assert origin.is_left_out and [row.source for row in origin.ends_at] == [line_of("# masks it")]
     assert origin.examples[0].value == "nan" and set(origin.examples[0].inputs.values()) == {0.0}
-    (read,) = origin.inputs
-    assert read.extent is not None and read.extent.smallest == 0 and read.extent.nan == 0
+    (read,) = origin.inputs.values()
+    assert read is not None and read.smallest == 0 and read.nan == 0
 
 
 @pytest.mark.parametrize(
@@ -104,8 +107,8 @@ def test_a_mask_is_meant_and_what_it_makes_is_not(tmp_path: Path) -> None:
 
     keep = torch.ones(4, 4).tril().bool()
     found = dumped(attention, tmp_path, torch.randn(4, 4), keep)
-    assert [origin.operator for origin in found.origins] == ["aten.cos.default"], "the cosine of an infinity is NaN"
-    assert {origin.source.split(":")[-1] for origin in found.intended} >= {line_of("# the mask").split(":")[-1]}
+    assert [origin.row.operator for origin in found.origins] == ["aten.cos.default"], "the cosine of an infinity is NaN"
+    assert {origin.row.source.split(":")[-1] for origin in found.intended} >= {line_of("# the mask").split(":")[-1]}
     assert all(origin.kind == "infinity" for origin in found.intended)
 
 
@@ -137,8 +140,8 @@ def test_a_node_that_pytorch_runs(tmp_path: Path) -> None:
 
     found = dumped(function, tmp_path, torch.eye(8))
     (origin,) = found.origins
-    assert "linalg" in origin.operator and origin.region is None
-    assert origin.source == line_of("# in PyTorch") and origin.side == "both" and not origin.reaches
+    assert "linalg" in origin.row.operator and origin.row.region is None
+    assert origin.row.source == line_of("# in PyTorch") and origin.side == "both" and not origin.reaches
 
 
 def test_the_gradient_of_a_root_at_zero(tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_the_gradient_of_a_root_at_zero(tmp_path: Path) -> None:
     forward, backward = find_run(tmp_path).graphs
     assert find_nonfinite(forward).origins == []
     origins = find_nonfinite(backward).origins
-    assert origins[0].kind == "infinity" and origins[0].source == line_of("# its gradient at 0")
+    assert origins[0].kind == "infinity" and origins[0].row.source == line_of("# its gradient at 0")
     assert origins[1].kind == "NaN" and origins[1].reaches, "infinity times 0, in the user's gradient"
 
 
@@ -163,11 +166,31 @@ class Tail(nn.Module):
         return torch.where(y > -1000, y, 0.0) + 1
 
 
+class RootMeanSquare(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        square = x * x  # too large for float16
+        return x * torch.rsqrt(square.sum(-1, keepdim=True))
+
+
+def test_a_finite_number_that_is_made_of_an_infinity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1 / sqrt(infinity) is 0, which makes eager wrong. The session computes it in float32, and has no infinity."""
+    (origin,) = dumped(RootMeanSquare(), tmp_path, torch.tensor([[300.0, 1, 2]]).half()).origins
+    assert origin.row.source == line_of("# too large for float16")
+    assert (origin.side, origin.eager, origin.onnx) == ("eager", 1, None)
+    assert [row.name for row in origin.ends_at] == ["rsqrt"] and not origin.is_left_out
+    (result,) = origin.depending
+    assert result.is_output and result.eager is not None and result.eager.max_abs == pytest.approx(1, rel=1e-3)
+    assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 1
+    assert re.search(
+        r"rsqrt, aten.rsqrt.default .* makes finite numbers of it.* float64 is 1, ", capsys.readouterr().out
+    )
+
+
 def test_only_onnx_runtime_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A wrong translation: the logarithm of a negative number."""
     monkeypatch.setitem(CONVERTERS, aten.silu.default, op.Log)
     (origin,) = dumped(Tail(), tmp_path, torch.randn(16)).origins
-    assert (origin.node, origin.kind, origin.source) == ("silu", "NaN", line_of("# silu of the tail"))
+    assert (origin.row.name, origin.kind, origin.row.source) == ("silu", "NaN", line_of("# silu of the tail"))
     assert (origin.side, origin.onnx, origin.eager) == ("onnx", 16, 0)
     assert origin.examples[0].value == "nan", "of ONNX Runtime's own values"
 
@@ -190,8 +213,8 @@ def test_only_the_session_that_ran_has_it(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", optimize_badly)
     (origin,) = dumped(Tail(), tmp_path, torch.randn(16)).origins
-    assert (origin.node, origin.side, origin.onnx, origin.eager) == ("silu", "onnx", 16, 0)
-    assert origin.source == line_of("# silu of the tail")
+    assert (origin.row.name, origin.side, origin.onnx, origin.eager) == ("silu", "onnx", 16, 0)
+    assert origin.row.source == line_of("# silu of the tail")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,10 +224,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert f" div ({line_of('# 0 divided by 0')})" in shown
-    assert re.search(r"\bmasked by where\b", shown)
+    assert re.search(r"\bwhere, aten.where.self .* leaves it out", shown)
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path), "--json"]) == 1
     (graph,) = json.loads(capsys.readouterr().out)
     assert graph["origins"][0]["node"] == "div" and graph["origins"][0]["side"] == "both"
+
+
+def test_rows_in_another_order(tmp_path: Path) -> None:
+    """A row that is added for a verdict stands after its readers."""
+    run = dumped(lambda x: (x.log() + 1).cos() * 2, tmp_path, torch.tensor([0.0, 1.0]))
+    (first, _) = run.origins
+    path = only_graph(tmp_path).folder / "side_by_side.json"
+    content = json.loads(path.read_text())
+    content["rows"].reverse()
+    path.write_text(json.dumps(content))
+    (again,) = (item for item in find_nonfinite(only_graph(tmp_path)).origins if item.row.name == first.row.name)
+    assert [row.name for row in again.reaches] == [row.name for row in first.reaches] != []
 
 
 def test_a_graph_that_is_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
@@ -22,7 +23,7 @@ from onnxscript import opset18 as op
 from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
-from dynamo_backends.debug import tensor_files
+from dynamo_backends.dumps import reading
 from dynamo_backends.dumps.reading import SCHEMA_VERSION
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import short_file
@@ -311,14 +312,32 @@ def test_large_tensors_are_summarized_unless_asked_for(dump: Path) -> None:
     assert not list(folder.glob("*.pb"))
 
 
+def test_a_large_weight_is_stored_for_all_regions(dump: Path) -> None:
+    """The commands that run the models need it. The second region reads the transposed weight."""
+    layer = torch.nn.Linear(16, 16)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return layer(torch.sort(layer(x), stable=True).values)
+
+    debug(twice, dump, tensor_limit=600)(torch.randn(4, 16))
+    for region in reading.find_run(dump).graphs[0].regions:
+        weight = next(array for array in region.recorded("input").values() if array.shape == (16, 16))
+        torch.testing.assert_close(torch.from_numpy(weight.copy()), layer.weight.detach())
+
+
 def test_a_tensor_too_large_for_protobuf_goes_to_a_file_of_its_own(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_files, "_PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr(reading, "PROTOBUF_LIMIT", 1000)
     debug(lambda x: x + 1, dump, tensor_limit=-1)(torch.arange(1000.0))
     (folder,) = (dump / "latest").glob("graph_*/inference/region_0/test_data_set_0")
     proto = onnx.load_tensor(str(folder / "input_0.pb"))
     assert proto.data_location == onnx.TensorProto.EXTERNAL
     stored = numpy_helper.to_array(proto, base_dir=str(folder))
     torch.testing.assert_close(torch.from_numpy(stored.copy()), torch.arange(1000.0))
+    (region,) = reading.find_run(dump).graphs[0].regions
+    reading.write_data_set(dump / "copy", "input", region.recorded("input"))
+    assert onnx.load_tensor(str(dump / "copy" / "input_0.pb")).data_location == onnx.TensorProto.EXTERNAL
+    (copied,) = dict(reading.read_data_set(dump / "copy", "input")).values()
+    np.testing.assert_array_equal(copied, stored)
 
 
 def test_a_full_disk_does_not_change_the_result(

@@ -197,7 +197,7 @@ def test_damaged_and_missing_tensors(dump: Path, tmp_path: Path) -> None:
         _ = region.model
 
 
-@pytest.mark.parametrize("command", ["replay", "bisect", "compare", "show", "profile"])
+@pytest.mark.parametrize("command", ["bisect", "compare", "show", "profile"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_model_that_was_cut_is_named(
     dump: Path, tmp_path: Path, command: str, share: float, capsys: pytest.CaptureFixture[str]

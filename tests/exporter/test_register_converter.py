@@ -191,7 +191,7 @@ def test_a_library_of_custom_operators(
     check_in_subprocess(model.read_bytes(), SessionSettings(("CPUExecutionProvider",), threads=1), {"x": [3, 3]})
 
     # A dump is not enough for its library to be loaded.
-    command = ["replay", str(manifest["graphs"][0]["folder"]), "-d", str(tmp_path)]
+    command = ["profile", str(manifest["graphs"][0]["folder"]), "-d", str(tmp_path), "--runs", "1"]
     assert main(command) == 2
     assert f"DYNAMO_BACKENDS_CUSTOM_OP_LIBRARIES={path}" in capsys.readouterr().err
     monkeypatch.setenv("DYNAMO_BACKENDS_CUSTOM_OP_LIBRARIES", path)

@@ -83,6 +83,12 @@ def test_must_not_import(package: str, imported: str) -> None:
     assert importers(package, imported) == set()
 
 
+@pytest.mark.parametrize("name", ["reading", "schema", "blame", "models", "stage_graphs", "stage_diff", "nonfinite"])
+def test_a_dump_is_read_and_shown_without_pytorch(name: str) -> None:
+    """What runs or judges its models may use it."""
+    assert f"dynamo_backends/dumps/{name}.py" not in importers("dynamo_backends/dumps", "torch")
+
+
 @pytest.mark.parametrize(
     ("imported", "where"),
     [

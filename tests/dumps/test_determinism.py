@@ -1,8 +1,7 @@
-"""``dynamo-backends determinism``: values of a dumped graph that differ between runs."""
+"""``dynamo-backends bisect --runs``: what differs between runs of a dumped graph."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from conftest import compiled
 from onnxscript import opset18 as op
 
 from dynamo_backends.cli import main
-from dynamo_backends.dumps.determinism import find_unstable
+from dynamo_backends.dumps.bisect_graph import bisect
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import short_file
@@ -55,14 +54,17 @@ def noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_node_that_differs_each_time(noise: Path) -> None:
-    (found,) = find_unstable(only_graph(noise), runs=4, threads=2)
-    assert (found.is_stable, found.threads, found.runs) == (False, [2, 1], 4)
-    (value,) = found.values
-    assert (value.fx_node, value.aten_operator) == ("sinh", "aten.sinh.default")
-    assert value.source == line_of("# the line of the noise")
-    assert value.operator == "RandomNormalLike", "what reads it only follows"
-    assert value.differing_runs == 4 and value.differs_alone and not value.is_rounding
-    assert {item.fx_node for item in found.results} == {"cos"} and found.results[0].differing_runs == 4
+    found = bisect(find_run(noise), only_graph(noise).reference, runs=4, threads=2)
+    assert (found.place, found.cause) == ("run to run", "RandomNormalLike"), "what reads it only follows"
+    assert found.source == line_of("# the line of the noise")
+    assert [trial.outcome for trial in found.trials] == ["wrong", "wrong"]
+    assert found.cut is not None and found.cut.confirmed and found.cut.operators == ["RandomNormalLike"]
+
+
+def test_the_verdict_not_deterministic_is_bisected_like_this(noise: Path) -> None:
+    graph = only_graph(noise)
+    assert graph.entry.blame.cause == "not deterministic"
+    assert bisect(find_run(noise), graph.reference).cause == "RandomNormalLike"
 
 
 def test_a_race(tmp_path: Path) -> None:
@@ -74,32 +76,17 @@ def test_a_race(tmp_path: Path) -> None:
     index = torch.arange(4096) % 512
     graph = dumped(written, tmp_path, torch.zeros(512, 64), index, torch.randn(4096, 64), threads=4)
     for _ in range(20):  # where the cores are busy, threads do not meet in each run
-        (found,) = find_unstable(graph, runs=20)
-        if found.values:
+        found = bisect(find_run(tmp_path), graph.reference, runs=20)
+        if found.cut:
             break
-    assert [value.operator for value in found.values] == ["ScatterND"]
-    assert found.values[0].source == line_of("# the race") and not found.is_stable
-    (alone,) = find_unstable(graph, runs=20, threads=1)
-    assert alone.values == [], "with one thread, rows are written in their order"
+    assert found.cause == "ScatterND" and found.source == line_of("# the race")
+    alone = bisect(find_run(tmp_path), graph.reference, runs=20, threads=1)
+    assert alone.place == "nothing", "with one thread, rows are written in their order"
 
 
 def test_a_graph_that_is_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = dumped(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), tmp_path, torch.randn(4, 8))
-    (found,) = find_unstable(graph, runs=3, threads=2)
-    assert (found.is_stable, found.results, found.values) == (True, [], [])
-    assert main(["determinism", graph.reference, "-d", str(tmp_path), "--runs", "2"]) == 0
-    assert re.search(r"\b3 runs\b", capsys.readouterr().out)
-
-
-def test_the_command(noise: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graph = only_graph(noise)
-    assert main(["determinism", graph.reference, "-d", str(noise), "--runs", "3"]) == 1
-    shown = capsys.readouterr().out
-    where = line_of("# the line of the noise")
-    assert f"sinh ({where}), RandomNormalLike" in shown
-    assert "3 of 3" in shown
-    assert main(["determinism", graph.reference, "-d", str(noise), "--runs", "1", "--json"]) == 1
-    (said,) = json.loads(capsys.readouterr().out)
-    assert said["regions"][0]["values"][0]["fx_node"] == "sinh" and not said["regions"][0]["is_stable"]
-    assert main(["determinism", graph.reference, "-d", str(noise), "--runs", "0"]) == 2
-    assert re.search("--runs|one run", capsys.readouterr().err)
+    assert main(["bisect", graph.reference, "-d", str(tmp_path), "--runs", "2", "--threads", "2"]) == 0
+    assert re.search(r"\b3 runs with 2 threads\b", capsys.readouterr().out)
+    assert main(["bisect", graph.reference, "-d", str(tmp_path), "--runs", "0"]) == 2
+    assert "--runs" in capsys.readouterr().err
