@@ -101,16 +101,9 @@ class CandidateRunner:
         wide = in_float64(model)
         wanted = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
         arrays = {name: feeds[name].astype(np.float64) if is_wide else feeds[name] for name, is_wide in wanted.items()}
-        if len(wide.graph) <= _MOST_NODES:
-            from .model_values import reference_evaluator  # not at the top: the worker does not need it
-
-            try:
-                with np.errstate(all="ignore"):
-                    results = reference_evaluator(_for_reference(wide)).run(None, arrays)
-                names = [str(value.name) for value in model.graph.outputs]
-                return {name: np.asarray(item) for name, item in zip(names, results, strict=True)}
-            except Exception as error:  # whatever an operator's Python raises
-                logger.info("the reference evaluator fails, ONNX Runtime runs the model instead: %s", repr(error))
+        found = evaluated(wide, arrays) if len(wide.graph) <= _MOST_NODES else None
+        if found is not None:
+            return found
         outcome = self.run(wide, arrays, PLAIN)
         return outcome.outputs if outcome.kind == "ran" else None
 
@@ -189,6 +182,20 @@ def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whol
         ir.external_data.load_to_model(model)
     path.write_bytes(ir.to_proto(model).SerializeToString())
     return path
+
+
+def evaluated(model: ir.Model, feeds: Feeds) -> Feeds | None:
+    """The outputs of a model by name, computed by onnx's evaluator; ``None`` if that fails."""
+    from .model_values import reference_evaluator  # not at the top: the worker does not need it
+
+    try:
+        with np.errstate(all="ignore"):
+            results = reference_evaluator(_for_reference(model)).run(None, dict(feeds))
+    except Exception as error:  # whatever an operator's Python raises
+        logger.info("the reference evaluator fails, ONNX Runtime runs the model instead: %r", error)
+        return None
+    names = [str(value.name) for value in model.graph.outputs]
+    return {name: np.asarray(item) for name, item in zip(names, results, strict=True)}
 
 
 def in_float64(model: ir.Model) -> ir.Model:

@@ -30,9 +30,9 @@ from ..numerics.exact import is_floating, widen
 from ..numerics.randomness import perturbed
 from ..numerics.verdicts import RIGHT, Verdict
 from ..numerics.whole_graph import ResultCheck, Values
-from .mixed_precision import in_float64
+from .candidate_runs import evaluated, in_float64
 from .model_sessions import PLAIN, ModelSession
-from .model_values import ModelRun, NodeValue, Runtime, computed_by, reference_evaluator
+from .model_values import ModelRun, NodeValue, Runtime, computed_by
 from .models import OnnxModel, read_by
 from .reading import DumpError
 from .value_differences import OnnxValue, kind_of
@@ -268,19 +268,15 @@ class _Segment:
         ]
         graph = onnx.helper.make_graph(self.nodes, "segment", inputs, [onnx.ValueInfoProto(name=self.name)])
         proto = onnx.helper.make_model(graph, ir_version=model.proto.ir_version, opset_imports=model.proto.opset_import)
-        wide = ir.to_proto(in_float64(ir.from_proto(proto)))
-        try:  # first, since a kernel of ONNX Runtime that is wrong in float32 may be wrong in float64 too
-            with np.errstate(all="ignore"):
-                (found,) = reference_evaluator(wide).run(None, dict(feeds))
-            return np.asarray(found)
-        except Exception as error:  # whatever an operator's Python raises
-            logger.info("the reference evaluator fails, ONNX Runtime runs %s instead: %r", self.name, error)
+        wide = in_float64(ir.from_proto(proto))
+        found = evaluated(wide, feeds)  # first: a kernel that is wrong in float32 may be wrong in float64 too
         try:
-            found = ModelSession(OnnxModel(wide, model.folder, self.name), PLAIN)(feeds)[self.name]
+            given = found or ModelSession(OnnxModel(ir.to_proto(wide), model.folder, self.name), PLAIN)(feeds)
         except DumpError as error:
             logger.info("%s has no float64: %s", self.name, error)
             return None
-        return found if isinstance(found, np.ndarray) else None
+        value = given[self.name]
+        return value if isinstance(value, np.ndarray) else None
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
