@@ -288,7 +288,10 @@ class RunnableRegion:
     def _wrong_fake(self, args: Sequence[object]) -> str:
         """Which argument is not as the region was compiled for, because of an operator's fake implementation; or
         ``""``."""
-        bound = getattr(self.session, "bound", None)  # of a session that was made: this handles failures
+        try:
+            bound = getattr(self.session, "bound", None)
+        except SessionError:  # of all providers
+            return ""
         specs = zip(bound.inputs if bound is not None else (), args, strict=False)
         unlike = ((spec.name, unlike_fake(value, spec.dtype, spec.sizes or ())) for spec, value in specs)
         return next((f"the operator of {name} returned {text}" for name, text in unlike if text), "")
