@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"not compared, as A and B have other numbers of models: {', '.join(left_out)}")
     if not ok and all(item.name == "ort" for item in runtimes) and program is None:
         print(try_again(arguments, "--a-runtime", "reference"))
-    elif ok and not any(item.optimize for item in runtimes):
+    elif ok and all(item.name == "ort" and not item.optimize for item in runtimes):
         print(try_again(arguments, "--b-optimize"))
     return 0 if ok else 1
 
@@ -153,6 +153,9 @@ def _of_files(
 
 
 def _sizes(arguments: argparse.Namespace) -> dict[str, int]:
+    wrong = [f"{name}={size}" for name, size in arguments.dim if not size.isdigit() or int(size) < 1]
+    if wrong:
+        raise ValueError(f"--dim {wrong[0]}: expected a size of at least 1")
     return {name: int(size) for name, size in arguments.dim}
 
 
@@ -214,6 +217,8 @@ def _runtime(arguments: argparse.Namespace, side: str) -> Runtime:
     if name == "reference" and provider is not None:
         raise ValueError("--provider requires --runtime ort; the reference evaluator has no execution providers")
     providers = () if provider is None else (available_provider(provider),)
+    if (given("threads") or 1) < 1:
+        raise ValueError(f"--threads {given('threads')}: expected at least 1")
     settings = Settings(providers=providers or Settings().providers, threads=given("threads") or 0)
     return Runtime(name, settings, bool(given("optimize")))
 

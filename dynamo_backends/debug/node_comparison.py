@@ -162,6 +162,8 @@ class _Search:
         row = self.first
         assert row is not None
         wrong = [item for item in self.rows if not item.is_right]
+        names = {node_of(item.name) for item in wrong}  # what is computed together with one of them may be right
+        wrong = [item for item in wrong if item is row or names.isdisjoint(map(node_of, item.segment))]
         nodes: dict[str, Row] = {}
         for item in sorted(wrong, key=lambda item: item.size_of_fault, reverse=True):
             nodes.setdefault(node_of(item.name), item)

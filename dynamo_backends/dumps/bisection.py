@@ -219,6 +219,7 @@ def is_same_failure(one: CandidateOutcome, other: CandidateOutcome) -> bool:
 def normalized_message(message: str) -> str:
     """ONNX Runtime's message without names, paths and numbers, which differ between models."""
     first = next((line for line in message.splitlines() if line.strip()), "")
+    first = re.sub(r"Load model from \S+ failed:\s*", "", first)
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|\S*/\S+", "_", first)
     text = re.sub(r"(name|node|[Oo]utput|[Ii]nput|Op)[:= ]+[\w./]+", r"\1", text)
     return re.sub(r"\d+", "0", text)

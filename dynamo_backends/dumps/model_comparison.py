@@ -27,6 +27,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ..common.suggestions import unknown_name
+from ..numerics.verdicts import Verdict
 from .model_inputs import DEFAULT_SIZE, computed_inputs, read_feeds, same_inputs
 from .model_judging import ComputedValue, LocalDifference, ModelReference, coarsest_of, decibels
 from .model_rows import AlignedRow, Alignment, aligned, mark_of, row_of, total_noise
@@ -93,11 +95,9 @@ class ModelComparison:
         row = self.first_different
         if row is None:
             alone = [row for row in self.outputs if row.mark in (ONLY_FIRST, ONLY_SECOND)]
+            names = ", ".join(item.name for item in alone)
             both = len(self.outputs) - len(alone)
-            return (
-                f"not comparable: {len(alone)} outputs are in one model only, such as {alone[0].name}; "
-                f"the {both} that both have agree"
-            )
+            return f"diverges: outputs that one model alone has: {names}; {both} that both have agree"
         if self.is_quantized and self.ranked:
             most, outputs = self.ranked[0], max((item.noise for item in self.outputs), default=0.0)
             assert most.first is not None and most.local is not None
@@ -159,6 +159,7 @@ def compare(
     assert one.model is not None
     reference = ModelReference(one.model, one, runtime, is_exact=not quantized)
     rows, culprit = judged_rows(reference, aligned(one, other, matched), one, other)
+    notes += other_dtypes(rows)
     return ModelComparison((first.name, second.name), rows, culprit, notes, quantized)
 
 
@@ -194,7 +195,13 @@ def judged_rows(
         is_judged = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)  # and was left out
         return row_of(a, b, UNSURE if is_judged or a.name not in sure else total.mark(), total=total)
 
-    results = [*(row(a, b) for a, b in found.results), *(row(a, b) for a, b in found.outputs)]
+    def output_row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
+        """Whose shapes must be equal, while values inside may be kept in another one."""
+        if a is None or b is None or (what := _other_shape(a.value, b.value)) is None:
+            return row(a, b)
+        return row_of(a, b, DIFFERENT, LocalDifference(Verdict(what), is_equal=False))
+
+    results = [*(row(a, b) for a, b in found.results), *(output_row(a, b) for a, b in found.outputs)]
     inputs = {item.name: item.inputs for item in one.values}
 
     def read_by(item: AlignedRow) -> list[str]:
@@ -222,6 +229,19 @@ def _is_right_with(
     arrays = {key: value for key, value in constants.items() if isinstance(value, np.ndarray)}
     again = reference.judge(computed, arrays)
     return name not in again or not again[name].is_wrong
+
+
+def _other_shape(a: OnnxValue, b: OnnxValue) -> str | None:
+    """How the shape of an output differs."""
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or a.shape == b.shape:
+        return None
+    return f"shape {b.shape} instead of {a.shape}"
+
+
+def other_dtypes(rows: Sequence[AlignedRow]) -> list[str]:
+    """Notes on outputs of another dtype."""
+    pairs = [(row.first, row.second) for row in rows if row.first and row.second and row.first.kind == "output"]
+    return [f"the output {b.name} is {b.type} instead of {a.type}" for a, b in pairs if a.type != b.type]
 
 
 def _stored_row(a: NodeValue | None, b: NodeValue | None, read: Collection[str]) -> AlignedRow:
@@ -314,12 +334,14 @@ def compare_targets(
         feeds = read_feeds([first.data], one) if first.data is not None and one.inputs else {}
         spare = read_feeds([second.data], other) if second.data is not None and other.inputs else {}
         feeds = feeds or spare
+    shapes = [item.shape or () for model in (one, other) for item in model.inputs]
+    known = {size for shape in shapes for size in shape if isinstance(size, str)}
+    unknown = [name for name in sizes or {} if name not in known]
+    if unknown:
+        raise DumpError(unknown_name("symbolic dimension", unknown[0], sorted(known)))
     run = functools.partial(compare, one, other, feeds, runtime, runtime_of_second=runtime_of_second, seed=seed)
     found = run(sizes=sizes, spare=spare)
-    dimensions = {
-        size for model in (one, other) for item in model.inputs for size in item.shape or () if isinstance(size, str)
-    }
-    free = dimensions - (sizes or {}).keys()
+    free = known - (sizes or {}).keys()
     if feeds or not free or not found.ok:
         return found
     larger = dict.fromkeys(free, DEFAULT_SIZE + 2)

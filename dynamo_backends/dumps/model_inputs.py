@@ -270,7 +270,7 @@ def _take(feeds: dict[str, OnnxValue], item: InputType, partner: str, *places: M
     """Adds the value of an input's partner, in the input's precision, from the first mapping that has it."""
     found = next((values[partner] for values in places if partner in values), None)
     if found is not None:
-        feeds[item.name] = _as(found, item.dtype)
+        feeds[item.name] = with_precision(found, item.dtype)
 
 
 def computed_inputs(
@@ -300,7 +300,7 @@ def computed_inputs(
         notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
     if stored:
         notes.append(f"inputs of the {which} model that the other lacks, with their stored values: {listed(stored)}")
-    return {item.name: _as(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
+    return {item.name: with_precision(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
 
 
 def listed(names: Sequence[str]) -> str:
@@ -308,7 +308,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def _as(value: OnnxValue, dtype: np.dtype | None) -> OnnxValue:
+def with_precision(value: OnnxValue, dtype: np.dtype | None) -> OnnxValue:
     """A value in the precision of ``dtype``, if the kind is the same."""
     if isinstance(value, np.ndarray) and dtype is not None and kind_of(dtype) == kind_of(value.dtype):
         return value.astype(dtype, copy=False)

@@ -27,6 +27,7 @@ import torch
 
 from ..numerics.arrays import as_array, is_equal
 from ..numerics.exact import is_floating, widen
+from ..numerics.operator_facts import size_inside_named
 from ..numerics.randomness import perturbed
 from ..numerics.verdicts import RIGHT, Verdict
 from ..numerics.whole_graph import ResultCheck, Values
@@ -152,7 +153,8 @@ class ModelReference:
         read = [self._known[item] for item in (*segment.inputs, *segment.names) if item in self._known]
         coarsest = coarser(value.coarsest, coarsest_of(item.value for item in read))
         again = functools.partial(self._again, segment, given, as_tensor(expected)) if self._is_exact else None
-        return judge(value.array, as_tensor(expected), coarsest, again, lambda: segment.terms(self._known), others)
+        terms, inside = segment.terms(self._known), segment.inside(given, self._known)
+        return judge(value.array, as_tensor(expected), coarsest, again, lambda: terms, others, inside)
 
     def _segment(self, name: str, known: Collection[str]) -> _Segment:
         """The nodes that compute a value from known ones."""
@@ -196,6 +198,7 @@ def judge(
     again: Again | None,
     terms: Callable[[], int],
     segment: Sequence[str],
+    inside: torch.Tensor | None = None,
 ) -> LocalDifference:
     """Judges a value by the reference's.
 
@@ -206,6 +209,7 @@ def judge(
         again: computes it in float64; if it is not given, ``expected`` counts.
         terms: the most terms of a sum in it.
         segment: for the result.
+        inside: the largest number inside the computation of each element, see ``operator_facts.size_inside``.
     """
     ours, theirs = as_tensor(value).reshape(expected.shape), expected
     dtype = coarser(coarsest, coarser(ours.dtype, theirs.dtype)) if is_floating(theirs) else torch.int64
@@ -224,7 +228,8 @@ def judge(
         unit = torch.finfo(dtype).eps if is_floating(theirs) else torch.finfo(torch.float32).eps
         return {0: _wide(again(lambda item: perturbed(item, unit, generator)))}
 
-    verdict = ResultCheck({0: theirs}, run, terms=terms).judge(0, ours)
+    magnitudes = (dict) if inside is None else (lambda: {0: inside})
+    verdict = ResultCheck({0: theirs}, run, terms=terms, magnitudes=magnitudes).judge(0, ours)
     return LocalDifference(verdict, False, noise_of(ours, theirs), segment)
 
 
@@ -260,6 +265,16 @@ class _Segment:
         values = (known[name].value for name in self.inputs if name in known)
         return max((value.size for value in values if isinstance(value, np.ndarray)), default=1)
 
+    def inside(self, given: Mapping[str, np.ndarray], known: Mapping[str, NodeValue]) -> torch.Tensor | None:
+        """For each element, the largest number inside its computation, if it is a single activation."""
+        if len(self.nodes) != 1 or not self.inputs:
+            return None
+        name = self.inputs[0]
+        argument = given[name] if name in given else known[name].value
+        if not isinstance(argument, np.ndarray) or kind_of(argument.dtype) != "float":
+            return None
+        return size_inside_named(self.nodes[0].op_type.lower(), as_tensor(argument))
+
     def computed(self, model: OnnxModel, feeds: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """Its value in float64; ``None`` if nothing can compute that."""
         inputs = [
@@ -280,6 +295,7 @@ class _Segment:
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
     return value.double() if value.is_floating_point() else value
 
 
@@ -301,7 +317,7 @@ def decibels(noise: float) -> float:
 def as_tensor(value: np.ndarray) -> torch.Tensor:
     """A tensor with the elements of an array; those of ``ml_dtypes`` in PyTorch's dtype of this name."""
     value = np.require(value, requirements=["C_CONTIGUOUS", "WRITEABLE"])
-    if value.dtype.kind in "biufc":
+    if value.dtype.isbuiltin == 1:
         return torch.from_numpy(value)
     dtype = getattr(torch, value.dtype.name, None)
     if dtype is None or dtype.itemsize != value.dtype.itemsize or "int" in value.dtype.name:

@@ -102,8 +102,11 @@ class Alignment:
     sure: set[str]
 
 
-def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched]) -> Alignment:
-    """Aligns two runs; ``matched`` are corresponding inputs and initializers."""
+def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_place: bool = False) -> Alignment:
+    """Aligns two runs; ``matched`` are corresponding inputs and initializers.
+
+    Outputs correspond by name, or by place if none has the name of another; with ``by_place``, names do not count.
+    """
     stored, their_stored = ([item for item in run.values if item.kind != "result"] for run in (one, other))
     results, their_results = ([item for item in run.values if item.kind == "result"] for run in (one, other))
     trust_names = _names_are_reliable([item for item in results if item.name not in one.outputs], their_results)
@@ -119,7 +122,7 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched]) -> Align
         found.results.append((a, b))
         if a is not None and b is not None and _are_the_same(a, b, partners, trust_names):
             found.sure.add(a.name)
-    found.outputs = _output_pairs(one, other)
+    found.outputs = _output_pairs(one, other, by_place=by_place)
     return found
 
 
@@ -190,12 +193,22 @@ def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], trust
     if trust_names and a.name == b.name:
         return True
     ours = [partners.get(name) for name in a.inputs if name]
-    return a.operator == b.operator and have_one_type(a, b) and ours == [name for name in b.inputs if name]
+    is_same = _operator_name(a) == _operator_name(b)
+    return is_same and have_one_type(a, b) and ours == [name for name in b.inputs if name]
 
 
-def _output_pairs(one: ModelRun, other: ModelRun) -> list[tuple[NodeValue | None, NodeValue | None]]:
-    """Outputs that correspond by name, else by value, by type, or by shape and kind."""
+def _operator_name(item: NodeValue) -> str:
+    """``gelu`` of ``Gelu``, ``com.microsoft.Gelu`` and ``aten.gelu.default``."""
+    parts = item.operator.split(".")
+    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]).lower()
+
+
+def _output_pairs(one: ModelRun, other: ModelRun, *, by_place: bool) -> list[tuple[NodeValue | None, NodeValue | None]]:
+    """Outputs that correspond by name or place, see ``aligned``; of other numbers of outputs, those with the same name,
+    or near in value, of one type, or of one shape and kind."""
     ours, theirs = _outputs(one), _outputs(other)
+    if len(ours) == len(theirs) and (by_place or not ours.keys() & theirs.keys()):
+        return list(zip(ours.values(), theirs.values(), strict=True))
     pairs = {name: theirs.pop(name) for name in ours if name in theirs}
     criteria: tuple[Callable[[NodeValue, NodeValue], bool], ...] = (_are_near, have_one_type, _have_one_kind)
     for match in criteria:
@@ -323,13 +336,14 @@ def _match_by_operator(
     for j, item in enumerate(other):
         if j not in used:
             places = tuple(free.theirs.get(name, "") or name for name in item.value.inputs)
-            candidates.setdefault((item.value.operator, places), j)
+            candidates.setdefault((_operator_name(item.value), places), j)
     for i, item in enumerate(one):
         places = tuple(free.ours.get(name, "") or known.get(name, "") for name in item.value.inputs)
-        found = candidates.get((item.value.operator, places))
+        key = _operator_name(item.value), places
+        found = candidates.get(key)
         if i in pairs or found is None or item.shape != other[found].shape:
             continue
-        pairs[i] = j = candidates.pop((item.value.operator, places))
+        pairs[i] = j = candidates.pop(key)
         known[item.value.name] = other[j].value.name
         for name, partner in zip(item.value.inputs, other[j].value.inputs, strict=True):
             if name in free.ours and name not in partners:

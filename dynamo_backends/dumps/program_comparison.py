@@ -29,8 +29,8 @@ from ..graphs.locations import line_of_layer, module_path
 from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widen, widened
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict, epsilon
-from .model_comparison import ModelComparison, is_quantized, judged_rows
-from .model_inputs import Matched
+from .model_comparison import ModelComparison, is_quantized, judged_rows, other_dtypes
+from .model_inputs import Matched, with_precision
 from .model_judging import ComputedValue, LocalDifference, as_tensor, judge, noise_of
 from .model_rows import aligned
 from .model_values import ModelRun, NodeValue, Runtime, run_model
@@ -60,9 +60,9 @@ def compare_with_program(
     reference = ProgramReference(program.run_decompositions(decomposition_table()), args, kwargs)
     feeds, matched = reference.inputs_of(file)
     other = run_model(file, feeds, runtime)
-    rows, culprit = judged_rows(reference, aligned(reference.run, other, matched), reference.run, other)
-    unchecked = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()]
-    return ModelComparison((type(model).__name__, file.name), rows, culprit, unchecked, is_quantized(file))
+    rows, culprit = judged_rows(reference, aligned(reference.run, other, matched, by_place=True), reference.run, other)
+    notes = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()] + other_dtypes(rows)
+    return ModelComparison((type(model).__name__, file.name), rows, culprit, notes, is_quantized(file))
 
 
 class ProgramReference:
@@ -80,20 +80,24 @@ class ProgramReference:
         with torch.no_grad():
             values.run(*_arguments(program, args, kwargs), enable_io_processing=False)
         self._values = values.values
-        self._given = {node: self._values[node] for node in self._graph.find_nodes(op="placeholder")}
+        kinds = "placeholder", "get_attr"  # the bodies of control flow are attributes
+        self._given = {node: self._values[node] for node in self._graph.nodes if node.op in kinds}
         self._inputs = [str(name) for name in program.graph_signature.user_inputs]
         stored = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
         self._nodes = {_name(node, stored): node for node in self._graph.nodes if node.op != "output"}
         items = [_item(name, node, self._values[node], stored) for name, node in self._nodes.items()]
-        results = pytree.tree_leaves(self._graph.output_node().args[0])
-        outputs = {node.name: array_of(self._values[node]) for node in results if isinstance(node, fx.Node)}
+        results = [node for node in pytree.tree_leaves(self._graph.output_node().args[0]) if isinstance(node, fx.Node)]
+        repeated = {node for i, node in enumerate(results) if node in results[:i]}
+        names = [f"{node.name} ({i})" if node in repeated else node.name for i, node in enumerate(results)]
+        outputs = {name: array_of(self._values[node]) for name, node in zip(names, results, strict=True)}
         self.run = ModelRun("PyTorch", [item for item in items if item is not None], outputs)
 
     def inputs_of(self, file: OnnxModel) -> tuple[dict[str, OnnxValue], list[Matched]]:
         """The values of a file's inputs, by name or else in order, and what corresponds to what."""
         given = {name: array_of(self._given[self._nodes[name]]) for name in self._inputs if name in self._nodes}
         given = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
-        names = [item.name for item in file.inputs]
+        dtypes = {item.name: item.dtype for item in file.inputs}
+        names = list(dtypes)
         if set(names) <= given.keys():
             pairs = {name: name for name in names}
         elif len(names) == len(given):
@@ -102,7 +106,7 @@ class ProgramReference:
             raise DumpError(f"{file.name} has the inputs {', '.join(names)}, the model {', '.join(given) or 'none'}")
         stored = [name for name in file.initializers if name in self._nodes]
         matched = [Matched(name, name, "name") for name in stored]
-        return {name: given[partner] for name, partner in pairs.items()}, [
+        return {name: with_precision(given[partner], dtypes[name]) for name, partner in pairs.items()}, [
             *matched,
             *(Matched(name, partner, "name") for name, partner in pairs.items()),
         ]

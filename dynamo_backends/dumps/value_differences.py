@@ -116,7 +116,7 @@ def difference_from_reference(
     others: Sequence[np.ndarray] = (),
     *,
     dtype: np.dtype | None = None,
-    more: float = 0.0,
+    more: np.ndarray | float = 0.0,
 ) -> Difference:
     """The difference of a tensor from its reference.
 
@@ -186,7 +186,7 @@ def _of_tensors(first: np.ndarray, second: np.ndarray) -> Difference:
 
 
 def _measured(
-    value: np.ndarray, right: np.ndarray, others: Sequence[np.ndarray], dtype: np.dtype, more: float = 0.0
+    value: np.ndarray, right: np.ndarray, others: Sequence[np.ndarray], dtype: np.dtype, more: np.ndarray | float = 0.0
 ) -> Difference:
     value, right, *others = (_known_to_numpy(item.reshape(value.shape)) for item in (value, right, *others))
     found, _ = judge(value, right, dtype.name)

@@ -280,12 +280,17 @@ def size_inside(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]
         return size.abs().double() * max(*size.shape[2:], *read[0].shape[2:])
     if name in ("_softmax_backward_data", "_log_softmax_backward_data"):
         return _before_cancelling(name, *args[:3])
-    if name in _OF_ARGUMENT:
-        return read[0].double().abs()
-    if name in _OF_ONE:
-        return torch.ones(read[0].shape, dtype=torch.float64, device=read[0].device)
+    if (size := size_inside_named(name, read[0])) is not None:
+        return size
     is_derivative = name.removesuffix("_backward") in _OF_ARGUMENT | _OF_ONE and len(read) > 1
     return read[0].double().abs() * read[1].double().abs().clamp(min=1.0) if is_derivative else None
+
+
+def size_inside_named(name: str, argument: torch.Tensor) -> torch.Tensor | None:
+    """``size_inside`` of an activation of this name."""
+    if name in _OF_ARGUMENT:
+        return argument.double().abs()
+    return torch.ones(argument.shape, dtype=torch.float64, device=argument.device) if name in _OF_ONE else None
 
 
 def _before_cancelling(name: str, grad: torch.Tensor, output: torch.Tensor, dim: int) -> torch.Tensor:

@@ -197,3 +197,56 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["compare", "app.py:make", "wrong.onnx", "--json"]) == 1
     [found] = json.loads(capsys.readouterr().out)
     assert found["first_different"]["first"]["name"] == "softmax"
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.relu(), lambda x: x.tanh(), (x,)) * 2
+
+
+class Pair(nn.Module):
+    """Two results of one shape; ``order`` exchanges them, ``shape`` and ``dtype`` change one."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = x.sin(), x.cos()
+        if self.kind == "shape":
+            return first.reshape(3, 2, 4), second
+        if self.kind == "dtype":
+            return first.double(), second
+        return (second, first) if self.kind == "order" else (first, second)
+
+
+def test_control_flow(tmp_path: Path) -> None:
+    inputs = {"x": torch.randn(2, 4)}
+    exported(Branches(), inputs, tmp_path / "model.onnx")
+    assert compare_with_program(Branches(), (), inputs, load_model(tmp_path / "model.onnx"), Runtime()).ok
+
+
+@pytest.mark.parametrize(("kind", "ok"), [("", True), ("order", False), ("shape", False), ("dtype", True)])
+def test_outputs_have_an_order_and_shapes(kind: str, ok: bool, tmp_path: Path) -> None:
+    """Another dtype is told."""
+    inputs = {"x": torch.randn(2, 3, 4)}
+    exported(Pair(), inputs, tmp_path / "right.onnx")
+    proto = exported(Pair(kind), inputs, tmp_path / "other.onnx")
+    for i, output in enumerate(proto.graph.output):  # PyTorch's results have no names
+        for node in proto.graph.node:
+            node.output[:] = [f"out_{i}" if name == output.name else name for name in node.output]
+        output.name = f"out_{i}"
+    onnx.save(proto, tmp_path / "other.onnx")
+    right, other = load_model(tmp_path / "right.onnx"), load_model(tmp_path / "other.onnx")
+    for found in (
+        compare_with_program(Pair(), (), inputs, other, Runtime()),
+        compare(right, other, {"x": inputs["x"].numpy()}, Runtime()),
+    ):
+        assert found.ok == ok, found.verdict
+        assert any("float64" in note for note in found.notes) == (kind == "dtype")
+
+
+def test_a_file_whose_inputs_are_half(net: tuple, tmp_path: Path) -> None:
+    model, inputs, proto = net
+    onnx.save(convert_float_to_float16(proto), tmp_path / "half.onnx")
+    assert compare_with_program(model, (), inputs, load_model(tmp_path / "half.onnx"), Runtime()).ok

@@ -185,6 +185,16 @@ def test_a_translation_of_a_wrong_shape_is_not_used_and_listed(dump: Path, monke
     assert "sigmoid" in entry["operator"] and re.search(r"\(1, 3, 8\) .*\(3, 8\)", entry["reason"])
 
 
+def test_what_a_session_computes_from_a_wrong_value_is_not_wrong(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision it reads the value before it is rounded, which only the wrong node has."""
+    monkeypatch.setitem(CONVERTERS, torch.ops.aten.elu.default, lambda x, *_: op.Elu(x, alpha=0.97))
+    layers = torch.nn.Linear(6, 8), torch.nn.ELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2)
+    with torch.no_grad():
+        debug(torch.nn.Sequential(*layers).half(), dump)(torch.randn(4, 6).half())
+    (forward,) = graphs(dump)
+    assert forward["verdict"].startswith("diverges at elu ") and forward["blame"]["more"] == 0
+
+
 def test_a_wrong_pass_is_told_from_a_wrong_operator(dump: Path, planted: Callable[[Pass], None]) -> None:
     """The exported model is right, the model after the pass is not: no node is to blame."""
 

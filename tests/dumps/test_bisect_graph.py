@@ -497,6 +497,25 @@ def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Path(found["cut"]["folder"]) == tmp_path / "model.bisect"
 
 
+@pytest.mark.parametrize("operator", ["Gelu", "Elu", "Celu", "Selu"])
+def test_kernels_that_round_inside(operator: str, tmp_path: Path) -> None:
+    """Small results of these are computed from numbers near one."""
+    text = FILE[: FILE.index("file")] + f"file (float[3, 200] x) => (float[3, 200] y) {{ y = {operator} (x) }}"
+    onnx.save(onnx.parser.parse_model(text.replace("18]", "20]")), tmp_path / "model.onnx")
+    assert main(["bisect", str(tmp_path / "model.onnx")]) == 0
+    for side in "ab":
+        assert main(["compare", str(tmp_path / "model.onnx"), f"--{side}-runtime", "reference"]) == 0
+
+
+def test_scales_are_not_perturbed(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]> file (float[2, 6, 10, 14] x) => (float[2, 6, 20, 28] y)
+        <float[4] s = {1, 1, 2, 2}> {
+            y = Resize <coordinate_transformation_mode = "half_pixel", mode = "linear"> (x, , s)
+        }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    assert main(["bisect", str(tmp_path / "model.onnx")]) == 0
+
+
 def test_a_file_whose_optimizers_change_roundings(tmp_path: Path) -> None:
     """Without the casts, the sum is not rounded to float16."""
     text = """<ir_version: 10, opset_import: ["" : 18]>
@@ -519,6 +538,11 @@ def test_a_file_that_cannot_run(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(FILE.replace("Sin", "Sinc")), path)
     found = bisect_file(path, {"x": np.ones((2, 3), np.float32)})
     assert found.place == "session" and found.cut is not None and found.cut.operators == ["Sinc"]
+    assert found.cut.confirmed
+    text = FILE.replace("a = Sin (x)", "k = Constant <value_ints: ints = [2]> () \n a = Mul (x, k)")
+    onnx.save(onnx.parser.parse_model(text), path)
+    found = bisect_file(path, {"x": np.ones((2, 3), np.float32)})
+    assert found.cut is not None and found.cut.operators == ["Mul"] and found.cut.confirmed
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])
