@@ -440,7 +440,7 @@ def skipped_functions() -> dict[str, str]:
     """The functions of this process that Dynamo does not compile, with their lines: Dynamo's reason and first hint."""
     found = {}
     for item in get_compilation_metrics():
-        if item.fail_type is None or item.co_filename is None:
+        if item.fail_type != "Unsupported" or item.co_filename is None:  # others were raised
             continue
         lines = [line.strip() for line in (item.fail_reason or item.fail_type).splitlines()]
         texts = [next((line for line in lines if line.startswith(start)), "") for start in ("Developer", "Hint: ")]

@@ -391,7 +391,7 @@ def test_an_optimizer_whose_fault_the_model_damps(with_faulty_optimizers: None, 
     assert_cut(found, "DequantizeLinear", "MatMul")
 
 
-def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
+def test_five_thousand_nodes_take_a_hundred_sessions(tmp_path: Path) -> None:
     """A chain of which two neighbours, far from its ends, fuse to something wrong."""
     names = [f"v{i}" for i in range(5_001)]
     nodes = [
@@ -419,7 +419,7 @@ def test_five_thousand_nodes_take_a_few_dozen_sessions(tmp_path: Path) -> None:
     found = bisect(find_run(tmp_path), "0")
     assert found.cause == "the optimizer QDQSelectorActionTransformer"
     assert_cut(found, "DequantizeLinear", "MatMul")
-    assert found.sessions < 80
+    assert found.sessions < 120
 
 
 def external_dump(folder: Path) -> Path:
