@@ -89,25 +89,6 @@ def add_inputs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random inputs (default: 0)")
 
 
-def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--runtime`` and ``--provider``; see ``check_runtime``."""
-    parser.add_argument(
-        "--runtime",
-        choices=("ort", "reference"),
-        default="ort",
-        help="ONNX Runtime, or onnx's reference evaluator in Python (slow, few com.microsoft operators)",
-    )
-    parser.add_argument(
-        "--provider", metavar="NAME", help="execution provider of ONNX Runtime: cpu, cuda or CUDAExecutionProvider …"
-    )
-
-
-def check_runtime(arguments: argparse.Namespace) -> None:
-    """Raises ``ValueError`` if ``--provider`` is combined with ``--runtime reference``."""
-    if arguments.runtime == "reference" and arguments.provider is not None:
-        raise ValueError("--provider requires --runtime ort; the reference evaluator has no execution providers")
-
-
 def add_options_argument(parser: argparse.ArgumentParser, backends: str) -> None:
     """Adds ``--options NAME=VALUE …``, a list of pairs; ``backends`` are the names for the help text."""
     parser.add_argument(
