@@ -21,7 +21,6 @@ from .parser import Parser
 
 COMMANDS = {
     "demo": "Run a Llama with onnxrt and onnx_debug, and check each graph against float64.",
-    "trace": "Print the graph that torch.jit.trace, torch.jit.script, torch.export or Dynamo captures of a model.",
     "explain": "Show the graphs that torch.compile makes of a model, and which operators would run on ONNX Runtime.",
     "export": "Write a model to an ONNX file that runs without PyTorch, and check its results.",
     "ls": "List the runs and graphs of a dump, with their verdicts.",

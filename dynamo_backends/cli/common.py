@@ -20,7 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError, find_run
 from .parser import ArgumentsError
@@ -282,8 +282,12 @@ def short_path(path: str) -> str:
     return path.removeprefix(os.getcwd().rstrip("/") + "/")
 
 
-def is_coloured(stream: TextIO) -> bool:
-    """Whether to print colours: on a terminal, unless ``NO_COLOR`` or ``FORCE_COLOR`` is set."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+def coloured(text: str, language: str) -> str:
+    """A text for standard output, in colours on a terminal, unless ``NO_COLOR`` or ``FORCE_COLOR`` is set."""
+    if os.environ.get("NO_COLOR") or not (os.environ.get("FORCE_COLOR") or sys.stdout.isatty()):
+        return text
+    import pygments
+    from pygments.formatters import TerminalFormatter
+    from pygments.lexers import get_lexer_by_name
+
+    return str(pygments.highlight(text, get_lexer_by_name(language, stripnl=False), TerminalFormatter()))

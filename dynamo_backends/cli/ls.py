@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..common.text_table import fit_table
-from ..dumps.reading import DumpedGraph, DumpedRun, RunSummary, default_folder, find_run, runs_in
+from ..dumps.reading import DumpedGraph, DumpedRun, DumpError, default_folder, find_run, runs_in
 from ..dumps.schema import DynamoGraphEntry, MeasureEntry
 from .common import add_dump_arguments, print_json, short_path, try_next
 
 DETAILS = (
     "For each graph: operators, the share that runs on ONNX Runtime, the worst error and the verdict, then its lines "
-    "in the user's code and why it ends. Graphs whose rows are equal share one. Exit code 1: a graph diverges, or ONNX "
-    "Runtime failed to run a part of it."
+    "in the user's code and why it ends. Graphs whose rows are equal share one. --json prints the entries of "
+    "manifest.json. Exit code 1: a graph diverges, or ONNX Runtime failed to run a part of it."
 )
 
 
@@ -29,121 +28,96 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.dump) if arguments.dump is not None else default_folder()
     runs = [] if (folder / "manifest.json").exists() else runs_in(folder)
     if len(runs) > 1 and not arguments.json:
-        print(_runs_text(runs) + "\n")
+        rows = [(short_path(str(path)), *_run_cells(one)) for path, one in runs]
+        print(fit_table(rows, ("run", "started", "graphs", "diverge", "not compared")) + "\n")
     dumped = find_run(folder)
-    dynamo_graphs, graphs = dumped.dynamo_graphs, dumped.graphs
-    code = 1 if any(graph.is_wrong for graph in graphs) else 0
+    graphs = dumped.graphs
+    wrong = next((graph for graph in graphs if graph.is_wrong), None)
     if arguments.json:
-        print_json(
-            {
-                "run": str(dumped.folder),
-                "runs": runs,
-                "dynamo_graphs": [_dynamo_as_json(graph) for graph in dynamo_graphs],
-                "graphs": [_as_json(graph) for graph in graphs],
-            }
-        )
-        return code
-    text = (verdicts_text(graphs, all_rows=arguments.all) if graphs else "nothing was compiled") + "\n"
-    sys.stdout.write(f"{short_path(str(dumped.folder))}\n\n{text}")
-    for graph in graphs:
-        if graph.is_wrong and str(graph.verdict) not in text:  # the table was cut to a narrow terminal
-            print(f"\n{graph.short_reference} {graph.verdict}")
-    for remark, names in _collected(graphs, lambda graph: graph.remarks).items():
-        print(f"\n{names}: {remark}")
-    for parent, names in _collected(graphs, lambda graph: [graph.inherited] if graph.inherited else ()).items():
-        print(f"\n{names}: compiled by the parent process before a fork; files in {short_path(str(parent))}")
-    for name, where, reason in _undone(dumped):
-        print(f"\nundone in {where}: {name}: {reason}")
-    if dumped.manifest.unused:
-        print("\n" + "\n  ".join(("registered, but not used by any graph:", *dumped.manifest.unused)))
-    for function, why in dumped.manifest.skipped.items():
-        print(f"\nDynamo skipped {function}, which runs in Python: {why}")
-    if any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
-        print("\n" + _uncompared_text(graphs))
-    sys.stdout.write(_origins_text(dynamo_graphs, all_rows=arguments.all))
-    if arguments.times:
-        sys.stdout.write(_times_text(dynamo_graphs, graphs))
+        names = [str(path) for path, _ in runs]
+        entries = [{"graph": graph.short_reference, **vars(graph.entry)} for graph in graphs]
+        print_json({"run": dumped.folder, "runs": names, "dynamo_graphs": dumped.dynamo_graphs, "graphs": entries})
+        return int(wrong is not None)
+    text = verdicts_text(graphs, all_rows=arguments.all) if graphs else "nothing was compiled"
+    print("\n\n".join([short_path(str(dumped.folder)), text, *_remarks(dumped, text)]))
+    if origins := [_origin(item) for item in dumped.dynamo_graphs if _has_origin(item)]:
+        origins = origins if arguments.all else _equal_as_one(origins)
+        print("\n" + fit_table(origins, ("graph", "function", "from", "to", "why it ends")))
+    if arguments.times and graphs:
+        print("\n" + _times_text(dumped))
     if graphs:
-        wrong = next((graph for graph in graphs if graph.is_wrong), None)
-        nonfinite = [graph for graph in graphs if graph.entry.nonfinite]
         print("\n" + try_next(arguments, "bisect" if wrong else "show", (wrong or graphs[0]).short_reference))
-        if nonfinite:
-            print(try_next(arguments, "nan", nonfinite[0].short_reference))
-    return code
+    for graph in [graph for graph in graphs if graph.entry.nonfinite][:1]:
+        print(try_next(arguments, "nan", graph.short_reference))
+    return int(wrong is not None)
 
 
-_FROM_MANIFEST = (
-    "index", "direction", "nodes", "share_on_onnx", "runs", "compared_runs", "runs_at_other_sizes", "seconds",
-    "verdict", "note", "nonfinite", "dropout", "rescued",
-)  # fmt: skip
+def _run_cells(run: DumpedRun | DumpError) -> Sequence[object]:
+    if isinstance(run, DumpError):
+        return str(run), None, None, None
+    diverging = sum(graph.diverges for graph in run.graphs)
+    not_compiled = sum(len(graph.not_compiled) for graph in run.dynamo_graphs)
+    not_ok = sum(graph.verdict != "ok" for graph in run.graphs) - diverging + not_compiled
+    return run.manifest.started.replace("+00:00", "Z"), len(run.graphs), diverging, not_ok
 
 
-def _as_json(graph: DumpedGraph) -> dict[str, object]:
-    worst = graph.entry.worst
-    return {
-        **{name: getattr(graph.entry, name) for name in _FROM_MANIFEST},
-        "reference": graph.short_reference,
-        "regions": len(graph.regions),
-        "files_in": str(graph.inherited) if graph.inherited is not None else None,
-        "worst": worst.value if worst else "",
-        "worst_error": worst.onnx.max_abs if worst else None,
-        "eager_error": worst.eager.max_abs if worst and worst.eager else None,
-        "worst_nonfinite": worst.onnx.nonfinite if worst else 0,
-        "eager_nonfinite": worst.eager.nonfinite if worst and worst.eager else 0,
-    }
+def _remarks(dumped: DumpedRun, table: str) -> Iterator[str]:
+    """What the table of the verdicts does not say."""
+    graphs = dumped.graphs
+    for graph in graphs:
+        if graph.is_wrong and str(graph.verdict) not in table:  # it was cut to a narrow terminal
+            yield f"{graph.short_reference} {graph.verdict}"
+    for remark, names in _collected(graphs, lambda graph: graph.remarks).items():
+        yield f"{names}: {remark}"
+    for parent, names in _collected(graphs, lambda graph: [graph.inherited] if graph.inherited else ()).items():
+        yield f"{names}: compiled by the parent process before a fork; files in {short_path(str(parent))}"
+    for item in dumped.passes():
+        if item.result.undone:
+            yield f"undone in {item.place}: {item.result.name}: {item.result.undone}"
+    if dumped.manifest.unused:
+        yield "\n  ".join(("registered, but not used by any graph:", *dumped.manifest.unused))
+    for function, why in dumped.manifest.skipped.items():
+        yield f"Dynamo skipped {function}, which runs in Python: {why}"
+    others = [graph for graph in graphs if graph.entry.runs_at_other_sizes]
+    if others:
+        listed = ", ".join(f"{graph.entry.runs_at_other_sizes} of {graph.short_reference}" for graph in others)
+        yield f"runs with other sizes than those compared: {listed}; {_EVERY}"
+    elif any(0 < graph.entry.compared_runs < graph.entry.runs for graph in graphs):
+        yield f"of runs with the same sizes, only the first is compared; {_EVERY}"
 
 
-def _dynamo_as_json(graph: DynamoGraphEntry) -> dict[str, object]:
-    return {
-        "index": graph.index,
-        "function": graph.begins.function,
-        "begins": graph.begins.place,
-        "ends": graph.ends.place,
-        "reason": graph.ends.reason,
-        "given_up": graph.given_up or "",
-        "not_compiled": graph.not_compiled,
-        "passes_seconds": graph.passes_seconds,
-    }
+_EVERY = "options={'compare': 'every'} compares all runs"
 
 
-def _runs_text(runs: Sequence[RunSummary]) -> str:
-    rows = [
-        (short_path(item.folder), item.error, None, None, None)
-        if item.error
-        else (short_path(item.folder), item.started.replace("+00:00", "Z"), item.graphs, item.diverging, item.not_ok)
-        for item in runs
-    ]
-    return fit_table(rows, ("run", "started", "graphs", "diverge", "not compared"))
+def _has_origin(item: DynamoGraphEntry) -> bool:
+    return bool(item.begins.place or item.given_up or item.not_compiled)
 
 
-def _origins_text(dynamo_graphs: Sequence[DynamoGraphEntry], *, all_rows: bool) -> str:
-    """Where the graphs of Dynamo are from, as a table."""
-    known = [item for item in dynamo_graphs if item.begins.place or item.given_up or item.not_compiled]
-    rows: list[tuple[str, ...]] = [
-        (
-            str(item.index),
-            item.begins.function,
-            short_path(item.begins.place),
-            short_path(item.ends.place),
-            _reason(item),
-        )
-        for item in known
-    ]
-    rows = rows if all_rows else _equal_as_one(rows)
-    return "\n" + fit_table(rows, ("graph", "function", "from", "to", "why it ends")) + "\n" if rows else ""
+def _origin(item: DynamoGraphEntry) -> tuple[str, ...]:
+    """Where a graph of Dynamo begins and ends, and why."""
+    why = "".join(item.ends.reason.splitlines()[:1])
+    if item.not_compiled:
+        why = "; ".join(f"{direction}: {reason}" for direction, reason in item.not_compiled.items())
+    elif item.given_up:
+        why = f"given up: {item.given_up}"
+    return str(item.index), item.begins.function, short_path(item.begins.place), short_path(item.ends.place), why
 
 
-def _times_text(dynamo_graphs: Sequence[DynamoGraphEntry], graphs: Sequence[DumpedGraph]) -> str:
+def _times_text(dumped: DumpedRun) -> str:
     """The compile times as a table."""
-    stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.entry.seconds))
-    times = [(str(item.index), {"passes": item.passes_seconds}) for item in dynamo_graphs]
-    times += [(graph.short_reference, dict(graph.entry.seconds)) for graph in graphs]
+    stages = list(dict.fromkeys(stage for graph in dumped.graphs for stage in graph.entry.seconds))
+    times = [(str(item.index), {"passes": item.passes_seconds}) for item in dumped.dynamo_graphs]
+    times += [(graph.short_reference, dict(graph.entry.seconds)) for graph in dumped.graphs]
     times.sort(key=lambda item: int(item[0].split("/")[0]))
     rows = [
-        (name, *(_seconds(seconds.get(stage)) for stage in stages), _seconds(sum(seconds.values())))
+        (
+            name,
+            *(f"{seconds[stage]:.3f}" if stage in seconds else "-" for stage in stages),
+            f"{sum(seconds.values()):.3f}",
+        )
         for name, seconds in times
     ]
-    return f"\n{fit_table(rows, ('compile s', *stages, 'total'))}\n" if rows else ""
+    return fit_table(rows, ("compile s", *stages, "total"))
 
 
 def verdicts_text(graphs: Sequence[DumpedGraph], *, all_rows: bool = True) -> str:
@@ -181,35 +155,6 @@ def _collected(graphs: Sequence[DumpedGraph], of: Callable[[DumpedGraph], Iterab
         for item in of(graph):
             names.setdefault(item, []).append(graph.short_reference)
     return {item: ", ".join(found) for item, found in names.items()}
-
-
-def _undone(run: DumpedRun) -> Iterator[tuple[str, str, str]]:
-    """The passes that were undone: name, graph, and why."""
-    for captured in run.dynamo_graphs:
-        yield from ((item.name, str(captured.index), item.undone) for item in captured.passes if item.undone)
-    for graph in run.graphs:
-        passes = [*graph.entry.passes, *(item for region in graph.regions for item in region.entry.passes)]
-        yield from ((item.name, graph.short_reference, item.undone) for item in passes if item.undone)
-
-
-def _uncompared_text(graphs: Sequence[DumpedGraph]) -> str:
-    """Which runs were not compared, and the option that compares them."""
-    others = [graph for graph in graphs if graph.entry.runs_at_other_sizes]
-    text = "of runs with the same sizes, only the first is compared"
-    if others:
-        listed = ", ".join(f"{graph.entry.runs_at_other_sizes} of {graph.short_reference}" for graph in others)
-        text = f"runs with other sizes than those compared: {listed}"
-    return f"{text}; options={{'compare': 'every'}} compares all runs"
-
-
-def _reason(item: DynamoGraphEntry) -> str:
-    if item.not_compiled:
-        return "; ".join(f"{direction}: {why}" for direction, why in item.not_compiled.items())
-    return f"given up: {item.given_up}" if item.given_up else "".join(item.ends.reason.splitlines()[:1])
-
-
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.3f}"
 
 
 def _error_text(error: MeasureEntry | None, unknown: str) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..common.text_table import fit_table
 from .common import add_graph_arguments, count_text, for_each_graph, positive, try_next
 
 if TYPE_CHECKING:
-    from ..dumps.operator_times import GroupTime, NodeTime, RegionTimes
+    from ..dumps.operator_times import NodeTime, RegionTimes
     from ..dumps.reading import DumpedGraph
 
 DETAILS = "Runs the regions on their recorded inputs under ONNX Runtime's profiler. Times are milliseconds per run."
@@ -18,14 +18,10 @@ DETAILS = "Runs the regions on their recorded inputs under ONNX Runtime's profil
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph_arguments(parser)
-    parser.add_argument(
-        "--runs", type=int, default=20, metavar="N", help="number of runs of each region (default: %(default)s)"
-    )
+    for option, default, what in (("--runs", 20, "runs of each region"), ("--top", 15, "rows of each table")):
+        parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)")
     parser.add_argument(
         "--threads", type=positive, metavar="N", help="threads of ONNX Runtime (default: as in the dumped run)"
-    )
-    parser.add_argument(
-        "--top", type=int, default=15, metavar="N", help="rows of each table, 0 for all (default: %(default)s)"
     )
 
 
@@ -40,46 +36,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(graph: DumpedGraph, regions: Sequence[RegionTimes], arguments: argparse.Namespace) -> str:
-    from ..dumps.operator_times import by_module, by_operator
-
     rows = sorted((row for region in regions for row in region.rows), key=lambda row: -row.milliseconds)
+    total = sum(row.milliseconds for row in rows)
     text = (
-        f"{graph.name}: {sum(row.milliseconds for row in rows):.3f} ms per run in {len(rows)} nodes, "
+        f"{graph.name}: {total:.3f} ms per run in {len(rows)} nodes, "
         f"{sum(region.milliseconds for region in regions):.3f} ms with ONNX Runtime's overhead "
         f"({count_text(len(regions), 'region')}, {count_text(regions[0].threads, 'thread')}, {arguments.runs} runs)\n"
     )
     if graph.entry.in_pytorch:
         text += f"operators in PyTorch, not measured: {len(graph.entry.in_pytorch)}\n"
-    top = arguments.top if arguments.top > 0 else len(rows)
-    operators, modules = by_operator(regions), by_module(regions)
-    text += f"\n{_title('by operator', len(operators), top)}{_totals(operators[:top], 'operator')}\n"
-    text += f"\n{_title('by module, without submodules', len(modules), top)}{_totals(modules[:top], 'module')}\n"
-    text += f"\n{_title('by node', len(rows), top)}{_nodes(rows[:top])}\n\n"
-    return text + try_next(arguments, "show", graph.reference, "--stage", "aten") + "\n"
 
+    def table(title: str, cells: Sequence[Sequence[object]], *headers: str) -> str:
+        shown = f"{title}, the {arguments.top} slowest of {len(cells)}" if len(cells) > arguments.top else title
+        return f"\n{shown}:\n{fit_table(cells[: arguments.top], ['ms', 'share', *headers])}\n"
 
-def _title(text: str, rows: int, top: int) -> str:
-    return f"{text}, the {top} slowest of {rows}:\n" if rows > top else f"{text}:\n"
+    def time(milliseconds: float) -> Sequence[str]:
+        return f"{milliseconds:.3f}", f"{milliseconds / (total or 1):.1%}"
 
+    def grouped(name_of: Callable[[NodeTime], str]) -> Sequence[Sequence[object]]:
+        groups: dict[str, list[float]] = {}
+        for row in rows:
+            groups.setdefault(name_of(row), []).append(row.milliseconds)
+        slowest = sorted(groups.items(), key=lambda item: -sum(item[1]))
+        return [(*time(sum(found)), len(found), name) for name, found in slowest]
 
-def _totals(totals: Sequence[GroupTime], header: str) -> str:
-    rows = [
-        (total.name or "(not attributed)", total.nodes, f"{total.milliseconds:.3f}", f"{total.share:.1%}")
-        for total in totals
-    ]
-    return fit_table(rows, [header, "nodes", "ms", "share"])
-
-
-def _nodes(rows: Sequence[NodeTime]) -> str:
-    table = [
-        (
-            f"{row.milliseconds:.3f}",
-            f"{row.share:.1%}",
-            row.operator.removeprefix("com.microsoft."),
-            ", ".join(row.fx_nodes) or "(not attributed)",
-            row.module,
-            row.sources[-1] if row.sources else "",
-        )
+    nodes = [
+        (*time(row.milliseconds), row.operator.removeprefix("com.microsoft."), row.fx_node, row.module, row.source)
         for row in rows
     ]
-    return fit_table(table, ["ms", "share", "operator", "FX nodes", "module", "source"])
+    text += table("by operator", grouped(lambda row: row.operator), "nodes", "operator")
+    text += table("by module, without submodules", grouped(_module), "nodes", "module")
+    text += table("by node", nodes, "operator", "FX node", "module", "source")
+    return text + "\n" + try_next(arguments, "show", graph.reference, "--stage", "aten") + "\n"
+
+
+def _module(row: NodeTime) -> str:
+    return (row.module or "(the model)") if row.fx_node else "(not attributed)"

@@ -8,8 +8,8 @@ from pathlib import Path
 from .common import add_dump_arguments, print_json, say, short_path, try_again
 
 DETAILS = (
-    "The page has the stages of each graph, what runs in PyTorch and why, the comparison with eager as a table and a "
-    "plot, and the time of each operator. It needs no network. Exit code 1: a graph diverges."
+    "The page has the stages of each graph, what runs in PyTorch and why, and the comparison with eager as a table and "
+    "a plot. It needs no network. Exit code 1: a graph diverges, or ONNX Runtime failed to run a part of it."
 )
 
 
@@ -19,9 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="the file to write (default: report.html in the run folder)"
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument(
-        "--no-times", dest="times", action="store_false", help="do not run the models to measure the operators"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..report import gather, write_page
 
     dumped = find_run(arguments.dump)
-    report = gather(dumped, times=arguments.times)
+    report = gather(dumped)
     path = arguments.output or dumped.folder / "report.html"
     write_page(report, path)
     if arguments.open:
@@ -39,11 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
             say("dynamo-backends report: no browser found; open the file yourself")
     wrong = [graph for graph in report.overview["graphs"] if graph["state"] == "wrong"]
     if arguments.json:
-        print_json({"report": path, "diverging": [graph["reference"] for graph in wrong], "damaged": report.notices})
+        print_json({"report": path, "wrong": [graph["reference"] for graph in wrong], "damaged": report.notices})
     else:
-        print(short_path(str(path)))
-        for graph in wrong:
-            print(f"{graph['name']}: {graph['verdict']}")
+        print("\n".join([short_path(str(path)), *(f"{graph['name']}: {graph['verdict']}" for graph in wrong)]))
         for notice in report.notices:
             say(f"dynamo-backends report: not shown: {notice}")
         if not arguments.open:

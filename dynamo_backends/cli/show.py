@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..common.text_table import fit_table
 from ..dumps.schema import StageEntry
 from ..dumps.stage_graphs import FX_STAGES, STAGES, StageGraph, stage_graphs, stages_of
-from .common import GRAPH, add_graph_arguments, count_text, is_coloured, print_json, run_of_graph, try_next
+from .common import GRAPH, add_graph_arguments, coloured, count_text, print_json, run_of_graph, try_next
 from .show_file import show_saved
 
 DETAILS = (
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         for item in shown:
             if item.file not in printed_files:  # a forward and its backward share Dynamo's graph
                 printed_files.add(item.file)
-                texts.append(f"{_heading(stage, item)}\n{_coloured(item.text)}")
+                texts.append(f"{_heading(stage, item)}\n{coloured(item.text, 'python')}")
         pair = _pair_to_diff(stages, stage)
         if pair:
             hints.append(try_next(arguments, "diff", graph.short_reference, *pair))
@@ -90,14 +89,3 @@ def _stages_text(stages: Sequence[StageEntry]) -> str:
 def _heading(stage: str, graph: StageGraph) -> str:
     region = f", region {graph.region}" if graph.region is not None else ""
     return f"{stage}{region}: {count_text(graph.operators, 'node')}  {graph.file}"
-
-
-def _coloured(text: str) -> str:
-    """A graph's text in colours on a terminal; the lexer for Python suits the text of ONNX models too."""
-    if not is_coloured(sys.stdout):
-        return text
-    import pygments
-    from pygments.formatters import TerminalFormatter
-    from pygments.lexers import PythonLexer
-
-    return str(pygments.highlight(text, PythonLexer(stripnl=False), TerminalFormatter()))

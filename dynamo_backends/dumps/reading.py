@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from passes.engine.results import PassResult
+
 from ..errors import first_line
 from .schema import ComparisonEntry, DynamoGraphEntry, GraphEntry, RegionEntry, RowEntry, RunEntry, stage_named
 
@@ -171,6 +173,29 @@ class DumpedGraph:
 
 
 @dataclasses.dataclass(frozen=True)
+class DumpedPass:
+    """What a pass did to a graph or a region."""
+
+    result: PassResult
+    index: int  # of Dynamo's graph
+    folder: Path
+    direction: str = ""  # empty in the stages of Dynamo's graph
+    region: int | None = None
+
+    @property
+    def place(self) -> str:
+        """``graph 0``, ``graph 0 backward`` or ``graph 0 backward region_1``."""
+        region = "" if self.region is None else f"region_{self.region}"
+        return " ".join(filter(None, (f"graph {self.index}", self.direction, region)))
+
+    @property
+    def diff(self) -> Path | None:
+        """The file with what it changed, if it is in the dump."""
+        path = self.folder / "passes" / f"{self.result.name}.diff"
+        return path if path.is_file() else None
+
+
+@dataclasses.dataclass(frozen=True)
 class DumpedRun:
     """The dump of one process."""
 
@@ -192,6 +217,20 @@ class DumpedRun:
         """Dynamo's graphs in the order of compilation; ``DumpError`` if an entry is damaged."""
         entries = enumerate(self.manifest.dynamo_graphs)
         return [checked(self.path, entry, DynamoGraphEntry, f"dynamo_graphs[{i}]") for i, entry in entries]
+
+    def passes(self, graph: DumpedGraph | None = None) -> list[DumpedPass]:
+        """What each pass did to one graph, by default to all; ``DumpError`` if an entry is damaged."""
+        found = []
+        for item in self.dynamo_graphs:
+            if graph is None or graph.index == item.index:
+                folder = self.folder / f"graph_{item.index:03d}"
+                found += [DumpedPass(result, item.index, folder) for result in item.passes]
+        for one in self.graphs if graph is None else [graph]:
+            found += [DumpedPass(result, one.index, one.folder, one.direction) for result in one.entry.passes]
+            for region in one.regions:
+                names = one.index, region.folder, one.direction, region.index
+                found += [DumpedPass(result, *names) for result in region.entry.passes]
+        return found
 
     def file_of(self, graph: DumpedGraph, relative: str) -> Path:
         """A file written when the graph was compiled: in this run, or in that of the parent process."""
@@ -314,36 +353,19 @@ def read_run(folder: Path) -> DumpedRun:
     return DumpedRun(folder, checked(path, manifest, RunEntry))
 
 
-@dataclasses.dataclass(frozen=True)
-class RunSummary:
-    """A run folder."""
-
-    folder: str  # its path
-    started: str = ""  # ISO 8601, UTC
-    graphs: int = 0  # compiled graphs
-    diverging: int = 0  # graphs that diverge
-    not_ok: int = 0  # other graphs that are not ``ok``: not comparable, not compared, or not compiled
-    error: str = ""  # why the run cannot be read
-
-
-def runs_in(folder: Path) -> list[RunSummary]:
-    """The runs in a dump folder, the oldest first, including those that cannot be read."""
+def runs_in(folder: Path) -> list[tuple[Path, DumpedRun | DumpError]]:
+    """The folders of the runs in a dump folder, the oldest first, each with its run or why it cannot be read."""
     found = sorted(folder.glob("run_*"), key=lambda path: (path.stat().st_mtime, path.name))
-    return [_summary(path) for path in found if path.is_dir()]
-
-
-def _summary(folder: Path) -> RunSummary:
-    if not (folder / MANIFEST).exists():
-        return RunSummary(str(folder), error=_NO_MANIFEST)
-    try:
-        run = read_run(folder)
-        graphs, dynamo_graphs = run.graphs, run.dynamo_graphs
-    except DumpError as error:
-        return RunSummary(str(folder), error=str(error))
-    diverging = sum(graph.diverges for graph in graphs)
-    not_ok = sum(graph.verdict != "ok" for graph in graphs) - diverging
-    not_ok += sum(len(graph.not_compiled) for graph in dynamo_graphs)
-    return RunSummary(str(folder), run.manifest.started, len(graphs), diverging, not_ok)
+    runs: list[tuple[Path, DumpedRun | DumpError]] = []
+    for path in found:
+        if path.is_dir():
+            try:
+                run = read_run(path)
+                _ = run.graphs, run.dynamo_graphs
+                runs.append((path, run))
+            except DumpError as error:
+                runs.append((path, error))
+    return runs
 
 
 def _check_no_links(folder: Path) -> None:

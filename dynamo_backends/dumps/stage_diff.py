@@ -19,12 +19,15 @@ from ..graphs.graph_text import GraphNode
 from .reading import DumpedGraph, DumpedRun
 from .stage_graphs import StageGraph, stage_graphs
 
+ChangeKind = Literal["added", "removed", "changed", "translated", "renamed"]
+"""``translated``: an FX node to an ONNX node."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Change:
     """A node that differs between the stages, or that only one of them has."""
 
-    kind: Literal["added", "removed", "changed", "renamed", "translated"]  # ``translated``: an FX node to an ONNX node
+    kind: ChangeKind
     before: GraphNode | None
     after: GraphNode | None
     what: tuple[str, ...] = ()  # what changed: ``kind``, ``operator``, ``arguments`` or ``type``
@@ -55,6 +58,19 @@ class StageDiff:
 
     def count(self, kind: str) -> int:
         return sum(change.kind == kind for change in self.changes)
+
+    @property
+    def lines(self) -> list[str]:
+        """The changes as lines with ``-`` and ``+``, below lines with ``@@`` and the user's line of code."""
+        lines, header = [], ""
+        for change in self.changes:
+            sides = [(sign, node) for sign, node in (("-", change.before), ("+", change.after)) if node is not None]
+            code = next((node.code for _, node in reversed(sides) if node.code), "")
+            region = "" if self.region is None else f"region_{self.region} "
+            before, header = header, f"@@ {region}{change.source or change.node.kind}  {code}".rstrip()
+            lines += [header] if header != before else []
+            lines += [f"{sign}{node.text}{change.note and f'  ({change.note})'}" for sign, node in sides]
+        return lines
 
 
 def diff_stages(run: DumpedRun, graph: DumpedGraph, before: str, after: str) -> list[StageDiff]:

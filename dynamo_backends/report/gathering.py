@@ -10,36 +10,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..dumps.blame import CauseKind
-from ..dumps.operator_times import GroupTime, by_module, by_operator, operator_times
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError
-from ..dumps.schema import DIRECTIONS, DynamoGraphEntry, GraphEntry, MeasureEntry, RowEntry, WrongElements, node_of
-from ..dumps.stage_diff import StageDiff, diff_graphs
-from ..dumps.stage_graphs import ONNX_STAGES, StageGraph, stage_graphs
+from ..dumps.schema import DynamoGraphEntry, GraphEntry, MeasureEntry, RowEntry, WrongElements, node_of
+from ..dumps.stage_diff import diff_graphs
+from ..dumps.stage_graphs import StageGraph, stage_graphs, stages_of
 
 Json = Any
 
-MEASURES = ("max_abs", "error", "limit", "share", "max_ulp", "nonfinite", "scale")
-"""The fields of an error, in the order of the page."""
+_MEASURES = ("max_abs", "error", "limit", "share", "max_ulp", "nonfinite", "scale")
 
-ERRORS = ("error", "eager", "instability")
-"""The errors of a row, see ``dumps.schema.RowEntry``; ``instability`` is that of the wrong run."""
-
-_TEXTS = ("name", "user_name", "operator", "module", "source", "dtype", "mark", "complaint", "origin", "step")
-
-_ROWS = ("inputs", "segment")
-
-_ADDED = ("is_view", "elements", "onnx_nodes")
-
-FIELDS = (*_TEXTS, "shape", "region", "is_output", *ERRORS, "stack", *_ROWS, *_ADDED)
-"""The values of a row, in the order of the page. ``stack`` has indices of ``frames``, ``inputs`` and ``segment`` have
-those of rows, ``is_view`` is whether it is a right view judged alone, ``elements`` are the wrong ones, ``onnx_nodes``
-those of a wrong value."""
+_FIELDS = (
+    "name", "user_name", "operator", "module", "source", "dtype", "mark", "complaint", "origin", "step", "region",
+    "is_output",
+)  # fmt: skip
+"""The fields of a row that the page has as they are."""
 
 _VIEWS = frozenset(
     {
@@ -48,9 +37,6 @@ _VIEWS = frozenset(
     }
 )  # fmt: skip
 """Operators whose result has the elements of their input, in another shape or layout."""
-
-_RUNS = 10
-"""How often the models run to measure times."""
 
 _DAMAGE = (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError)
 """What reading a damaged dump raises; ``DumpError`` is a ``ValueError``."""
@@ -75,50 +61,39 @@ class ReportData:
         return [*self.overview["notices"], *of_graphs]
 
 
-def gather(run: DumpedRun, *, times: bool = True) -> ReportData:
-    """Reads a run.
-
-    Args:
-        run: the run.
-        times: whether the models are run on their recorded inputs to measure times.
-    """
+def gather(run: DumpedRun) -> ReportData:
+    """Reads a run."""
     parts: dict[str, Json] = {}
     summaries = []
     dynamo_graphs, notice = _guarded([], lambda: run.dynamo_graphs)
     notices = [notice] if notice else []
-    for position, entry in enumerate(run.manifest.graphs):
+    for position in range(len(run.manifest.graphs)):
         graph, notice = _guarded(None, run.graph, position)
         if graph is None:
-            notices.append(f"{_name_of(entry, position)} cannot be read: {notice}")
+            notices.append(f"a graph cannot be read: {notice}")
             continue
-        made = {}
-        missing = []
-        makers = {**_PARTS, "time": _time if times else _recorded_time}
-        for name, make in makers.items():
-            made[name], notice = _guarded({}, make, run, graph)
-            parts[f"{graph.reference}/{name}"] = {"notice": notice} if notice else made[name]
-            missing += [notice] if notice else []
+        made = {name: _guarded({}, make, run, graph) for name, make in _PARTS.items()}
+        parts |= {f"{graph.reference}/{name}": {"notice": why} if why else part for name, (part, why) in made.items()}
         unknown = DynamoGraphEntry(graph.index, None, None, ())
         dynamo = next((item for item in dynamo_graphs if item.index == graph.index), unknown)
-        culprit = made["comparison"].get("culprit")
-        changed = _wrong_pass(graph.entry, made["passes"].get("passes", ()))
-        summaries.append({**_summary(graph, dynamo), "culprit": culprit, "wrong_pass": changed, "notices": missing})
-    return ReportData(
-        {
-            "run": run.folder.resolve().name,
-            "folder": str(run.folder.resolve()),
-            "started": run.manifest.started,
-            "forked_from": run.manifest.forked_from or "",
-            **{name: _pairs(getattr(run.manifest, name)) for name in ("versions", "options", "counters")},
-            "given_up": _given_up(dynamo_graphs),
-            "unused": run.manifest.unused,
-            "graphs": summaries,
-            "notices": notices,
-            "fields": FIELDS,
-            "measures": MEASURES,
-        },
-        parts,
-    )
+        leads = {
+            "culprit": made["comparison"][0].get("culprit"),
+            "wrong_pass": _wrong_pass(graph.entry, made["passes"][0].get("passes", ())),
+            "notices": [why for _, why in made.values() if why],
+        }
+        summaries.append({**_summary(graph, dynamo), **leads})
+    overview = {
+        "run": run.folder.resolve().name,
+        "folder": str(run.folder.resolve()),
+        "started": run.manifest.started,
+        "forked_from": run.manifest.forked_from or "",
+        **{name: _pairs(getattr(run.manifest, name)) for name in ("versions", "options", "counters")},
+        "given_up": [text for item in dynamo_graphs for text in _given_up(item)],
+        "unused": run.manifest.unused,
+        "graphs": summaries,
+        "notices": notices,
+    }
+    return ReportData(overview, parts)
 
 
 def _guarded(default: Any, read: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
@@ -129,25 +104,14 @@ def _guarded(default: Any, read: Callable[..., Any], *arguments: Any) -> tuple[A
         return default, str(error) if isinstance(error, DumpError) else f"{type(error).__name__}: {error}"
 
 
-def _name_of(entry: Json, position: int) -> str:
-    """The name of a damaged entry of ``graphs``."""
-    index, direction = (entry.get("index"), entry.get("direction")) if isinstance(entry, Mapping) else (None, None)
-    if not isinstance(index, int):
-        return f"graphs[{position}]"
-    return f"graph {index} {direction}" if direction in DIRECTIONS else f"graph {index}"
-
-
 def _pairs(values: Mapping[str, Json]) -> list[list[str]]:
     return [[key, item if isinstance(item, str) else json.dumps(item)] for key, item in values.items()]
 
 
-def _given_up(dynamo_graphs: Iterable[DynamoGraphEntry]) -> list[str]:
-    texts = []
-    for item in dynamo_graphs:
-        if item.given_up:
-            texts.append(f"Dynamo gave up graph {item.index}: {item.given_up}")
-        texts += [f"graph {item.index} {direction}: {why}" for direction, why in item.not_compiled.items()]
-    return texts
+def _given_up(item: DynamoGraphEntry) -> Iterator[str]:
+    if item.given_up:
+        yield f"Dynamo gave up graph {item.index}: {item.given_up}"
+    yield from (f"graph {item.index} {direction}: {why}" for direction, why in item.not_compiled.items())
 
 
 def _summary(graph: DumpedGraph, dynamo: DynamoGraphEntry) -> dict[str, Json]:
@@ -157,19 +121,16 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphEntry) -> dict[str, Json]:
     return {
         "reference": graph.reference,
         "name": graph.name,
-        "index": graph.index,
-        "direction": graph.direction,
         "where": {"function": begins.function, "source": begins.place},
         "end": {"reason": ends.reason, "source": ends.place} if ends.reason else None,
         "nodes": entry.nodes,
-        "nodes_on_onnx": entry.nodes_on_onnx,
-        "share": entry.share_on_onnx,
+        "share": graph.share_that_ran,
         "regions": len(graph.regions),
         "runs": entry.runs,
         "seconds": sum(entry.seconds.values()),
         "worst": worst and {"value": worst.value, "onnx": _error(worst.onnx), "eager": _error(worst.eager)},
         "verdict": graph.verdict or "",
-        "state": _state(graph.verdict),
+        "state": _state(graph),
         "note": "; ".join(graph.remarks),
         "blamed": entry.blame.value if entry.blame else "",
         "unchecked": entry.unchecked,
@@ -179,13 +140,11 @@ def _summary(graph: DumpedGraph, dynamo: DynamoGraphEntry) -> dict[str, Json]:
     }
 
 
-def _state(verdict: str | None) -> str:
+def _state(graph: DumpedGraph) -> str:
     """``ok``, ``wrong``, ``unknown`` (not comparable) or ``none`` (no run was compared)."""
-    if verdict is None:
-        return "none"
-    if verdict == "ok":
-        return "ok"
-    return "wrong" if verdict.startswith("diverges") else "unknown"
+    if graph.is_wrong:
+        return "wrong"
+    return {None: "none", "ok": "ok"}.get(graph.verdict, "unknown")
 
 
 # Comparison: the rows and their readers.
@@ -196,17 +155,16 @@ def _comparison(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     rows = graph.rows() if is_compared else []
     frames: dict[tuple[Json, ...], int] = {}
     index = {row.name: i for i, row in enumerate(rows)}
-    culprit = _culprit(graph.entry, list(index))
-    made = [[*_row(row, index, frames), _is_view(row), _elements(row.wrong_elements)] for row in rows]
-    if culprit is not None and graph.entry.blame is not None and graph.entry.blame.elements is not None:
-        made[culprit][-1] = _elements(graph.entry.blame.elements)
+    blame = graph.entry.blame
+    culprit = next(iter(_positions([blame.value], index)), None) if blame is not None else None
+    made = [_row(row, index, frames) for row in rows]
+    if culprit is not None and blame is not None and blame.elements is not None:
+        made[culprit]["elements"] = _elements(blame.elements)
     wrong = {row.name for i, row in enumerate(rows) if i == culprit or row.mark in "!?"}
     onnx_nodes, _ = _guarded({}, _onnx_nodes, run, graph, wrong)  # the part "stages" has the notice
-    return {
-        "rows": [[*values, onnx_nodes.get(node_of(row.name), [])] for row, values in zip(rows, made, strict=True)],
-        "frames": [list(frame) for frame in frames],
-        "culprit": culprit,
-    }
+    for row in made:
+        row["onnx_nodes"] = onnx_nodes.get(node_of(row["name"]), [])
+    return {"rows": made, "frames": [list(frame) for frame in frames], "culprit": culprit}
 
 
 def _onnx_nodes(run: DumpedRun, graph: DumpedGraph, values: Collection[str]) -> dict[str, list[str]]:
@@ -239,18 +197,20 @@ def _wrong_pass(entry: GraphEntry, passes: Sequence[Json]) -> str | None:
     return f"{where} {blame.name}".strip() if (where, blame.name) in with_diff else None
 
 
-def _row(row: RowEntry, index: Mapping[str, int], frames: dict[tuple[Json, ...], int]) -> list[Json]:
-    wrong_run = row.instability.difference if row.instability is not None else None
-    return [
-        *(getattr(row, key) for key in _TEXTS),
-        "x".join(map(str, row.shape)),
-        row.region,
-        row.is_output,
-        *map(_error, (row.error, row.eager, wrong_run)),
-        [frames.setdefault(dataclasses.astuple(frame), len(frames)) for frame in row.stack],
-        [index[name] for name in row.inputs if name in index],
-        _positions(row.segment, index),
-    ]
+def _row(row: RowEntry, index: Mapping[str, int], frames: dict[tuple[Json, ...], int]) -> dict[str, Json]:
+    """A row: ``stack`` has indices of ``frames``; ``inputs`` and ``segment`` have those of rows."""
+    return {
+        **{key: getattr(row, key) for key in _FIELDS},
+        "shape": "x".join(map(str, row.shape)),
+        "error": _error(row.error),
+        "eager": _error(row.eager),
+        "instability": _error(row.instability.difference if row.instability is not None else None),
+        "stack": [frames.setdefault(dataclasses.astuple(frame), len(frames)) for frame in row.stack],
+        "inputs": [index[name] for name in row.inputs if name in index],
+        "segment": _positions(row.segment, index),
+        "is_view": _is_view(row),
+        "elements": _elements(row.wrong_elements),
+    }
 
 
 def _positions(nodes: Iterable[str], index: Mapping[str, int]) -> list[int]:
@@ -259,22 +219,15 @@ def _positions(nodes: Iterable[str], index: Mapping[str, int]) -> list[int]:
     return [i for i in found if i is not None]
 
 
-def _error(error: MeasureEntry | None) -> list[float | None] | None:
-    """``MEASURES`` with four digits; ``None`` for NaN and infinity."""
-    return None if error is None else [_shortened(getattr(error, key)) for key in MEASURES]
+def _error(error: MeasureEntry | None) -> dict[str, float | None] | None:
+    """The measures with four digits; ``None`` for NaN and infinity."""
+    return None if error is None else {key: _shortened(getattr(error, key)) for key in _MEASURES}
 
 
 def _shortened(value: Json) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.4g}")
-
-
-def _culprit(entry: GraphEntry, names: Sequence[str]) -> int | None:
-    """The index of the row that the verdict names, or of its node's first result; ``None`` for another graph's."""
-    name = entry.blame.value if entry.blame else ""
-    value = re.compile(rf"{re.escape(name)}(__\d+)?")
-    return next((i for i, other in enumerate(names) if value.fullmatch(other)), None)
 
 
 # Stages: their texts, and the changes between them.
@@ -284,56 +237,24 @@ def _stages(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     shown: list[dict[str, Json]] = []
     before: list[StageGraph] = []  # the last stage that could be read
     after = ""
-    dynamo = [item for item in run.dynamo_graphs if item.index == graph.index]
-    stages = [*(stage for item in dynamo for stage in item.stages), *graph.entry.stages]
-    earlier = {stage.name: stage.same_as or "" for stage in stages}
-    for name in [*earlier, *(ONNX_STAGES if graph.regions else ())]:
-        same_as = earlier.get(name, "")
-        graphs, notice = _guarded([], stage_graphs, run, graph, name)
-        stage: dict[str, Json] = {"nodes": None, "lines": [], "difference": []}
-        if not notice:
-            stage, notice = _guarded(stage, _stage, graph, before, graphs, same_as)
-        shown.append({**stage, "name": name, "same_as": same_as, "after": after, "notice": notice})
-        if not notice:
-            before, after = graphs, name
+    for entry in stages_of(run, graph):
+        stage = {"name": entry.name, "same_as": entry.same_as or "", "nodes": entry.nodes, "after": after}
+        graphs, notice = _guarded([], stage_graphs, run, graph, entry.name)
+        texts, unread = _guarded({"lines": [], "difference": []}, _stage_texts, graph, before, graphs)
+        shown.append({**stage, **texts, "notice": notice or unread})
+        if not notice and not unread:
+            before, after = graphs, entry.name
     return {"stages": shown}
 
 
-def _stage(graph: DumpedGraph, before: list[StageGraph], graphs: list[StageGraph], same_as: str) -> dict[str, Json]:
+def _stage_texts(graph: DumpedGraph, before: list[StageGraph], graphs: list[StageGraph]) -> dict[str, list[str]]:
     lines: list[str] = []
     for item in graphs:
         lines += [f"# region_{item.region}"] if len(graphs) > 1 else []
         lines += item.text.splitlines()
     is_same = [item.path for item in before] == [item.path for item in graphs]
-    return {
-        "nodes": sum(item.operators for item in graphs),
-        "lines": [] if same_as else lines,
-        "difference": change_lines(diff_graphs(graph, before, graphs)) if before and not is_same else [],
-    }
-
-
-def change_lines(diffs: Iterable[StageDiff]) -> list[str]:
-    """The changes between two stages, grouped by the user's line of code.
-
-    Args:
-        diffs: one, or one for each region.
-
-    Returns:
-        Lines that begin with ``@@`` (the line of code), ``-`` or ``+``.
-    """
-    lines: list[str] = []
-    for diff in diffs:
-        header = ""
-        for change in diff.changes:
-            code = next((node.code for node in (change.after, change.before) if node is not None and node.code), "")
-            region = "" if diff.region is None else f"region_{diff.region} "
-            new_header = f"@@ {region}{change.source or change.node.kind}  {code}".rstrip()
-            lines += [new_header] if new_header != header else []
-            header = new_header
-            note = f"  ({change.note})" if change.note else ""
-            lines += [f"-{change.before.text}{note}"] if change.before else []
-            lines += [f"+{change.after.text}{note}"] if change.after else []
-    return lines
+    diffs = diff_graphs(graph, before, graphs) if before and graphs and not is_same else []
+    return {"lines": [] if is_same else lines, "difference": [line for diff in diffs for line in diff.lines]}
 
 
 # Placement: regions, and nodes in PyTorch.
@@ -345,89 +266,53 @@ def _placement(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
     return {
         "in_pytorch": [dataclasses.astuple(item) for item in entry.in_pytorch],
         "regions": [[getattr(item, key) for key in keys] for item in entry.regions],
+        "failed": list(entry.rescued.items()),
         "products": [dataclasses.astuple(product) for item in entry.regions for product in item.products],
     }
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()
-
-
-# Time: of the stages, of the compared run, and of operators.
-
-
-def _recorded_time(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
-    cost = graph.entry.cost
-    return {
-        "seconds": list(graph.entry.seconds.items()),
-        "regions": [(str(region), taken) for region, taken in cost.region_milliseconds.items()] if cost else [],
-        "pytorch": cost and cost.pytorch_milliseconds,
-        "crossing_tensors": cost and cost.crossing_tensors,
-        "crossing_bytes": cost and cost.crossing_bytes,
-        "operators": [],
-        "by_operator": [],
-        "by_module": [],
-        "operators_notice": "The models were not run again for this report (--no-times).",
-    }
+# Time: of the stages, and of the compared run.
 
 
 def _time(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
-    times, notice = _guarded([], lambda: operator_times(graph, runs=_RUNS))
+    cost = graph.entry.cost
     return {
-        **_recorded_time(run, graph),
-        "operators": [
-            [
-                row.node,
-                row.operator,
-                item.region,
-                _shortened(row.milliseconds),
-                _shortened(row.share),
-                list(row.fx_nodes),
-                row.module,
-                row.sources[-1] if row.sources else "",
-            ]
-            for item in times
-            for row in item.rows
-        ],
-        "by_operator": [_group_row(group) for group in by_operator(times)],
-        "by_module": [_group_row(group) for group in by_module(times)],
-        "operators_notice": notice,
+        "reference": graph.short_reference,
+        "seconds": list(graph.entry.seconds.items()),
+        "regions": list(cost.region_milliseconds.items()) if cost else [],
+        "pytorch": cost and cost.pytorch_milliseconds,
+        "crossing_tensors": cost and cost.crossing_tensors,
+        "crossing_bytes": cost and cost.crossing_bytes,
     }
-
-
-def _group_row(group: GroupTime) -> Json:
-    return [group.name or "(not attributed)", group.nodes, _shortened(group.milliseconds), _shortened(group.share)]
 
 
 # Passes.
 
 
 def _passes(run: DumpedRun, graph: DumpedGraph) -> dict[str, Json]:
-    places = [
-        *(("", graph.folder.parent, item.passes) for item in run.dynamo_graphs if item.index == graph.index),
-        ("", graph.folder, graph.entry.passes),
-        *((f"region_{region.index}", region.folder, region.entry.passes) for region in graph.regions),
-    ]
     rows = []
-    for where, folder, passes in places:
-        for result in passes:
-            path = folder / "passes" / f"{result.name}.diff"
-            lines, notice = _guarded([], _lines, path) if path.is_file() else ([], "")
-            rows.append(
-                {
-                    "name": result.name,
-                    "where": where,
-                    **{key: getattr(result, key) for key in ("fired", "nodes_before", "nodes_after", "milliseconds")},
-                    "near_misses": len(result.near_misses),
-                    "said": result.undone or result.note or notice,
-                    "undone": bool(result.undone),
-                    "difference": lines[2:],  # without the header
-                }
-            )
+    for item in run.passes(graph):
+        result, diff = item.result, item.diff
+        lines, notice = _guarded([], _lines, diff) if diff is not None else ([], "")
+        rows.append(
+            {
+                "name": result.name,
+                "where": "" if item.region is None else f"region_{item.region}",
+                **{key: getattr(result, key) for key in ("fired", "nodes_before", "nodes_after", "milliseconds")},
+                "near_misses": len(result.near_misses),
+                "said": result.undone or result.note or notice,
+                "undone": bool(result.undone),
+                "difference": lines[2:],  # without the header
+            }
+        )
     return {"passes": rows}
 
 
-_PARTS: dict[str, Callable[[DumpedRun, DumpedGraph], dict[str, Json]]] = {
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+_PARTS: Mapping[str, Callable[[DumpedRun, DumpedGraph], dict[str, Json]]] = {
     "comparison": _comparison,
     "stages": _stages,
     "placement": _placement,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -27,42 +26,24 @@ _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u20
 
 def render(report: ReportData) -> str:
     """The HTML of a report."""
-    return page(report.overview["run"], _SCRIPTS, report.overview, report.parts, has_graphs=True)
-
-
-def page(title: str, scripts: Sequence[str], overview: object, parts: Mapping[str, object], *, has_graphs: bool) -> str:
-    """The HTML of a page.
-
-    Args:
-        title, scripts: of the document.
-        overview: JSON values that the page reads when it opens.
-        parts: JSON values that it reads lazily, by name.
-        has_graphs: whether the page has a list of graphs, and help on keys.
-    """
     style = _file("report.css")
-    script = "\n".join(_file(name) for name in scripts)
+    script = "\n".join(map(_file, _SCRIPTS))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(_file("report.html.jinja")).render(
-        title=title,
+        title=report.overview["run"],
         policy=_policy(style, script),
         style=Markup(style),  # trusted, like the script; the policy has their digests
         script=Markup(script),
-        overview=as_json(overview),
-        parts=[(name, as_json(value)) for name, value in parts.items()],
-        has_graphs=has_graphs,
+        overview=as_json(report.overview),
+        parts=[(name, as_json(value)) for name, value in report.parts.items()],
     )
 
 
 def write_page(report: ReportData, path: Path) -> Path:
-    """Writes the page, see ``write_text``."""
-    return write_text(render(report), path)
-
-
-def write_text(text: str, path: Path) -> Path:
-    """Writes a file atomically; returns its path."""
+    """Writes the page atomically; returns its path."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(render(report), encoding="utf-8")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -253,8 +253,10 @@ def test_a_pass_in_pytorch(
     assert "No near misses" not in printed and f"{{'disable': ['{stage}.wrong']}}" in printed
     assert "\n  graph 0" in printed and f"/passes/{stage}.wrong.diff" in printed and "\n+" in printed
     assert main(["passes", "--why", f"{stage}.wrong", "-d", str(tmp_path), "--json"]) == 0
-    (fired,) = json.loads(capsys.readouterr().out)["fired_in"]
-    assert fired["fired"] == 1 and Path(fired["diff"]).read_text().splitlines()[0] == f"--- before {stage}.wrong"
+    (fired,) = [item for item in json.loads(capsys.readouterr().out) if item["result"]["fired"]]
+    assert (
+        fired["result"]["fired"] == 1 and Path(fired["diff"]).read_text().splitlines()[0] == f"--- before {stage}.wrong"
+    )
 
 
 def test_a_wrong_decomposition_of_a_gradient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

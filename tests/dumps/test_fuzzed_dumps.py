@@ -30,7 +30,7 @@ COMMANDS = (
     ["precision", "0/backward"],
     ["bisect", "1/forward", "--runs", "1"],
     ["profile", "0/forward", "--runs", "1"],
-    ["report", "--no-times"],
+    ["report"],
 )
 """Most of them; each reads other files."""
 

@@ -22,8 +22,8 @@ from torch._inductor.compiler_bisector import CompilerBisector
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.cli import main
-from dynamo_backends.cli.passes import Result, why_text
-from dynamo_backends.dumps.reading import latest_run
+from dynamo_backends.cli.passes import why_text
+from dynamo_backends.dumps.reading import DumpedPass, latest_run
 from dynamo_backends.pipeline.pass_target import BACKEND
 from passes import Pass, PassContext, catalog, fx_editing, register, unregister
 from passes.engine.manager import STAGES, PassManager, Switches, Target, all_passes
@@ -497,8 +497,8 @@ def test_the_command_tells_why_a_pass_did_not_fire(tmp_path: Path, capsys: pytes
 def test_near_misses_are_grouped_by_reason_and_close_ones_come_first() -> None:
     far = [NearMiss(f"mul_{i}", f"mul_{i} is used elsewhere", 1, 4) for i in range(9)]
     near_misses = [*far, NearMiss("tanh", "its dtype is not known", 3, 4, "gelu"), NearMiss("a", "no place")]
-    result = Result("graph 0 forward", PassResult("post_grad.it", 0, 9, 9, 0.1, near_misses=near_misses), None)
-    lines = why_text("post_grad.it", [result]).splitlines()
+    result = PassResult("post_grad.it", 0, 9, 9, 0.1, near_misses=near_misses)
+    lines = why_text("post_grad.it", [DumpedPass(result, 0, Path(), "forward")]).splitlines()
     nodes = [line.split(" (")[0].strip() for line in lines if line.startswith("  at ")]
     assert nodes == ["at tanh", "at mul_0", "at a"]
     assert sum("is used elsewhere" in line for line in lines) == 1

@@ -138,7 +138,7 @@ def test_the_overview_says_what_is_wrong_and_leads_there_with_one_click(
     browser: Browser, page: Path, run: DumpedRun, faulty: str
 ) -> None:
     browser.open(page)
-    assert "diverge" in browser.text("h1")
+    assert re.match(r"\d of \d graphs (is|are) wrong", browser.text("h1"))
     assert f"diverges at mul_tensor ({LINE})" in browser.text(".verdict.wrong")
     assert browser.run("return document.querySelectorAll('#graphs a').length") == 1 + len(run.graphs)
     browser.click(".culprit")
@@ -176,15 +176,14 @@ def test_the_parts_have_what_the_dump_has(run: DumpedRun, faulty: str) -> None:
     report = gather(run)
     assert report.notices == []
     graph = next(graph for graph in run.graphs if graph.reference == faulty)
-    fields = report.overview["fields"]
     recorded = json.loads((graph.folder / "side_by_side.json").read_text())["rows"]
-    rows = [dict(zip(fields, row, strict=True)) for row in report.parts[f"{faulty}/comparison"]["rows"]]
+    rows = report.parts[f"{faulty}/comparison"]["rows"]
     assert [row["name"] for row in rows] == [row["name"] for row in recorded]
     names = {row["name"]: i for i, row in enumerate(rows)}
     assert rows[names["mul_tensor"]]["source"] == LINE
     assert [rows[i]["name"] for i in rows[names["mul_tensor"]]["inputs"]] == ["hardswish"]
-    for key, position in (("share", 3), ("max_abs", 0)):
-        shown = [row["error"] and row["error"][position] for row in rows]
+    for key in ("share", "max_abs"):
+        shown = [row["error"] and row["error"][key] for row in rows]
         assert shown == [row["error"] and pytest.approx(row["error"][key], rel=1e-3) for row in recorded]
     assert {row["origin"] for row in rows} == {"argument", "session", "PyTorch", ""}
     together = [row for row in recorded if row["segment"] and row["error"]]
@@ -199,9 +198,7 @@ def test_the_parts_have_what_the_dump_has(run: DumpedRun, faulty: str) -> None:
     assert any("Clip" in line for line in stages["onnx"]["lines"])
     (sort,) = (item for item in report.parts[f"{faulty}/placement"]["in_pytorch"] if "sort" in item[1])
     assert sort[2] == "no translation to ONNX"
-    times = report.parts[f"{faulty}/time"]
-    assert "onnx_passes" in dict(times["seconds"]) and not times["operators_notice"]
-    assert any("mul_tensor" in row[5] for row in times["operators"])
+    assert "onnx_passes" in dict(report.parts[f"{faulty}/time"]["seconds"])
     passes = {item["name"]: item for item in report.parts[f"{faulty}/passes"]["passes"]}
     assert passes["post_grad.wrong"]["fired"] == 1 and passes["post_grad.wrong"]["difference"]
 
@@ -402,7 +399,7 @@ def test_nothing_of_the_overview_is_cut(browser: Browser, run: DumpedRun, tmp_pa
         item["end"] = {"reason": LONG, "file": "/home/user/models/modeling_with_a_name.py", "line": 2}
     manifest["graphs"][0]["verdict"] = "not comparable: empty_like"
     (dumped.folder / "manifest.json").write_text(json.dumps(manifest))
-    browser.open(write_page(gather(find_run(dumped.folder), times=False), tmp_path / "page.html"), width=width)
+    browser.open(write_page(gather(find_run(dumped.folder)), tmp_path / "page.html"), width=width)
     cells = browser.run("""
         return [...document.querySelectorAll(".grid .row > *, .grid .row button")]
             .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)""")
@@ -610,7 +607,7 @@ def test_what_is_not_in_the_policy_does_not_run(browser: Browser, page: Path, tm
 
 
 def test_the_data_has_no_character_of_markup(run: DumpedRun) -> None:
-    text = render(gather(run, times=False))
+    text = render(gather(run))
     parts = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
     assert parts and not any(set(part) & set("<>&\u2028\u2029") for part in parts)
 
@@ -637,7 +634,7 @@ def test_what_is_damaged_of_a_graph_is_said_in_its_place(
     assert "side_by_side.json is damaged" in browser.text("#panel")
     browser.open(page, f"{faulty}/stages")
     stages = browser.text("#panel .chooser")
-    assert "onnxmissing" in stages and "post_grad" in stages
+    assert re.search(r"onnx\d+ nodes, missing", stages) and "post_grad" in stages
     browser.open(page, f"{faulty}/placement")
     assert "no translation to ONNX" in browser.text("#panel")
     browser.open(page, f"{faulty.replace('forward', 'backward')}/comparison")
@@ -650,12 +647,11 @@ def test_a_damaged_graph_is_named_and_hides_no_other(tmp_path: Path) -> None:
     write_manifest(
         tmp_path, graph_entry(), backward, {"index": 2}, 3, graph_entry(index=4, folder="graph_004/inference")
     )  # type: ignore[arg-type]
-    report = gather(find_run(tmp_path), times=False)
+    report = gather(find_run(tmp_path))
     assert [graph["reference"] for graph in report.overview["graphs"]] == ["graph_000/inference", "graph_004/inference"]
     first, second, third = report.overview["notices"]
-    assert first.startswith("graph 1 backward ") and "graphs[1]: " in first and "$.runs" in first
-    assert second.startswith("graph 2 ") and "graphs[2]" in second
-    assert third.startswith("graphs[3] ")
+    assert "graphs[1]: " in first and "$.runs" in first
+    assert "graphs[2]: " in second and "graphs[3]: " in third
 
 
 # The command.
@@ -672,10 +668,10 @@ def test_the_command_writes_it_into_the_run(
     assert path.exists() and opened == [path.resolve().as_uri()]
     assert f"diverges at mul_tensor ({LINE})" in capsys.readouterr().out
     output = tmp_path / "other.html"
-    assert main(["report", "-d", str(dumped.folder), "-o", str(output), "--json", "--no-times"]) == 1
+    assert main(["report", "-d", str(dumped.folder), "-o", str(output), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["report"] == str(output) and said["damaged"] == [] and "--no-times" in output.read_text()
-    assert any(reference.endswith("forward") for reference in said["diverging"])
+    assert said["report"] == str(output) and said["damaged"] == []
+    assert any(reference.endswith("forward") for reference in said["wrong"])
     assert [item.name for item in tmp_path.iterdir() if item.name.startswith(".")] == []
 
 

@@ -86,7 +86,7 @@ function title(level, text) {
   return element(`h${level}`, {}, text);
 }
 
-const STATES = {ok: "ok", wrong: "diverges", unknown: "not comparable", none: "not compared"};
+const STATES = {ok: "ok", wrong: "wrong", unknown: "not comparable", none: "not compared"};
 
 function badge(state) {
   return element("span", {class: `badge ${state}`}, STATES[state]);

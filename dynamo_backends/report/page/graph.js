@@ -5,6 +5,7 @@ const TABS = [
 ];
 const MARKS = {"=": "bitwise equal to eager", "~": "within rounding", "!": "wrong", "?": "not deterministic", " ": "not judged"};
 const KINDS = [["error", "this value"], ["eager", "eager, against float64"], ["instability", "the wrong run"]];
+const MEASURES = ["max_abs", "error", "limit", "share", "max_ulp", "nonfinite", "scale"];
 const STEPS = { // the last step that was taken to judge a value
   equal: "equal to eager on the same inputs", eager: "compared with eager on the same inputs", sums: "eager, and what sums may round",
   float64: "compared with float64 on the same inputs", undefined: "float64, without undefined elements", perturbed: "float64, and what perturbed inputs change",
@@ -13,9 +14,9 @@ const WHOLE = 60; // a larger graph is shown around one node
 const NEAR = 24;
 
 class GraphPage {
-  /* summary: its line of the overview; part(name): reads a part; fields, measures: the columns of a row. */
-  constructor({summary, graphs, part, fields, measures, go}) {
-    Object.assign(this, {summary, graphs, part, fields, measures, go});
+  /* summary: its line of the overview; part(name): reads a part. */
+  constructor({summary, part, go}) {
+    Object.assign(this, {summary, part, go});
     this.panels = new Map();
     this.tabs = TABS.map(([key, name]) => element(
       "button", {type: "button", role: "tab", id: `tab-${key}`, "aria-controls": "panel", onclick: () => go(summary.reference, key)}, name));
@@ -74,7 +75,7 @@ class GraphPage {
     if (data.notice) return {elements: [notice(`The dump cannot be read: ${data.notice}`)]};
     return {
       comparison: () => this.comparison(), picture: () => this.picture(), stages: () => stagesPanel(data), passes: () => passesPanel(data, this.summary.blamed),
-      placement: () => placementPanel(data, (name) => this.goToNode(name)), time: () => timePanel(data, (name) => this.goToNode(name)),
+      placement: () => placementPanel(data, (name) => this.goToNode(name)), time: () => timePanel(data),
     }[key]();
   }
 
@@ -86,11 +87,8 @@ class GraphPage {
   rows() {
     if (this.made) return this.made;
     const data = this.part("comparison");
-    const kinds = new Set(KINDS.map((kind) => kind[0]));
-    const measured = (values) => values && Object.fromEntries(this.measures.map((name, i) => [name, values[i]]));
-    this.made = data.rows.map((values, i) => {
-      const row = {i, readers: []};
-      this.fields.forEach((field, j) => { row[field] = kinds.has(field) ? measured(values[j]) : values[j]; });
+    this.made = data.rows.map((row, i) => {
+      Object.assign(row, {i, readers: []});
       row.place = row.region !== null ? `region ${row.region}` : row.operator === "placeholder" || row.operator === "get_attr" ? "input" : "PyTorch";
       row.text = [row.name, row.user_name, row.operator, row.module, row.source, row.dtype, row.complaint, row.step].join(" ").toLowerCase();
       return row;
@@ -176,7 +174,7 @@ class GraphPage {
   describe(row) {
     const link = (i) => element("button", {type: "button", class: "link", onclick: () => { this.reach(this.made[i]); this.open(this.made[i]); }}, this.made[i].user_name || this.made[i].name);
     const links = (items) => (items.length ? element("span", {class: "links"}, items.slice(0, 40).map(link), items.length > 40 ? ` and ${items.length - 40} more` : null) : "");
-    const figures = KINDS.filter(([key]) => row[key] && row.step !== "equal").map(([key, name]) => [name, ...this.measures.map((measure) => number(row[key][measure]))]);
+    const figures = KINDS.filter(([key]) => row[key] && row.step !== "equal").map(([key, name]) => [name, ...MEASURES.map((measure) => number(row[key][measure]))]);
     const frames = this.part("comparison").frames;
     this.details.replaceChildren(
       element("div", {class: "about"},
@@ -361,7 +359,8 @@ function placementPanel(data, goToNode) {
   for (const [, , reason] of data.in_pytorch) reasons.set(reason, (reasons.get(reason) || 0) + 1);
   const elements = [title(2, "Regions on ONNX Runtime"), data.regions.length
     ? plainTable(["region", "operators", "ONNX nodes", "after our passes"], data.regions.map(([index, ...figures]) => [`region_${index}`, ...figures.map(count)]))
-    : notice("No operator of this graph runs on ONNX Runtime.")];
+    : notice("No operator of this graph runs on ONNX Runtime."),
+    ...data.failed.map(([index, why]) => notice(`PyTorch ran region_${index}: ${why}`))];
   elements.push(title(2, data.in_pytorch.length ? `${plural(data.in_pytorch.length, "operator")} in PyTorch` : "No operator in PyTorch"));
   if (data.in_pytorch.length) {
     elements.push(plainTable(["why", "operators"], [...reasons].sort((a, b) => b[1] - a[1]).map(([reason, n]) => [reason, count(n)])));
@@ -383,15 +382,13 @@ function placementPanel(data, goToNode) {
   return {elements};
 }
 
-function timePanel(data, goToNode) {
+function timePanel(data) {
   const elements = [title(2, "Compile time by stage"), data.seconds.length ? bars(data.seconds.map(([name, value]) => [name, value, seconds(value)])) : notice("The dump has no compile times.")];
   const run = data.regions.map(([index, ms]) => [`region ${index}`, ms, `${milliseconds(ms)} ms`]);
   if (data.pytorch !== null) run.push(["PyTorch", data.pytorch, `${milliseconds(data.pytorch)} ms`]);
   elements.push(title(2, "The compared run"), run.length ? bars(run) : notice("No run was compared."));
   if (data.crossing_tensors) elements.push(element("p", {}, `${plural(data.crossing_tensors, "tensor")} of ${bytes(data.crossing_bytes)} crossed between ONNX Runtime and PyTorch.`));
-  elements.push(title(2, "Operators of ONNX Runtime"));
-  if (data.operators_notice) elements.push(notice(data.operators_notice));
-  if (data.operators.length) elements.push(...operatorTimes(data, goToNode));
+  elements.push(element("p", {}, "The time of each operator: ", element("code", {}, `dynamo-backends profile ${data.reference}`)));
   return {elements};
 }
 
@@ -402,29 +399,4 @@ function bars(rows) {
     bar.style.width = `${Math.max(0.3, value / most * 100)}%`;
     return element("div", {}, element("dt", {}, name), element("dd", {}, element("span", {class: "track", "aria-hidden": "true"}, bar), text));
   }));
-}
-
-/* The profiled operators: by type, by module, and each. */
-function operatorTimes(data, goToNode) {
-  const groups = (items) => bars(items.slice(0, 12).map(([name, nodes, ms, share]) => [name, ms, `${milliseconds(ms)} ms, ${(share * 100).toFixed(0)} %`]));
-  const [NODE, OPERATOR, REGION, MS, SHARE, FX, MODULE, SOURCE] = [0, 1, 2, 3, 4, 5, 6, 7];
-  const text = (key, head, width, value) => ({key, title: head, width, value, cell: (row) => spanned(value(row))});
-  const grid = new Grid({
-    label: "Operators of ONNX Runtime", rows: data.operators, fits: true, height: "50vh", onopen: (row) => { if (row[FX].length) goToNode(row[FX].at(-1)); },
-    columns: [
-      text("operator", "operator", "minmax(120px, 1fr)", (row) => row[OPERATOR].replace("com.microsoft.", "")),
-      {key: "ms", title: "ms", width: "80px", align: "right", value: (row) => row[MS], cell: (row) => milliseconds(row[MS])},
-      {key: "share", title: "share", width: "75px", align: "right", value: (row) => row[SHARE], cell: (row) => `${(row[SHARE] * 100).toFixed(1)} %`},
-      text("fx", "FX nodes", "minmax(160px, 2fr)", (row) => row[FX].join(", ") || "(not attributed)"),
-      text("module", "module", "minmax(120px, 1fr)", (row) => row[MODULE]), text("source", "line", "minmax(120px, 1fr)", (row) => short(row[SOURCE])),
-      text("node", "ONNX Runtime node", "minmax(160px, 2fr)", (row) => row[NODE]),
-      {key: "region", title: "region", width: "75px", align: "right", value: (row) => row[REGION], cell: (row) => String(row[REGION])},
-    ],
-  });
-  grid.sort("ms");
-  return [
-    element("div", {class: "two"}, element("div", {}, element("h3", {}, "by operator"), groups(data.by_operator)),
-      element("div", {}, element("h3", {}, "by module, submodules excluded"), groups(data.by_module))),
-    grid.element,
-  ];
 }

@@ -34,7 +34,7 @@ function start() {
     const summary = data.graphs.find((graph) => graph.reference === `${folder}/${direction}`);
     const key = summary ? summary.reference : "";
     if (!pages.has(key)) {
-      pages.set(key, summary ? new GraphPage({summary, graphs: data.graphs, part: (name) => part(`${key}/${name}`), fields: data.fields, measures: data.measures, go})
+      pages.set(key, summary ? new GraphPage({summary, part: (name) => part(`${key}/${name}`), go})
         : {element: overviewPage(data, go)});
     }
     const before = page;

@@ -26,9 +26,9 @@ function overviewPage(data, go) {
 
 function said(graphs, wrong) {
   if (!graphs.length) return "No graph was compiled";
-  if (wrong.length) return `${count(wrong.length)} of ${plural(graphs.length, "graph")} ${wrong.length === 1 ? "diverges" : "diverge"}`;
+  if (wrong.length) return `${count(wrong.length)} of ${plural(graphs.length, "graph")} ${wrong.length === 1 ? "is" : "are"} wrong`;
   const open = graphs.filter((graph) => graph.state !== "ok").length;
-  if (open) return `Nothing diverges; ${count(open)} of ${plural(graphs.length, "graph")} ${open === 1 ? "was" : "were"} not compared`;
+  if (open) return `Nothing is wrong; ${count(open)} of ${plural(graphs.length, "graph")} ${open === 1 ? "was" : "were"} not compared`;
   return graphs.length === 1 ? "The graph is right" : `All ${count(graphs.length)} graphs are right`;
 }
 
@@ -42,8 +42,8 @@ function firstFault(wrong, go) {
         graph.culprit === null ? "Show its comparison" : "Go to the culprit")));
 }
 
-function graphTable({graphs, measures}, go) {
-  const error = (graph, side, measure) => (graph.worst && graph.worst[side] ? graph.worst[side][measures.indexOf(measure)] : null);
+function graphTable({graphs}, go) {
+  const error = (graph, side, measure) => (graph.worst && graph.worst[side] ? graph.worst[side][measure] : null);
   const figure = (side) => ({
     key: side, title: side === "onnx" ? "worst error" : "eager's", width: side === "onnx" ? "112px" : "84px", align: "right",
     help: side === "onnx" ? "Largest absolute error of the output with the largest error relative to its scale; of a wrong graph, of the wrong value"
