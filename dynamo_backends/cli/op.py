@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import itertools
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..common.text_table import fit_table
 from ..errors import first_line
-from .common import add_json_argument, positive, print_json, say
+from .common import add_json_argument, count_text, positive, print_json, say
 
 if TYPE_CHECKING:
     from ..op_tools.captured_calls import RerunResult
@@ -58,60 +57,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..op_tools.captures import find_calls
+
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for the user's modules; last, so that no file there hides a package
-    return _ls(arguments) if arguments.action == "ls" else _run(arguments)
-
-
-def _ls(arguments: argparse.Namespace) -> int:
-    from ..op_tools.captures import as_argument, find_calls
-
     calls = find_calls(arguments.folder)
+    return _ls(calls, arguments) if arguments.action == "ls" else _run(calls, arguments)
+
+
+def _ls(calls: list[CapturedCall], arguments: argparse.Namespace) -> int:
+    from ..op_tools.captures import as_argument
+
+    for call in calls:
+        call.not_again = call.not_again or _missing_module(call.module)
     if arguments.json:
-        print_json([{**msgspec.structs.asdict(call), "not_again": _not_again(call)} for call in calls])
+        print_json([msgspec.structs.asdict(call) for call in calls])
         return 0
     rows = [
         (
-            call.operator,
-            call.number,
-            call.call.removeprefix(call.operator),
-            ", ".join(call.files),
-            _size(call.bytes),
-            call.source,
-            call.module_path,
+            *(call.operator, call.number, call.call.removeprefix(call.operator), ", ".join(call.files)),
+            *(f"{call.bytes / 1e3:.1f} kB", call.source, call.module_path),
         )
         for call in calls
     ]
     print(fit_table(rows, ["operator", "number", "arguments", "files", "size", "line", "module"]))
-    call = next((call for call in calls if not _not_again(call)), None)
-    if call is None:
-        print(f"no call can be run again: {_not_again(calls[0])}")
+    first = next((call for call in calls if not call.not_again), None)
+    if first is None:
+        print(f"no call can be run again: {calls[0].not_again}")
         return 0
-    importing = ["--import", call.module] if call.module else []
-    words = ["dynamo-backends", "op", "run", as_argument(call.folder), "--compare", *importing]
+    importing = ["--import", first.module] if first.module else []
+    words = ["dynamo-backends", "op", "run", as_argument(first.folder), "--compare", *importing]
     print(f"try: {shlex.join(words)}")
     return 0
 
 
-def _not_again(call: CapturedCall) -> str:
-    """The reason why a call cannot be run again here; ``""`` if none is known."""
-    if call.not_again or not call.module:
-        return call.not_again
+def _missing_module(module: str) -> str:
+    """That the module which registers an operator cannot be imported here; ``""`` if it can."""
     try:
-        exists = importlib.util.find_spec(call.module.partition(".")[0]) is not None
+        exists = not module or importlib.util.find_spec(module.partition(".")[0]) is not None
     except (ImportError, ValueError):  # the module is loaded and has no spec
-        exists = call.module in sys.modules
-    return "" if exists else f"the module {call.module}, which registers the operator, is not found"
+        exists = module in sys.modules
+    return "" if exists else f"the module {module}, which registers the operator, is not found"
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from ..op_tools.captures import CaptureError, find_calls
-
-    calls = find_calls(arguments.folder)
+def _run(calls: list[CapturedCall], arguments: argparse.Namespace) -> int:
     importlib.import_module("dynamo_backends.common.installation")
     for module in arguments.modules:
         try:
@@ -119,57 +108,42 @@ def _run(arguments: argparse.Namespace) -> int:
         except ImportError as error:
             raise ValueError(f"--import {module}: {error}") from error
     from ..op_tools.captured_calls import load_call, run_call
+    from ..op_tools.captures import CaptureError
 
+    given = {name: getattr(arguments, name) for name in ("runs", "forward_only", "compare", "runtime")}
     results: list[RerunResult] = []
     failed: dict[str, str] = {}
     for call in calls:
         try:
-            result = run_call(
-                load_call(call),
-                runs=arguments.runs,
-                forward_only=arguments.forward_only,
-                compare=arguments.compare,
-                runtime=arguments.runtime,
-            )
+            results.append(run_call(load_call(call), **given))
         except Exception as error:  # whatever the operator or the runtime raises
             failed[str(call.folder)] = f"{type(error).__name__}: {error}"
-            names_folder = isinstance(error, CaptureError)
-            where = "" if names_folder else f"{call.folder}: {type(error).__name__}: "
+            where = "" if isinstance(error, CaptureError) else f"{call.folder}: {type(error).__name__}: "
             say(f"dynamo-backends op run: {where}{first_line(str(error))}")
             continue
-        results.append(result)
         if not arguments.json:
-            sys.stdout.write(_text(result))
+            print(_text(results[-1]) + "\n")
     if arguments.json:
         print_json({"ran": [{**vars(result), "ok": result.ok} for result in results], "failed": failed})
-    if any(not result.ok for result in results):
-        return 1
-    return 2 if failed else 0
+    return 1 if any(not result.ok for result in results) else 2 if failed else 0
 
 
 def _text(result: RerunResult) -> str:
-    pairs = itertools.zip_longest(result.forward_seconds, result.backward_seconds)
-    times = [
-        (i, *("-" if seconds is None else f"{seconds * 1e3:.4f} ms" for seconds in pair))
-        for i, pair in enumerate(pairs)
-    ]
-    lines = [result.call, fit_table(times, ["run", "forward", "backward"])]
-    verdicts = {verdict.value: verdict for verdict in result.verdicts}
+    lines = [result.call]
+    for name, seconds in (("forward", result.forward_seconds), ("backward", result.backward_seconds)):
+        if seconds:
+            lines.append(f"{name}: {min(seconds) * 1e3:.4f} ms, the fastest of {count_text(len(seconds), 'run')}")
+    differences, verdicts = result.difference_to_captured, {verdict.value: verdict for verdict in result.verdicts}
     rows = []
-    for name in dict.fromkeys([*verdicts, *result.difference_to_captured]):
-        row: list[Any] = [
-            name,
-            f"{result.difference_to_captured[name]:.3g}" if name in result.difference_to_captured else "",
-        ]
-        if name in verdicts:
-            verdict = verdicts[name]
+    for name in dict.fromkeys([*verdicts, *differences]):
+        row = [name, f"{differences[name]:.3g}" if name in differences else "", "", "", "", ""]
+        if verdict := verdicts.get(name):
             tolerance = "" if verdict.allowed is None else f"{verdict.allowed:.3g}"
-            right = "yes" if verdict.allclose else "NO"
-            row += [f"{verdict.max_diff:.3g}", tolerance, right, verdict.complaint]
-        rows.append([*row, *[""] * (6 - len(row))])
+            row[2:] = [f"{verdict.max_diff:.3g}", tolerance, "yes" if verdict.allclose else "NO", verdict.complaint]
+        rows.append(row)
     if rows:
         headers = ["value", "error to captured", "error to float64", "tolerance", "allclose", "complaint"]
         lines.append(fit_table(rows, headers))
     if result.not_compared:
         lines.append(f"not compared with float64: {result.not_compared}")
-    return "\n".join(lines) + "\n\n"
+    return "\n".join(lines)
