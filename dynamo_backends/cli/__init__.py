@@ -1,6 +1,6 @@
 """The command ``dynamo-backends``: one module for each subcommand, imported when that subcommand runs.
 
-``common`` and ``parser`` are what they share; ``show_file`` is the part of ``show`` for files of saved graphs.
+``common`` and ``parser`` are what they share.
 
 A subcommand imports PyTorch and other slow packages in its function ``run``, so that ``--help`` and argument errors
 take no time. Exit codes: 0 success, 1 a computed result is wrong, 2 the command failed (invalid arguments, a missing
@@ -24,7 +24,7 @@ COMMANDS = {
     "explain": "Show the graphs that torch.compile makes of a model, and which operators would run on ONNX Runtime.",
     "export": "Write a model to an ONNX file that runs without PyTorch, and check its results.",
     "ls": "List the runs and graphs of a dump, with their verdicts.",
-    "show": "Print the graph of a stage, or list the graphs of a saved file.",
+    "show": "Print the graph of a stage or an ONNX file, or list the graphs of a saved file.",
     "diff": "Show what changed between two stages of a graph, node by node.",
     "report": "Write report.html, a run of onnx_debug as one HTML page.",
     "bisect": "Find what makes a dumped graph or an ONNX file wrong, or the pass that makes a script fail.",

@@ -34,8 +34,8 @@ class HasJson(Protocol):
 
 Analysis = TypeVar("Analysis", bound=HasJson | Sequence[HasJson])
 
-GRAPH = re.compile(r"(?:(?:.*/)?graph_)?(\d+)(?:/(?:inference|forward|backward))?(?:/region_\d+)?/?")
-"""The name of a graph or region of a dump; group 1 is the number of Dynamo's graph."""
+GRAPH = re.compile(r"(?:(?:.*/)?graph_)?\d+(?:/(?:inference|forward|backward))?(?:/region_\d+)?/?")
+"""The name of a graph or region of a dump."""
 
 MODEL_HELP = (
     "a name listed by bench --help, file.py:function or package.module:function; the function returns "
@@ -130,28 +130,16 @@ def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -
 
 
 def run_of_graph(arguments: argparse.Namespace, reference: str) -> DumpedRun:
-    """Finds the run that has a graph.
+    """Finds the run that has a graph; ``DumpError`` if there is no dump, or it has no such graph.
 
     Args:
         arguments: the command's. If ``dump`` is ``None`` and ``reference`` is a folder, ``dump`` is set to its run.
         reference: the graph, as the user wrote it.
-
-    Raises:
-        DumpError: there is no dump, or it has no such graph. If Dynamo gave the graph up, the message has the reason.
     """
     if arguments.dump is None and "/" in reference and Path(reference).is_dir():
         arguments.dump = str(find_run(reference).folder)
     run = find_run(arguments.dump)
-    try:
-        run.graphs_of(reference)
-    except DumpError as error:
-        match = GRAPH.fullmatch(reference)
-        for graph in run.dynamo_graphs:
-            if match is not None and graph.index == int(match[1]) and graph.given_up:
-                begins = graph.begins
-                where = f" ({begins.function}, {short_path(begins.place)})" if begins.place else ""
-                raise DumpError(f"Dynamo gave up graph {graph.index}{where}: {graph.given_up}") from error
-        raise
+    run.graphs_of(reference)
     return run
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.suggestions import did_you_mean
 from ..common.text_table import fit_table
 from .common import (
     GRAPH,
@@ -17,7 +18,6 @@ from .common import (
     complete_graphs,
     pair,
     print_json,
-    run_of_graph,
     try_again,
 )
 
@@ -129,14 +129,16 @@ def _of_files(
     arguments: argparse.Namespace, runtimes: tuple[Runtime, Runtime]
 ) -> tuple[list[ModelComparison], list[str]]:
     """The comparisons of files or graphs, and the names of those that are left out."""
+    from ..bench.models import MODELS
     from ..dumps.model_comparison import compare_targets, paired, targets_of
 
     references = arguments.first, arguments.second or arguments.first
     if _program(references[1]) is not None:
         raise ValueError(f"the PyTorch model comes first: compare {references[1]} {references[0]}")
     for reference in references:
-        if GRAPH.fullmatch(reference) and not Path(reference).exists():
-            run_of_graph(arguments, reference)  # its error says why Dynamo gave the graph up
+        if not Path(reference).exists() and "/" not in reference and not GRAPH.fullmatch(reference):
+            near = did_you_mean(reference, [*MODELS, *map(str, Path().glob("*.onnx"))])
+            raise ValueError(f"{reference!r} is no file, no graph of a dump and no PyTorch model.{near}")
     first, second = (targets_of(reference, arguments.dump, arguments.stage) for reference in references)
     if arguments.inputs and len(first) > 1:
         raise ValueError(f"--inputs requires one model, A has {len(first)}: {', '.join(item.name for item in first)}")

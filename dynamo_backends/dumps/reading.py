@@ -269,10 +269,15 @@ class DumpedRun:
         own = [graph.direction for graph in self.graphs if graph.index == index]
         if direction is not None and own:
             raise DumpError(f"graph {index} has no {direction}, only {' and '.join(own)}")
+        for item in self.dynamo_graphs:
+            if item.index == index and item.given_up:
+                where = f" ({item.begins.function}, {item.begins.place})" if item.begins.place else ""
+                raise DumpError(f"Dynamo gave up graph {index}{where}: {item.given_up}")
         known = [graph.reference for graph in self.graphs]
         near = difflib.get_close_matches(reference, known, n=3, cutoff=0.5) or known[:5]
         listed = f"; there are {', '.join(near)}{' …' if len(known) > len(near) else ''}" if known else ""
-        raise DumpError(f"no graph {reference!r} in {self.folder}{listed}. A graph is a number or its folder.")
+        form = "A graph is a number or its folder; show, compare and bisect take ONNX files, too"
+        raise DumpError(f"no graph {reference!r} in {self.folder}{listed}. {form}.")
 
     def regions_of(self, reference: str) -> list[tuple[DumpedGraph, DumpedRegion]]:
         """The regions that a reference names: ``0/forward/region_1``, or all regions of its graphs."""
