@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from .gathering import ReportData
 
-_SCRIPTS = ("elements.js", "grid.js", "plot.js", "picture.js", "lines.js", "overview.js", "graph.js", "main.js")
+_SCRIPTS = ("elements.js", "grid.js", "plot.js", "lines.js", "overview.js", "graph.js", "main.js")
 """In the order they are in the page."""
 
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}

@@ -29,7 +29,7 @@ from dynamo_backends.report import gather, render, write_page
 from passes import Pass, PassContext, register, unregister
 
 PAGE = Path(__file__).parents[2] / "dynamo_backends" / "report" / "page"
-TABS = ("comparison", "picture", "stages", "passes", "placement", "time")
+TABS = ("comparison", "stages", "passes", "placement", "time")
 
 
 class Layer(nn.Module):
@@ -212,32 +212,6 @@ def test_pytorch_is_not_imported(run: DumpedRun, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, run.folder, tmp_path / "report.html"], check=True, timeout=300)
 
 
-def test_the_picture_has_what_is_read_above_what_reads_it_and_no_box_on_another(
-    browser: Browser, page: Path, faulty: str
-) -> None:
-    browser.open(page, f"{faulty}/comparison/culprit")
-    browser.open(page, f"{faulty}/picture")
-    boxes: list[list[float]] = browser.run("""
-        return [...document.querySelectorAll("#panel g.node")].map((node) => {
-            const box = node.querySelector("rect").getBoundingClientRect();
-            return [Number(node.dataset.id), box.left, box.top, box.right, box.bottom];
-        })""")
-    assert len(boxes) >= 20
-    for i, (_, left, top, right, bottom) in enumerate(boxes):
-        for _, other_left, other_top, other_right, other_bottom in boxes[i + 1 :]:
-            assert right <= other_left or other_right <= left or bottom <= other_top or other_bottom <= top
-    places = {int(box[0]): box for box in boxes}
-    edges: list[list[str]] = browser.run(
-        "return [...document.querySelectorAll('#panel .edge')].map((edge) => [edge.dataset.from, edge.dataset.to])"
-    )
-    assert len(edges) >= len(boxes) - 5
-    for reads, read_by in edges:
-        assert places[int(reads)][4] < places[int(read_by)][2]
-    assert "mul_tensor" in browser.text("#panel g.node.wrong title")
-    browser.click("#panel g.node.wrong")
-    assert selected(browser) == "mul_tensor"
-
-
 # That it can be used.
 
 
@@ -302,12 +276,8 @@ def test_by_keyboard_alone(browser: Browser, page: Path, faulty: str) -> None:
 
     browser.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
     browser.press(Keys.ARROW_RIGHT)
-    assert browser.run("return document.activeElement.id") == "tab-picture"
-    assert browser.text("[role=tab][aria-selected=true]") == "Picture"
-    browser.run("document.querySelector('#panel g.node[tabindex=\"0\"]').focus()")
-    node = browser.run("return document.activeElement.dataset.id")
-    browser.press(Keys.HOME, Keys.ARROW_DOWN)
-    assert browser.run("return document.activeElement.dataset.id") not in (node, None)
+    assert browser.run("return document.activeElement.id") == "tab-stages"
+    assert browser.text("[role=tab][aria-selected=true]") == "Stages"
     browser.press("?")
     assert browser.run("return document.querySelector('dialog').open")
 
@@ -540,15 +510,6 @@ def test_five_thousand_nodes_scroll_smoothly(browser: Browser, large: tuple[Path
         const look = () => done([...box.querySelectorAll(".body .row")].some(isInSight));
         requestAnimationFrame(() => requestAnimationFrame(look));""")
     assert jumped, "after a jump there are rows in sight"
-
-
-def test_the_picture_of_a_large_graph_is_that_around_the_culprit(browser: Browser, large: tuple[Path, str]) -> None:
-    page, reference = large
-    browser.open(page, f"{reference}/picture")
-    drawn = "const look = () => { const n = document.querySelectorAll('#panel g.node').length; "
-    drawn += "if (n) done(n); else setTimeout(look, 20); }; look();"
-    assert browser.wait(drawn) == 24
-    assert f"relu_{NODES // 2}" in browser.text("#panel g.node.wrong title")
 
 
 # That nothing of a model becomes more than text.

@@ -4,14 +4,7 @@
 
 /* element("p", {class: "note", onclick: f}, "text", child, …): null children are skipped. */
 function element(name, attributes, ...children) {
-  return fill(document.createElement(name), attributes, children);
-}
-
-function svg(name, attributes, ...children) {
-  return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
-}
-
-function fill(made, attributes, children) {
+  const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);

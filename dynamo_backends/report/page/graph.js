@@ -1,7 +1,7 @@
 /* A graph: its verdict, and a tab for each part: comparison, stages, passes, placement, time. */
 
 const TABS = [
-  ["comparison", "Comparison"], ["picture", "Picture"], ["stages", "Stages"], ["passes", "Passes"], ["placement", "ONNX or PyTorch"], ["time", "Time"],
+  ["comparison", "Comparison"], ["stages", "Stages"], ["passes", "Passes"], ["placement", "ONNX or PyTorch"], ["time", "Time"],
 ];
 const MARKS = {"=": "bitwise equal to eager", "~": "within rounding", "!": "wrong", "?": "not deterministic", " ": "not judged"};
 const KINDS = [["error", "this value"], ["eager", "eager, against float64"], ["instability", "the wrong run"]];
@@ -10,8 +10,6 @@ const STEPS = { // the last step that was taken to judge a value
   equal: "equal to eager on the same inputs", eager: "compared with eager on the same inputs", sums: "eager, and what sums may round",
   float64: "compared with float64 on the same inputs", undefined: "float64, without undefined elements", perturbed: "float64, and what perturbed inputs change",
 };
-const WHOLE = 60; // a larger graph is shown around one node
-const NEAR = 24;
 
 class GraphPage {
   /* summary: its line of the overview; part(name): reads a part. */
@@ -71,10 +69,10 @@ class GraphPage {
   }
 
   make(key) {
-    const data = this.part(key === "picture" ? "comparison" : key);
+    const data = this.part(key);
     if (data.notice) return {elements: [notice(`The dump cannot be read: ${data.notice}`)]};
     return {
-      comparison: () => this.comparison(), picture: () => this.picture(), stages: () => stagesPanel(data), passes: () => passesPanel(data, this.summary.blamed),
+      comparison: () => this.comparison(), stages: () => stagesPanel(data), passes: () => passesPanel(data, this.summary.blamed),
       placement: () => placementPanel(data, (name) => this.goToNode(name)), time: () => timePanel(data),
     }[key]();
   }
@@ -159,7 +157,6 @@ class GraphPage {
   chosen(row) {
     const i = this.plot.rows.indexOf(row);
     if (i >= 0) this.plot.show(i, true);
-    this.now = row;
     if (!this.details.hidden) this.describe(row);
   }
 
@@ -194,62 +191,12 @@ class GraphPage {
           plainTable(["", "largest", "of the worst element", "its tolerance", "share", "ulp", "NaN/Inf", "scale"], figures)] : null,
         row.onnx_nodes.length ? element("section", {}, element("h3", {}, "ONNX nodes"), row.onnx_nodes.map((text) => element("code", {class: "onnx-node"}, text))) : null,
         row.elements ? wrongElements(row.elements) : null) : element("div", {}),
-      element("div", {class: "stack"}, element("h3", {}, "Call stack"), row.stack.length ? stackOf(row.stack.map((i) => frames[i])) : element("p", {}, row.source || "unknown source line")),
-      this.pictureAround(row, 12));
+      element("div", {class: "stack"}, element("h3", {}, "Call stack"), row.stack.length ? stackOf(row.stack.map((i) => frames[i])) : element("p", {}, row.source || "unknown source line")));
   }
 
   close() {
     this.details.hidden = true;
     this.grid.element.focus();
-  }
-
-  /* The first row of a node. */
-  first(row) {
-    const base = row.name.replace(/__\d+$/, "");
-    if (base === row.name) return row.i;
-    let i = row.i;
-    while (i > 0 && this.made[i - 1].name.replace(/__\d+$/, "") === base && this.made[i - 1].name !== base) i--;
-    return i;
-  }
-
-  pictureAround(row, most) {
-    const rows = this.rows();
-    const start = this.first(row);
-    const ids = most >= rows.length ? [...new Set(rows.map((other) => this.first(other)))]
-      : around(start, most, (i) => rows[i].inputs.map((j) => this.first(rows[j])), (i) => this.results(i).flatMap((j) => rows[j].readers).map((j) => this.first(rows[j])));
-    const nodes = ids.map((i) => {
-      const node = rows[i];
-      const operator = node.operator.replace(/^aten\./, "").replace(/\.default$/, "");
-      const isCulprit = this.culprit !== null && this.first(this.culprit) === i;
-      const kind = isCulprit ? "wrong" : node.mark === "!" || node.mark === "?" ? "suspect" : node.place === "PyTorch" ? "pytorch" : node.place === "input" ? "input" : "onnx";
-      const label = node.user_name || node.name.replace(/__0$/, "");
-      return {id: i, label, operator, kind, reads: [...new Set(node.inputs.map((j) => this.first(rows[j])))],
-        title: `${label}, ${operator}, ${node.place}, ${MARKS[node.mark] || ""}${isCulprit ? ", the culprit" : ""}`};
-    });
-    return picture(nodes, start, `Nodes around ${row.name}`, (i) => this.goToNode(rows[i].name));
-  }
-
-  results(i) {
-    const found = [i];
-    const base = this.made[i].name.replace(/__\d+$/, "");
-    for (let j = i + 1; base !== this.made[i].name && j < this.made.length && this.made[j].name.replace(/__\d+$/, "") === base; j++) found.push(j);
-    return found;
-  }
-
-  picture() {
-    const rows = this.rows();
-    if (!rows.length) return {elements: [notice("The graph has no values.")]};
-    const nodes = new Set(rows.map((row) => this.first(row))).size;
-    const key = element("p", {class: "keys"}, ["onnx", "pytorch", "input", "suspect", "wrong"].map((kind) => element("span", {class: `node ${kind}`},
-      {onnx: "on ONNX Runtime", pytorch: "in PyTorch", input: "input", suspect: "node is wrong", wrong: "culprit"}[kind])));
-    const holder = element("div", {class: "holder"});
-    const words = element("p", {});
-    return {elements: [words, key, holder], show: () => {
-      const row = this.now || this.culprit || rows.find((other) => this.summary.worst && other.name === this.summary.worst.value) || rows[0];
-      words.textContent = nodes <= WHOLE ? `All ${plural(nodes, "node")}; inputs are above the nodes that read them.`
-        : `The ${NEAR} nodes nearest to ${row.user_name || row.name}, of ${count(nodes)}; choose another node in the comparison.`;
-      holder.replaceChildren(this.pictureAround(row, nodes <= WHOLE ? rows.length : NEAR));
-    }};
   }
 }
 
