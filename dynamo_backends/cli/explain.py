@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--train", action="store_true", help="training mode, with the backward graphs")
     parser.add_argument("--dynamic", action="store_true", help="symbolic shapes")
-    parser.add_argument("--guards", action="store_true", help="list all guards instead of the number of each kind")
     parser.add_argument("--all", action="store_true", help="show all graphs, operators and hints instead of a few")
     add_options_argument(parser, "onnxrt")
     add_json_argument(parser)
@@ -47,5 +46,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(explanation.as_json())
     else:
-        print(explanation.text(guards=arguments.guards, all_rows=arguments.all))
+        print(explanation.text(all_rows=arguments.all))
     return 0

@@ -62,14 +62,17 @@ class StageDiff:
     @property
     def lines(self) -> list[str]:
         """The changes as lines with ``-`` and ``+``, below lines with ``@@`` and the user's line of code."""
+        nodes = [node for change in self.changes for node in (change.before, change.after) if node is not None]
+        codes = {node.source: node.code for node in nodes if node.code}
+        region = "" if self.region is None else f"region_{self.region} "
         lines, header = [], ""
         for change in self.changes:
-            sides = [(sign, node) for sign, node in (("-", change.before), ("+", change.after)) if node is not None]
-            code = next((node.code for _, node in reversed(sides) if node.code), "")
-            region = "" if self.region is None else f"region_{self.region} "
+            code = codes.get(change.source, "")
             before, header = header, f"@@ {region}{change.source or change.node.kind}  {code}".rstrip()
             lines += [header] if header != before else []
-            lines += [f"{sign}{node.text}{change.note and f'  ({change.note})'}" for sign, node in sides]
+            note = f"  ({change.note})" if change.note else ""
+            sides = (("-", change.before), ("+", change.after))
+            lines += [f"{sign}{node.text}{note}" for sign, node in sides if node is not None]
         return lines
 
 

@@ -110,14 +110,13 @@ class Explanation:
                 part["share_on_onnx"] = item.share_on_onnx
         return result
 
-    def text(self, *, guards: bool = False, all_rows: bool = False) -> str:
+    def text(self, *, all_rows: bool = False) -> str:
         """A text of about one screen; ``str`` is the same.
 
         Args:
-            guards: whether to list all guards instead of the number of each kind.
             all_rows: whether to show all graphs, operators and hints, and not only the most frequent.
         """
-        return "\n".join([*_lines(self, all_rows), *_guard_lines(self.guards, guards, all_rows)])
+        return "\n".join([*_lines(self, all_rows), *_guard_lines(self.guards, all_rows)])
 
     def __str__(self) -> str:
         return self.text()
@@ -212,15 +211,9 @@ def _break_lines(what: str, message: str, hints: int | None) -> Iterator[str]:
     )
 
 
-def _guard_lines(guards: Sequence[Guard], listed: bool, all_rows: bool) -> Iterator[str]:
+def _guard_lines(guards: Sequence[Guard], all_rows: bool) -> Iterator[str]:
     own = [guard for guard in guards if guard.name.startswith("L[")]
     text = f"{_count(len(guards), 'guard')}, {len(own)} of them on arguments and local variables"
-    if listed:
-        yield f"\n{text}"
-        rows = dict.fromkeys((guard.name, guard.kind, _condition(guard), guard.line) for guard in guards)
-        if rows:
-            yield textwrap.indent(fit_table(rows, ("guard", "kind", "condition", "where")), "  ")
-        return
     kinds = collections.Counter(guard.kind for guard in own)
     if kinds:
         text += f": {_counts(dict(kinds.most_common()), None if all_rows else _LIMITS['kinds'])}"
@@ -259,12 +252,6 @@ def _rest(number: int, limit: int | None, what: str) -> Iterator[str]:
 def _places(lines: Sequence[str], limit: int = 1) -> str:
     rest = f" and {len(lines) - limit} more" if len(lines) > limit else ""
     return ", ".join(lines[:limit]) + rest
-
-
-def _condition(guard: Guard) -> str:
-    if guard.kind == "TENSOR_MATCH":
-        return "the same dtype, device and requires_grad, and sizes and strides that are not symbolic"
-    return guard.conditions[0] if guard.conditions else ""
 
 
 def _for_users(details: str) -> str:

@@ -313,6 +313,21 @@ def test_show_a_stage(dump: Path, capsys: Printed) -> None:
     assert "aten.addmm.default" in [node["operator"] for node in found[0]["graphs"][0]["nodes"]]
 
 
+def test_show_an_onnx_file(dump: Path, tmp_path: Path, capsys: Printed) -> None:
+    (region, _) = find_run(dump).graphs_of("1/forward")[0].regions
+    assert main(["show", str(region.model)]) == 0
+    assert re.search(r"^\w+: f32\[3, 4\] = Exp\(\w+\)  # model\.py:6$", capsys.readouterr().out, re.M)
+    assert main(["show", str(region.model), "--json"]) == 0
+    assert [node["operator"] for node in json.loads(capsys.readouterr().out)["nodes"] if node["kind"] == "node"] == [
+        "Exp"
+    ]
+    (tmp_path / "damaged.onnx").write_bytes(region.model.read_bytes()[:-9])
+    assert main(["show", str(tmp_path / "damaged.onnx")]) == 2
+    assert "damaged.onnx" in capsys.readouterr().err
+    assert main(["nan", str(region.model), "-d", str(dump)]) == 2
+    assert "ONNX files" in capsys.readouterr().err
+
+
 def test_colours(dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     show = ["show", "0/forward", "--stage", "aten", "-d", str(dump)]
     diff = ["diff", "0/forward", "aten", "onnx", "-d", str(dump)]

@@ -250,3 +250,13 @@ def test_a_file_whose_inputs_are_half(net: tuple, tmp_path: Path) -> None:
     model, inputs, proto = net
     onnx.save(convert_float_to_float16(proto), tmp_path / "half.onnx")
     assert compare_with_program(model, (), inputs, load_model(tmp_path / "half.onnx"), Runtime()).ok
+
+
+def test_a_misspelt_model_or_file_is_answered_with_near_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    for first, second, near in (("berrt", "model.onnx", "bert"), ("mlp.onnx", "modl.onnx", "model.onnx")):
+        assert main(["compare", first, second]) == 2
+        assert f"'{near}'" in capsys.readouterr().err
