@@ -21,10 +21,10 @@ from torch.utils._dtype_abbrs import dtype_abbrs
 from passes.engine.manager import Listener
 from passes.engine.results import PassResult
 
-from ..dumps.schema import FxGraphEntry, NodeEntry, NodeKind, StageEntry
+from ..dumps.schema import StageEntry
 from ..graphs import aot
 from ..graphs.artifacts import GraphName
-from ..graphs.graph_text import model_text, without_freeing
+from ..graphs.graph_text import GraphNode, Kind, model_text, without_freeing
 from ..graphs.locations import Frame, short_file, source_frame, stack, user_name
 from .dump_folder import DumpFolder, graph_folder
 from .interpreter import flat
@@ -32,7 +32,7 @@ from .interpreter import flat
 _BEFORE = {"pre_grad": "dynamo", "post_grad": "aten"}
 """The previous stage of the same graph."""
 
-_KINDS: dict[str, NodeKind] = {"placeholder": "input", "output": "output"}
+_KINDS: dict[str, Kind] = {"placeholder": "input", "output": "output"}
 
 _ASSIGNED = re.compile(r"(?P<indent>\s+)(?P<name>\w+)(?:: \"[^\"]*\")? = ")
 _FILE = re.compile(r"(?P<start>\s*# File: )(?P<file>.+?)(?P<rest>:\d+ in .*)")
@@ -76,30 +76,23 @@ def stage_text(module: fx.GraphModule) -> str:
 
 
 def stage_json(module: fx.GraphModule) -> str:
-    """The nodes of a graph as a ``FxGraphEntry``, subgraphs after their graph.
-
-    ::
-
-        {"nodes":[{"kind":"node","name":"gelu","operator":"aten.gelu.default","arguments":["addmm"],
-        "type":"f32[2, 3][3, 1]","source":"model.py:12","user_name":""}],"lines":{"model.py:12":"x = self.block(x)"}}
-    """
-    lines: dict[str, str] = {}
-    return msgspec.json.encode(FxGraphEntry(list(_nodes(module, "", lines)), lines)).decode()
+    """The nodes of a graph, each a ``GraphNode``, subgraphs after their graph."""
+    return msgspec.json.encode(list(_nodes(module, ""))).decode()
 
 
-def _nodes(module: fx.GraphModule, prefix: str, lines: dict[str, str]) -> Iterator[NodeEntry]:
+def _nodes(module: fx.GraphModule, prefix: str) -> Iterator[GraphNode]:
     for node in module.graph.nodes:
         kind = _KINDS.get(node.op, "node")
         frame = source_frame(node) if kind == "node" else None
-        if frame is not None:
-            lines[str(frame)] = frame.code
         operator, arguments = _call(node)
         name = prefix + ("return" if kind == "output" else node.name)
         value_type = _type(node.meta.get("val", node.meta.get("example_value")))
-        yield NodeEntry(kind, name, operator, tuple(arguments), value_type, str(frame or ""), user_name(node))
+        source, code = (str(frame), frame.code) if frame is not None else ("", "")
+        texts = tuple(arguments), (value_type,), source, code
+        yield GraphNode(kind, (name,), operator, *texts, user_name=user_name(node))
     for name, part in module.named_children():
         if isinstance(part, fx.GraphModule):
-            yield from _nodes(part, f"{prefix}{name}.", lines)
+            yield from _nodes(part, f"{prefix}{name}.")
 
 
 def _call(node: fx.Node) -> tuple[str, list[str]]:

@@ -28,11 +28,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
+from ..graphs.graph_text import GraphNode
 from ..numerics.arrays import as_array, dtype_name
 from ..numerics.rule import FORMATS, SUM_UNITS, judge
 from .bisection import delta_debug
 from .reading import DumpedGraph, DumpError, find_run, read_data_set, read_json
-from .schema import FxGraphEntry, NodeEntry, RowEntry
+from .schema import RowEntry
 from .stage_graphs import stage_graphs
 
 LOW = (torch.float16, torch.bfloat16)
@@ -127,7 +128,7 @@ class PrecisionSearch:
 
     def __init__(self, graph: DumpedGraph) -> None:
         path = stage_graphs(find_run(graph.folder), graph, "aten")[0].path.with_suffix(".json")
-        nodes = [node for node in read_json(path, FxGraphEntry).nodes if "." not in node.name]
+        nodes = [node for node in read_json(path, list[GraphNode]) if "." not in node.name]
         self._nodes = [node for node in nodes if node.kind == "node"]
         inputs = [node for node in nodes if node.kind == "input"]
         recorded = read_data_set(graph.folder / _ARGUMENTS, "input")
@@ -268,16 +269,16 @@ def _function(name: str) -> tuple[Callable[..., Any], bool]:
     return found, torch.Tag.nondeterministic_seeded in getattr(found, "tags", ())
 
 
-def _argument(node: NodeEntry, array: np.ndarray) -> Any:
+def _argument(node: GraphNode, array: np.ndarray) -> Any:
     """A recorded argument, with the strides that it had."""
-    if node.type.startswith("Sym"):
+    if node.types[0].startswith("Sym"):
         return array.item()
     if array.dtype.kind in "biufc":
         tensor = torch.from_numpy(np.array(array))
     else:
         bits = torch.from_numpy(np.array(array).view(f"u{array.dtype.itemsize}"))
         tensor = bits.view(getattr(torch, array.dtype.name))
-    strides = re.search(r"\]\[([\d, ]+)\]$", node.type)
+    strides = re.search(r"\]\[([\d, ]+)\]$", node.types[0])
     if strides is None:
         return tensor
     given = torch.empty_strided(tensor.shape, [int(item) for item in strides[1].split(",")], dtype=tensor.dtype)

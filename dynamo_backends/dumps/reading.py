@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-SCHEMA_VERSION = 8  # of all files; increased when the meaning of something that is read here changes
+SCHEMA_VERSION = 9  # of all files; increased when the meaning of something that is read here changes
 
 MANIFEST = "manifest.json"
 LATEST = "latest"

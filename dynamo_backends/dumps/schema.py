@@ -1,4 +1,4 @@
-"""The format of the JSON files of a dump: ``manifest.json``, ``side_by_side.json``, and the graphs of the stages.
+"""The format of ``manifest.json`` and ``side_by_side.json``; the graphs of the stages are lists of ``GraphNode``.
 
 ``debug`` fills these classes, and ``reading`` returns them::
 
@@ -25,8 +25,6 @@ from .blame import CauseKind
 Direction = Literal["inference", "forward", "backward"]
 
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)  # of AOTAutograd's graphs, in execution order
-
-NodeKind = Literal["input", "node", "output"]
 
 Level = Literal["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL"]
 
@@ -414,24 +412,3 @@ class ComparisonEntry:
     verdict: str = ""
     note: str = ""
     rows: Sequence[RowEntry]
-
-
-@dataclasses.dataclass(frozen=True)
-class NodeEntry:
-    """A node of a stage's FX graph."""
-
-    kind: NodeKind
-    name: str  # of its value; ``cond_true_0.sin`` in a subgraph; ``return`` for the output
-    operator: str  # operator, arguments, type: as in ``graph_text.GraphNode``
-    arguments: tuple[str, ...]
-    type: str
-    source: str
-    user_name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class FxGraphEntry:
-    """``aten.json``, and the same for the other stages with FX graphs."""
-
-    nodes: Sequence[NodeEntry]  # in execution order, then those of subgraphs
-    lines: Mapping[str, str]  # the source code, by ``file:line``

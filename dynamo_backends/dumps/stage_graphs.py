@@ -19,7 +19,7 @@ from ..common.suggestions import unknown_name
 from ..graphs.graph_text import GraphNode, model_text, onnx_nodes, without_freeing
 from .models import load_ir
 from .reading import DumpedGraph, DumpedRun, DumpError, read_json
-from .schema import FxGraphEntry, StageEntry, stage_named
+from .schema import StageEntry, stage_named
 
 FX_STAGES = ("dynamo", "pre_grad", "joint", "aten", "post_grad")
 """Stages with FX graphs. The first three are of Dynamo's graph, and shared by forward and backward."""
@@ -43,7 +43,7 @@ class StageGraph:
     def nodes(self) -> list[GraphNode]:
         """Its nodes, including inputs, initializers and outputs."""
         if self.region is None:
-            return _fx_nodes(self.path.with_suffix(".json"))
+            return read_json(self.path.with_suffix(".json"), list[GraphNode])
         known = self.names | {name: name for name in self.names.values()}  # weights of a model have the user's names
         nodes = onnx_nodes(_model(self.path))
         of_user = {node.name: known.get(node.name, "") for node in nodes if node.kind in ("input", "initializer")}
@@ -109,17 +109,6 @@ def _entry(run: DumpedRun, graph: DumpedGraph, name: str) -> StageEntry | None:
         return stage_named(graph.entry.stages, name)
     of_dynamo = next((entry for entry in run.dynamo_graphs if entry.index == graph.index), None)
     return stage_named(of_dynamo.stages, name) if of_dynamo else None
-
-
-def _fx_nodes(path: Path) -> list[GraphNode]:
-    """The nodes of an FX graph, then those of its subgraphs with names like ``true_graph_0.sin``."""
-    graph = read_json(path, FxGraphEntry)
-    found = []
-    for node in graph.nodes:
-        code = graph.lines.get(node.source, "")
-        fields = (node.operator, node.arguments, (node.type,), node.source, code)
-        found.append(GraphNode(node.kind, (node.name,), *fields, user_name=node.user_name))
-    return found
 
 
 _model = functools.lru_cache(maxsize=16)(load_ir)  # read once for the text and the nodes

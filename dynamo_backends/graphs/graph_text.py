@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -35,10 +37,10 @@ class GraphNode:
     """
 
     kind: Kind
-    results: tuple[str, ...]
+    results: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     operator: str = ""
     arguments: tuple[str, ...] = ()
-    types: tuple[str, ...] = ("",)
+    types: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("",)
     source: str = ""
     code: str = ""
     origin: str = ""

@@ -427,14 +427,13 @@ def enlarge(run: DumpedRun) -> None:
     (folder / "side_by_side.json").write_text(json.dumps(table))
     text = "\n".join(f"{name} = torch.ops.aten.relu.default({reads[i]})" for i, name in enumerate(names))
     calls = [(name, "node", "aten.relu.default", [reads[i]]) for i, name in enumerate(names)]
-    same = {"type": "f32[3, 4][4, 1]", "source": "", "user_name": ""}
     stored = [
-        {"name": name, "kind": kind, "operator": operator, "arguments": read, **same}
+        {"results": [name], "kind": kind, "operator": operator, "arguments": read, "types": ["f32[3, 4][4, 1]"]}
         for name, kind, operator, read in ((taken, "input", "", []), *calls, ("return", "output", "", names[-1:]))
     ]
     for stage, name in (("aten", "relu_17"), ("post_grad", "changed_17")):
-        stored[18]["name"] = name
-        (folder / f"{stage}.json").write_text(json.dumps({"nodes": stored, "lines": {}}))
+        stored[18]["results"] = [name]
+        (folder / f"{stage}.json").write_text(json.dumps(stored))
         (folder / f"{stage}.py").write_text(text.replace("relu_17 =", f"{name} ="))
     entry["stages"] = [
         {"name": name, "file": f"{entry['folder']}/{name}.py", "same_as": None, "nodes": NODES}
