@@ -14,7 +14,7 @@ import msgspec
 
 from ..common.text_table import fit_table
 from ..errors import first_line
-from .common import add_json_argument, count_text, positive, print_json, say
+from .common import add_json_argument, count_text, positive, print_json, say, try_again
 
 if TYPE_CHECKING:
     from ..op_tools.captured_calls import RerunResult
@@ -76,7 +76,7 @@ def _ls(calls: list[CapturedCall], arguments: argparse.Namespace) -> int:
     rows = [
         (
             *(call.operator, call.number, call.call.removeprefix(call.operator), ", ".join(call.files)),
-            *(f"{call.bytes / 1e3:.1f} kB", call.source, call.module_path),
+            *(f"{call.bytes / 1e3:,.1f} kB", call.source, call.module_path),
         )
         for call in calls
     ]
@@ -125,6 +125,8 @@ def _run(calls: list[CapturedCall], arguments: argparse.Namespace) -> int:
             print(_text(results[-1]) + "\n")
     if arguments.json:
         print_json({"ran": [{**vars(result), "ok": result.ok} for result in results], "failed": failed})
+    elif results and not arguments.compare:
+        print(try_again(arguments, "--compare"))
     return 1 if any(not result.ok for result in results) else 2 if failed else 0
 
 

@@ -184,8 +184,8 @@ class DumpedPass:
 
     @property
     def place(self) -> str:
-        """``graph 0``, ``graph 0 backward`` or ``graph 0 backward region_1``."""
-        region = "" if self.region is None else f"region_{self.region}"
+        """``graph 0``, ``graph 0 backward`` or ``graph 0 backward region 1``."""
+        region = "" if self.region is None else f"region {self.region}"
         return " ".join(filter(None, (f"graph {self.index}", self.direction, region)))
 
     @property
