@@ -34,7 +34,7 @@ from ..exporter.converters.mixture_of_experts import GROUPED_PRODUCT
 from ..exporter.registration import described, registered_converter
 from ..exporter.results import number_dtype, sizes_of
 from ..exporter.translate import fold_constants, translate
-from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, operator_name, region_name
+from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Region, Split, operator_name
 from ..graphs.in_place import PartialWrite
 from ..graphs.layout import memory_extent
 from ..graphs.locations import where
@@ -140,14 +140,7 @@ class OnnxLowering(Lowering):
         split, compiled = self._compile_regions(graph)
         coverage = CoverageCounts.of(split)
         _warn_of_unused_converters(split)
-        attributes, regions = attributes_of(graph.module), list(split.regions)
-        if self.options.fallback == "inductor" and not self.observer.watches:
-            from .fused_fallback import compile_groups  # imports Inductor
-
-            for group, runner in compile_groups(graph.module, split, graph.name.direction):
-                regions.append(group)
-                attributes[region_name(group.index)] = runner
-        code = assemble(graph.module, regions)
+        attributes, code = attributes_of(graph.module), assemble(graph.module, split.regions)
         is_undone = graph.is_undone or any(result.undone for item in compiled for result in item.passes)
         varies = "a pass that was undone" if is_undone else ""
         if any(reason.kind is Kind.OUT_OF_MEMORY for reason in split.in_pytorch.values()):

@@ -83,9 +83,7 @@ class Runners:
     def _cached(self) -> CachedGraphs | None:
         """The cache on disk; ``None`` if it is off, or if each graph must be compiled."""
         must_compile = self.observer.watches or self._lowering is not None or self.options.verify_passes
-        if must_compile or self.options.fallback == "inductor":  # Inductor has its own cache
-            return None
-        return cached_graphs(self.options) if self.options.cache else None
+        return cached_graphs(self.options) if self.options.cache and not must_compile else None
 
     def key_for_autograd(self, weights: Mapping[int, aot.StaticInput]) -> str | None:
         """A part of a graph's key in AOTAutograd's cache; ``None`` if it cannot be kept there."""
