@@ -27,11 +27,12 @@ from ..dumps.schema import StageEntry
 from ..errors import CompiledNodesError, SessionError
 from ..events import count, is_new
 from ..exporter.translate import serialize
-from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..graphs.artifacts import GraphName, Runner
 from ..graphs.locations import user_name
 from ..options import Options
 from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
+from ..pipeline.stage_data import CompiledGraph, CompiledRegion
 from ..pipeline.stage_logging import trace
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernel_faults import serialized

@@ -16,15 +16,16 @@ from torch import nn
 from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError
 from dynamo_backends.errors import KernelFaultError, Kind, Reason
 from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
-from dynamo_backends.graphs.artifacts import CompiledGraph, Coverage, GraphName, Runner
+from dynamo_backends.graphs.artifacts import Coverage, GraphName, Runner
 from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.coverage import CoverageCounts
 from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.partition.regions import Support
-from dynamo_backends.pipeline import lowering
+from dynamo_backends.pipeline import stages
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
+from dynamo_backends.pipeline.stage_data import CompiledGraph
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.messages import session_error
 from dynamo_backends.runtime.session import Session
@@ -202,7 +203,7 @@ def test_a_graph_is_split_anew_a_few_times_only(monkeypatch: pytest.MonkeyPatch)
         raise SessionError("made up", node=next(names))
 
     monkeypatch.setattr(Executable, "load", refuse)
-    monkeypatch.setattr(lowering, "_MAXIMUM_SPLITS", 3)
+    monkeypatch.setattr(stages, "MAXIMUM_SPLITS", 3)
     coverage = coverage_of(lambda x: x.exp().exp().exp().exp().exp().exp().exp(), torch.zeros(2))
     assert (coverage.on_onnx, coverage.total) == (0, 7)
     assert counted("rejected_regions") == 1 + 3

@@ -145,7 +145,7 @@ def test_a_failed_compile_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
     def fails(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dynamo_backends.pipeline.lowering.split_graph", fails)
+    monkeypatch.setattr("dynamo_backends.pipeline.stages.split_graph", fails)
     with pytest.raises(ZeroDivisionError):
         save("onnxrt", tmp_path / "function")
 

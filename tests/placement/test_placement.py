@@ -1110,7 +1110,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Lay
 torch.compile(model, backend="onnxrt")(torch.randn(2, 8)).sum().backward()
 assert model[0].weight.grad is not None
 heavy = ("onnx", "onnx_ir", "onnxscript", "passes.catalog",
-         "dynamo_backends.pipeline.compiler", "torch._inductor.compile_fx")
+         "dynamo_backends.pipeline.stages", "torch._inductor.compile_fx")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """
 

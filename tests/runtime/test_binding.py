@@ -18,7 +18,8 @@ from torch.autograd import forward_ad
 
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.graphs.artifacts import GraphName, RunnableRegion
+from dynamo_backends.graphs.artifacts import GraphName
+from dynamo_backends.partition.runnable_region import RunnableRegion
 from dynamo_backends.runtime import ort_internals
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session

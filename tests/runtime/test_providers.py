@@ -22,10 +22,11 @@ from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.verdict import with_precision
 from dynamo_backends.dumps.blame import Cause, CauseKind
 from dynamo_backends.errors import SessionError
-from dynamo_backends.graphs.artifacts import GraphName, RunnableRegion
+from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.numerics.whole_graph import measure
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.provider_check import MOST_CHECKED, CheckedSession
+from dynamo_backends.partition.runnable_region import RunnableRegion
 from dynamo_backends.runtime import subprocess_session
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import IDENTITY

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.errors import SessionError
-from dynamo_backends.graphs.artifacts import RunnableRegion
+from dynamo_backends.partition.runnable_region import RunnableRegion
 from dynamo_backends.runtime import constants as constants_module
 from dynamo_backends.runtime import session as session_module
 from dynamo_backends.runtime import system_memory
