@@ -178,7 +178,7 @@ STAGES = (
     ("dynamo_backends.pipeline.emission", "fold_constants", "fold constants"),
     ("dynamo_backends.pipeline.emission", "optimizers_to_disable", "serialize"),
     ("dynamo_backends.pipeline.emission", "serialized", "serialize"),
-    ("dynamo_backends.partition.program", "load_session", "session"),
+    ("dynamo_backends.partition.program", "RegionSession", "session"),
     ("dynamo_backends.pipeline.emission", "region_graph", "region in PyTorch"),
     ("dynamo_backends.pipeline.stages", "assemble", "assemble"),
     ("dynamo_backends.pipeline.stages", "compile_graph", "rest of the stages"),

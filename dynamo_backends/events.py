@@ -26,7 +26,7 @@ EVENTS = {
     "rejected_regions": "regions ONNX Runtime rejected; the node it named runs in PyTorch, the graph is split again",
     "rejected_by_provider": "regions that an execution provider rejected; the next provider runs them",
     "wrong_on_provider NAME": "regions whose first results on this provider were wrong; the next provider runs them",
-    "failed_on_provider NAME": "checked calls that failed on this provider; the next one runs them, it is tried again",
+    "failed_on_provider NAME": "calls that failed on this provider; the next one ran them, it is tried again",
     "answers_out_of_memory": "questions to ONNX Runtime about a node for which memory ran out; they are asked again",
     "runtime_failures": "calls of a region that failed on ONNX Runtime; PyTorch computed them",
     "repeated_runs": "runs of a region that failed with memory for the results, and succeeded without it",

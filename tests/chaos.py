@@ -49,7 +49,7 @@ NOT_RAISING = ("common.safety_net", "errors", "events", "__init__", "__main__", 
 GROUND = {
     "graphs.aot.boxed.run": "a call from AOTAutograd's code, which the net is under",
     "partition.runnable_region.RunnableRegion.__call__": "a call from the code of a graph; it calls the net",
-    "partition.runnable_region.RunnableRegion._run": "the net under a region",
+    "partition.runnable_region.RunnableRegion._on_next": "the net under a region",
     "backends.fx_debug": "a call from Dynamo; it calls the net",
     "backends.onnx_debug": "a call from Dynamo; it calls the net",
     "backends.onnxrt": "a call from Dynamo; it calls the net",

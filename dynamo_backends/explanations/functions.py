@@ -42,7 +42,7 @@ from ..pipeline.usage import ExtensionUsage
 from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
 from ..runtime.product_kernels import ProductKernel, product_kernels
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, Products, remedy_of
 
 _MATRICES, _CONVOLUTIONS = "onnx.quantized_products", "onnx.quantized_convolutions"

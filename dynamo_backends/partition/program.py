@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import fx
 
@@ -18,15 +18,11 @@ from ..errors import SessionError
 from ..graphs.artifacts import GraphName, Runner, region_name, without_graph
 from ..graphs.graph_json import CannotStoreError, decode_graph, encode_graph
 from ..options import Options
-from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
-from ..runtime.providers import only_cpu
-from ..weights.frozen_session import FrozenSession, Weight, load_session
+from ..weights.changes import can_be_watched
+from ..weights.region_session import RegionSession, Weight
 from .coverage import CoverageCounts
-from .runnable_region import RunnableRegion
-
-if TYPE_CHECKING:
-    pass
+from .runnable_region import OnProvider, RunnableRegion
 
 
 class RegionCode:
@@ -65,7 +61,7 @@ class RegionProgram:
         others: the same on other execution providers, in order of preference. One replaces the executable if ONNX
             Runtime rejects that, or if its results are wrong.
         checked: the region as a graph, with which results of other providers than the CPU's are compared, see
-            ``provider_check``; ``None`` if they are not.
+            ``RunnableRegion``; ``None`` if they are not.
     """
 
     executable: Executable
@@ -127,7 +123,7 @@ class LoadedRegion:
     """
 
     executable: Executable
-    session: BoundSession | FrozenSession | None
+    session: RegionSession | None
     rejections: tuple[SessionError, ...] = ()
 
 
@@ -166,40 +162,47 @@ def load(program: Program, name: GraphName, weights: Mapping[int, Weight], optio
     for i, region in enumerate(program.regions):
         known = program.weights_of(i).items()
         constants = {position: weights[argument] for position, argument in known if argument in weights}
-        complete = options.weights == "checked"
-        build = functools.partial(load_session, constants=constants, complete=complete, frame=name.frame)
-        loaded.append(_loaded(region, build))
-        modules[region_name(i)] = _runnable(name, i, region, loaded[i], build, options)
+        loaded.append(_loaded(region, constants, name.frame, options))
+        modules[region_name(i)] = _runnable(region, loaded[i], constants, name, i, options)
     module = fx.GraphModule({**program.attributes, **modules}, program.code, "SplitGraph")
     return LoadedProgram(without_graph(module), module, tuple(loaded))
 
 
-def _loaded(region: RegionProgram, build: Callable[[Executable], BoundSession | FrozenSession]) -> LoadedRegion:
+def _loaded(region: RegionProgram, weights: Mapping[int, Weight], frame: int | None, options: Options) -> LoadedRegion:
     """The session of a region on the first execution provider that does not reject it."""
     rejections: list[SessionError] = []
     for executable in (region.executable, *region.others):
         try:
-            return LoadedRegion(executable, build(executable), tuple(rejections))
+            session = RegionSession(executable, weights, complete=options.weights == "checked", frame=frame)
         except SessionError as error:
             rejections.append(error)
+        else:
+            return LoadedRegion(executable, session, tuple(rejections))
     return LoadedRegion(region.executable, None, tuple(rejections))
 
 
 def _runnable(
-    name: GraphName,
-    index: int,
     region: RegionProgram,
     loaded: LoadedRegion,
-    build: Callable[[Executable], BoundSession | FrozenSession],
+    weights: Mapping[int, Weight],
+    name: GraphName,
+    index: int,
     options: Options,
-) -> object:
+) -> Callable[..., Sequence[object]]:
     """What the code of a Program calls for a region."""
     if loaded.session is None:
         return region.in_pytorch
-    session, checked = loaded.session, None
-    if region.checked is not None and not only_cpu(loaded.executable.settings.providers):
-        from .provider_check import CheckedSession  # imported lazily: it imports the libraries that create models
+    names = {i: (weight.name, weight.is_statistic) for i, weight in weights.items()}  # tensors would stay alive
+    complete = options.weights == "checked"
 
-        others = region.others[len(loaded.rejections) :]
-        checked = CheckedSession(f"{name} region {index}", session, loaded.executable, others, build, region.checked)
-    return RunnableRegion(name, index, checked or session, region.in_pytorch, options.fallback == "error")
+    def build(executable: Executable, args: Sequence[Any]) -> RegionSession:
+        known = {i: Weight(name, args[i], of) for i, (name, of) in names.items() if can_be_watched(args[i])}
+        return RegionSession(executable, known, complete=complete, frame=frame)
+
+    frame = name.frame
+    others = region.others[len(loaded.rejections) :]
+    providers = [OnProvider(loaded.executable, loaded.session), *map(OnProvider, others)]
+    must_run_on_onnx = options.fallback == "error"
+    return RunnableRegion(
+        name, index, providers, region.in_pytorch, build, checked=region.checked, must_run_on_onnx=must_run_on_onnx
+    )

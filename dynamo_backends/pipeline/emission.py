@@ -25,7 +25,7 @@ from ..runtime.executable import Executable
 from ..runtime.kernel_faults import check, fault_in, optimizers_to_disable, serialized
 from ..runtime.providers import as_precise_as_pytorch, fallbacks, only_cpu
 from ..runtime.settings import SessionSettings
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from ..weights.selection import constants_of
 from .stage_data import EmittedRegion, PostGradGraph
 from .stage_passes import StagePasses

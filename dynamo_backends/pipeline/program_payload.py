@@ -24,7 +24,7 @@ from ..partition.program import Program, load
 from ..runtime.custom_operators import load_libraries
 from ..runtime.providers import check_providers
 from ..weights.changes import can_be_watched
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 
 logger = logging.getLogger(__name__)
 

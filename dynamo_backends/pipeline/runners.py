@@ -36,7 +36,7 @@ from ..numerics.function_runs import NotRepeatableError
 from ..options import Options
 from ..partition.program import LoadedProgram, Program, load
 from ..weights.changes import can_be_watched
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from ..weights.selection import weights_of
 from .observer import Observer
 from .stage_logging import cached_model

@@ -14,7 +14,7 @@ from ..graphs.artifacts import GraphName, Region, Split
 from ..partition.program import LoadedRegion, Program, RegionProgram
 from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
-from ..weights.frozen_session import FrozenSession, Weight
+from ..weights.region_session import RegionSession, Weight
 
 if TYPE_CHECKING:  # an observer is there before anything is compiled
     import onnx_ir as ir
@@ -125,7 +125,7 @@ class CompiledRegion:
         return self.loaded.executable
 
     @property
-    def session(self) -> BoundSession | FrozenSession:
+    def session(self) -> RegionSession:
         """Runs the region; it may rebuild its session when weights change."""
         assert self.loaded.session is not None
         return self.loaded.session

@@ -53,7 +53,7 @@ from ..runtime.integer_kernels import needs_exact_mixed_signs
 from ..runtime.product_kernels import UNKNOWN, ProductKernel, product_kernels
 from ..runtime.providers import provider_name
 from ..runtime.system_memory import give_back
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from .emission import emit
 from .observer import Observer
 from .stage_data import CompiledGraph, CompiledRegion, EmittedRegion, PostGradGraph

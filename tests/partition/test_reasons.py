@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 import pytest
@@ -176,10 +176,10 @@ def refuse_once(error: SessionError, monkeypatch: pytest.MonkeyPatch) -> None:
     load = Executable.load
     refusals = iter([error])
 
-    def refuse(self: Executable) -> object:
+    def refuse(self: Executable, constants: Mapping[int, torch.Tensor]) -> object:
         for refusal in refusals:
             raise refusal
-        return load(self)
+        return load(self, constants)
 
     monkeypatch.setattr(Executable, "load", refuse)
 
@@ -199,7 +199,7 @@ def test_a_graph_is_split_anew_a_few_times_only(monkeypatch: pytest.MonkeyPatch)
     """Each time costs a session; then a region goes to PyTorch as a whole."""
     names = iter(["exp", *(f"exp_{i}" for i in range(1, 20))])
 
-    def refuse(_: Executable) -> object:
+    def refuse(*args: object) -> object:
         raise SessionError("made up", node=next(names))
 
     monkeypatch.setattr(Executable, "load", refuse)

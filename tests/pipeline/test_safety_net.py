@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import assert_same_as_eager, assert_same_values, compiled, counted
+from conftest import assert_same_as_eager, assert_same_values, compiled, counted, runnable_region
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
@@ -27,9 +27,8 @@ from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
 from dynamo_backends.errors import CandidateError, SessionError
-from dynamo_backends.graphs import artifacts, fake_tensors
+from dynamo_backends.graphs import fake_tensors
 from dynamo_backends.graphs.size_assumptions import Assumptions
-from dynamo_backends.partition.runnable_region import RunnableRegion
 from dynamo_backends.pipeline import pipeline, runners, stages
 from dynamo_backends.placement.autotuner import TunedGraph
 from dynamo_backends.runtime.binding import BoundSession
@@ -266,7 +265,7 @@ class Region:
     def __init__(self, fails: Callable[[torch.Tensor], bool]) -> None:
         self.fails = fails
         self.tries = 0
-        self.region = RunnableRegion(artifacts.GraphName(0), 0, self._session, self._in_pytorch)  # type: ignore[arg-type]
+        self.region = runnable_region(self._session, self._in_pytorch)
 
     def _session(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self.tries += 1
@@ -326,7 +325,7 @@ def test_pytorchs_error_wins_over_a_regions() -> None:
     def in_pytorch(*args: object) -> list[object]:
         raise IndexError("the user's")
 
-    region = RunnableRegion(artifacts.GraphName(0), 0, broken, in_pytorch)  # type: ignore[arg-type]
+    region = runnable_region(broken, in_pytorch)
     for _ in range(3):
         with pytest.raises(IndexError):
             region(torch.ones(3))

@@ -417,7 +417,7 @@ def test_what_onnx_runtime_rejects_when_it_is_loaded(
     def fails(*args: object, **kwargs: object) -> None:
         raise SessionError("out of memory")
 
-    monkeypatch.setattr("dynamo_backends.partition.program.load_session", fails)
+    monkeypatch.setattr("dynamo_backends.partition.program.RegionSession", fails)
     with torch.no_grad():
         if fallback == "error":
             with pytest.raises(SessionError, match="out of memory"):
