@@ -34,11 +34,12 @@ from benchmarks.exported import export
 from benchmarks.models import MODELS
 from dynamo_backends.bench.steps import loss_of
 from dynamo_backends.bench.timing import median_difference, median_ratio, spread, turn_of, wait_until_quiet
-from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Runner
+from dynamo_backends.graphs.artifacts import GraphName, Runner
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
+from dynamo_backends.pipeline.stage_data import CompiledGraph
 from passes.engine.manager import Switches, all_passes
 from passes.engine.results import PassResult
 

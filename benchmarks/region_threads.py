@@ -24,7 +24,7 @@ from torch import nn
 
 sys.path[0] = str(Path(__file__).parents[1])  # instead of this folder, whose passes.py would hide the package passes
 
-from dynamo_backends.pipeline import lowering  # noqa: E402
+from dynamo_backends.pipeline import emission  # noqa: E402
 from dynamo_backends.runtime.settings import SessionSettings  # noqa: E402
 
 PRODUCTS = ("MatMul", "Gemm")
@@ -47,7 +47,7 @@ class Model(nn.Module):
 
 def compiled(name: str, regions: int, threads: int, rule: Callable[[bool], int]) -> Callable[..., torch.Tensor]:
     """A model whose sessions have as many threads as ``rule`` returns, which gets whether there is a product."""
-    optimizers = lowering.optimizers_to_disable
+    optimizers = emission.optimizers_to_disable
     has_product: list[bool] = []
 
     def note(model: ir.Model) -> tuple[str, ...]:
@@ -60,13 +60,13 @@ def compiled(name: str, regions: int, threads: int, rule: Callable[[bool], int])
     code = Model.forward.__code__.replace(co_name=name)  # Dynamo keeps the graphs of each code apart
     forward = types.FunctionType(code, globals(), name)
     model = type(name, (Model,), {"forward": forward})(regions).eval()
-    lowering.optimizers_to_disable, lowering.SessionSettings = note, settings  # type: ignore
+    emission.optimizers_to_disable, emission.SessionSettings = note, settings  # type: ignore
     try:
         options = {"cache": False, "placement": "onnx", "threads": threads}
         function = torch.compile(model, backend="onnxrt", options=options)
         function(torch.randn(256, 512))
     finally:
-        lowering.optimizers_to_disable, lowering.SessionSettings = optimizers, SessionSettings  # type: ignore
+        emission.optimizers_to_disable, emission.SessionSettings = optimizers, SessionSettings  # type: ignore
     return function
 
 

@@ -30,7 +30,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its passes.py is not the package
 
 from dynamo_backends.weights.changes import Watch  # noqa: E402
-from dynamo_backends.weights.frozen_session import FrozenSession  # noqa: E402
+from dynamo_backends.weights.region_session import RegionSession  # noqa: E402
 
 Case = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
@@ -103,7 +103,7 @@ def measure(case: Case, kinds: dict[str, Make], seconds: float) -> tuple[list[in
     model, args = case
     compiled = torch.compile(model.eval().requires_grad_(False), backend="onnxrt", options={"fallback": "error"})
     compiled(*args)
-    (session,) = (item for item in gc.get_objects() if type(item) is FrozenSession)
+    (session,) = (item for item in gc.get_objects() if type(item) is RegionSession)
     (state,) = session.sets.values()
     by_address = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
     tensors = [by_address[address] for address in state.watch.addresses]

@@ -27,7 +27,7 @@ from .runtime.opsets import ALWAYS_LOADED, MINIMUM_OPSET, maximum_opset
 from .runtime.providers import Provider, check_providers
 
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
-FALLBACKS = ("pytorch", "inductor", "error")
+FALLBACKS = ("pytorch", "error")
 WEIGHTS = ("constants", "checked", "inputs")
 PLACEMENTS = ("measured", "onnx", "fastest")
 COMPARISONS = ("first", "every", "never")
@@ -217,8 +217,8 @@ class Options:
         "run",
         "pytorch",
         OptionFormat(_one_of(FALLBACKS)),
-        "What happens to an operator that ONNX Runtime cannot run. 'pytorch': PyTorch runs it. 'inductor': Inductor "
-        "compiles consecutive ones. 'error': UnsupportedOperatorError with the node and the user's source line.",
+        "What happens to an operator that ONNX Runtime cannot run. 'pytorch': PyTorch runs it. 'error': "
+        "UnsupportedOperatorError with the node and the user's source line.",
     )
     placement: str = option(
         "run",

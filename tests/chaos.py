@@ -48,8 +48,8 @@ NOT_RAISING = ("common.safety_net", "errors", "events", "__init__", "__main__", 
 
 GROUND = {
     "graphs.aot.boxed.run": "a call from AOTAutograd's code, which the net is under",
-    "graphs.artifacts.RunnableRegion.__call__": "a call from the code of a graph; it calls the net",
-    "graphs.artifacts.RunnableRegion._run": "the net under a region",
+    "partition.runnable_region.RunnableRegion.__call__": "a call from the code of a graph; it calls the net",
+    "partition.runnable_region.RunnableRegion._on_next": "the net under a region",
     "backends.fx_debug": "a call from Dynamo; it calls the net",
     "backends.onnx_debug": "a call from Dynamo; it calls the net",
     "backends.onnxrt": "a call from Dynamo; it calls the net",
@@ -354,7 +354,7 @@ def _import_all() -> None:
     sys.path.insert(0, str(ROOT))
     import torch
 
-    for name in ("backends", "pipeline.compiler", "debug.fx_debug", "debug.observer", "exporter.decompose"):
+    for name in ("backends", "pipeline.stages", "debug.fx_debug", "debug.observer", "exporter.decompose"):
         importlib.import_module(f"dynamo_backends.{name}")
     torch.set_num_threads(1)
     with torch.no_grad():

@@ -26,7 +26,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from dynamo_backends import events
 from dynamo_backends.exporter.decompositions import SUMS_AT_INDICES
+from dynamo_backends.graphs.artifacts import GraphName
+from dynamo_backends.partition.runnable_region import OnProvider, RunnableRegion
 from dynamo_backends.pipeline import pass_target, pipeline
+from dynamo_backends.runtime.executable import Executable
+from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, register, unregister
 from passes.engine.fx.editing import is_view
 
@@ -159,7 +163,7 @@ def without_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def rebuilt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions take no time to build: one whose weights changed is rebuilt, however short it ran."""
-    monkeypatch.setattr("dynamo_backends.weights.frozen_session.clock", lambda: 0.0)
+    monkeypatch.setattr("dynamo_backends.weights.region_session.clock", lambda: 0.0)
 
 
 @pytest.fixture
@@ -198,6 +202,18 @@ def assert_on_onnx() -> None:
 def _is_view(target: str) -> bool:
     namespace, *names = target.split(".")
     return namespace == "aten" and is_view(getattr(getattr(torch.ops.aten, names[0]), names[1]))
+
+
+def runnable_region(
+    session: Callable[..., object],
+    in_pytorch: Callable[..., object],
+    graph: GraphName = GraphName(0),  # noqa: B008
+    index: int = 0,
+) -> RunnableRegion:
+    """A region on the CPU provider, with any function as its session."""
+    executable = Executable(b"", (), (), SessionSettings(("CPUExecutionProvider",)))
+    provider = OnProvider(executable, session)  # type: ignore[arg-type]
+    return RunnableRegion(graph, index, [provider], in_pytorch, lambda executable, args: session)  # type: ignore
 
 
 def compiled(function: Callable[..., object], **settings: object) -> Callable[..., object]:

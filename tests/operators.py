@@ -17,7 +17,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.weights import frozen_session
+from dynamo_backends.weights import region_session
 
 Compare: TypeAlias = "Callable[[object, object], str | None]"
 """How a first result differs from a second one, ``None`` if it does not."""
@@ -256,7 +256,7 @@ def difference_with_weights(
     torch._dynamo.reset()
     compiled = torch.compile(ours, backend=backend, dynamic=False)
     first = next((leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)), None)
-    rebuilt_at_once = mock.patch.object(frozen_session, "clock", lambda: 0.0)
+    rebuilt_at_once = mock.patch.object(region_session, "clock", lambda: 0.0)
     with torch.no_grad(), rebuilt_at_once:
         for change in (None, _flip):
             if change is not None:

@@ -19,10 +19,11 @@ from threads_judge import UNDEFINED, Results, Subject, Verdict, flat, judge
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.graphs.artifacts import CompiledRegion, GraphName
+from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.options import parse_options
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
+from dynamo_backends.pipeline.stage_data import CompiledRegion
 
 ERROR = "error"
 TOO_SMALL = "too small"

@@ -26,7 +26,7 @@ from ..graphs.graph_json import CannotStoreError
 from ..graphs.size_assumptions import Assumptions
 from ..options import Options
 from ..partition.program import Program
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from . import environment
 from .description import constants, describe
 from .program_record import from_record, to_record

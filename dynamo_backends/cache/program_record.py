@@ -20,6 +20,7 @@ from ..partition.coverage import CoverageCounts
 from ..partition.program import Program, RegionCode, RegionProgram
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
+from ..runtime.providers import as_precise_as_pytorch
 from ..runtime.settings import SessionSettings
 from .description import bytes_of, check_plain, constants
 from .store import StoredRecord
@@ -85,8 +86,9 @@ def from_record(record: StoredRecord, module: fx.GraphModule | None, options: Op
         raise ValueError("the attributes that the code reads are not those that are stored")
     known = constants(module) if module is not None else {}
     attributes = {**{key: known[original] for key, original in header["originals"].items()}, **stored}
+    providers = as_precise_as_pytorch(options.providers)
     regions = tuple(
-        RegionProgram(_decode_executable(encoded, model).on(tuple(options.providers)), RegionCode(str(text)))
+        RegionProgram(_decode_executable(encoded, model).on(providers), RegionCode(str(text)))
         for encoded, model, text in zip(header["regions"], models, header["in_pytorch"], strict=True)
     )
     count, on_onnx, fallbacks = header["coverage"]
@@ -117,7 +119,7 @@ def _code_text(region: RegionProgram) -> str:
     Raises:
         CannotStoreError: it has no text, or the region's results must be compared with it.
     """
-    if region.check is not None:
+    if region.checked is not None:
         raise CannotStoreError("a region whose results are checked; set check_providers=False")
     if not isinstance(region.in_pytorch, RegionCode):
         raise CannotStoreError("a region whose code in PyTorch cannot be stored")

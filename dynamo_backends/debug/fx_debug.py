@@ -22,13 +22,14 @@ from torch import fx
 from passes.engine.results import PassResult
 
 from ..errors import Kind, Reason
-from ..graphs.artifacts import CompiledGraph, GraphName, Runner, Split
+from ..graphs.artifacts import GraphName, Runner, Split
 from ..graphs.fx_table import graph_table
 from ..options import Options
 from ..partition.program import LoadedProgram
-from ..pipeline.lowering import Lowering
 from ..pipeline.observer import GuardedObserver, Observer
 from ..pipeline.pipeline import Pipeline
+from ..pipeline.stage_data import CompiledGraph
+from ..pipeline.stages import run_in_pytorch
 from .dump_folder import DumpFolder, dump_folder
 from .manifest import manifest_of
 from .stage_files import StageFiles
@@ -47,7 +48,7 @@ def compile_in_pytorch(
     """
     folder = dump_folder(options.dump_dir)
     printer = GuardedObserver(_Printer(folder, options))
-    run = Pipeline(options, printer, Lowering()).compile_dynamo_graph(module, example_inputs)
+    run = Pipeline(options, printer, run_in_pytorch).compile_dynamo_graph(module, example_inputs)
     if folder.is_enabled:
         sys.stdout.write(f"graphs are in {folder.location}\n")
     return run

@@ -22,12 +22,13 @@ from ..dumps.blame import Cause, CauseKind
 from ..dumps.schema import Instability, node_of
 from ..errors import SessionError, TranslationError, first_line
 from ..exporter.translate import value_names
-from ..graphs.artifacts import CompiledGraph, CompiledRegion, unlike_fake
+from ..graphs.artifacts import unlike_fake
 from ..graphs.locations import where
 from ..numerics.arrays import dense
 from ..numerics.exact import Environment, widen
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict
+from ..pipeline.stage_data import CompiledGraph, CompiledRegion
 from .node_sessions import NodeSessions
 from .recorded_run import RecordedRun, bitwise_differing
 from .row_making import RowMaker

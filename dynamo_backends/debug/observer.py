@@ -27,11 +27,12 @@ from ..dumps.schema import StageEntry
 from ..errors import CompiledNodesError, SessionError
 from ..events import count, is_new
 from ..exporter.translate import serialize
-from ..graphs.artifacts import CompiledGraph, CompiledRegion, GraphName, Runner
+from ..graphs.artifacts import GraphName, Runner
 from ..graphs.locations import user_name
 from ..options import Options
 from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
+from ..pipeline.stage_data import CompiledGraph, CompiledRegion
 from ..pipeline.stage_logging import trace
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.kernel_faults import serialized
@@ -55,6 +56,9 @@ from .wrong_rewrite import ModelSteps
 logger = logging.getLogger(__name__)
 
 _HALF = (torch.float16, torch.bfloat16)
+
+_ELSEWHERE = "onnxrt may find PyTorch faster and run it there, see placement"
+"""Said of a graph that was compared on ONNX Runtime."""
 
 _MODELS = {"onnx": "model.onnx", "onnx_optimized": "model.optimized.onnx", "session": "model.session.onnx"}
 """The file of each stage that is a model of a region."""
@@ -290,6 +294,8 @@ class DebugObserver(Observer):
         name, run = judged.graph.name, judged.run
         comparison = conclude(judged.comparison, [*findings, *judged.findings], sizes)
         comparison = with_precision(comparison, self._options.providers)
+        if run.sessions and self._may_run_elsewhere(name):
+            comparison.note = "; ".join(filter(None, [comparison.note, _ELSEWHERE]))
         count("unchecked_values", len(comparison.unchecked))
         with self._lock:
             table = f"{graph_folder(name)}/side_by_side"
@@ -303,6 +309,11 @@ class DebugObserver(Observer):
             if record is not None and (record.comparison is None or record.comparison.ok):
                 record.comparison = comparison
         self._log(name, comparison)
+
+    def _may_run_elsewhere(self, name: GraphName) -> bool:
+        """Whether ``onnxrt`` with the same options may choose another engine for a graph."""
+        placement = self._options.placement
+        return placement == "fastest" or (placement == "measured" and name.direction != "inference")
 
     def _log(self, name: GraphName, comparison: GraphComparison) -> None:
         """Logs a verdict; a warning, unless it is right, or the same fault at the same line was warned of before."""

@@ -15,9 +15,10 @@ from passes.engine.locks import Lock
 
 from ..common.safety_net import net
 from ..common.strides import element_bytes
-from ..graphs.artifacts import CompiledGraph, Runner
+from ..graphs.artifacts import Runner
 from ..partition.program import LoadedProgram
 from ..pipeline.observer import Observer
+from ..pipeline.stage_data import CompiledGraph
 from .recorded_run import can_be_compared
 from .rows import GraphComparison
 

@@ -19,10 +19,11 @@ from torch.utils import _pytree as pytree
 from passes.engine.fx.editing import written_by
 
 from ..dumps.schema import Cost
-from ..graphs.artifacts import CompiledGraph, CompiledRegion, RunnableRegion
 from ..numerics.arrays import same_elements
 from ..partition.program import LoadedProgram
 from ..partition.regions import ORIGINAL
+from ..partition.runnable_region import RunnableRegion
+from ..pipeline.stage_data import CompiledGraph, CompiledRegion
 from ..runtime.binding import BoundSession
 from .interpreter import Interpreter, flat
 

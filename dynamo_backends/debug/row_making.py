@@ -14,13 +14,14 @@ from ..exporter.registration import position_of, registered_converter, written_a
 from ..exporter.translate import find_translation, value_names
 from ..exporter.upstream_faults import is_uninitialized
 from ..graphs import aot
-from ..graphs.artifacts import CompiledGraph, is_operator, operator_name
+from ..graphs.artifacts import is_operator, operator_name
 from ..graphs.locations import module_path, short_file, source_line, stack, user_name
 from ..numerics.arrays import as_array, dense, index_of
 from ..numerics.element_records import Extent
 from ..numerics.operator_facts import is_pointwise
 from ..numerics.segments import Judged
 from ..numerics.value_range import extent, nonfinite_elements
+from ..pipeline.stage_data import CompiledGraph
 from .recorded_run import RecordedRun
 from .rows import MOST_WRONG_NODES, Row
 

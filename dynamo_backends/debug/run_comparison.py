@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -12,11 +12,12 @@ from torch import fx
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught
 from ..dumps.blame import Cause, CauseKind
-from ..graphs.artifacts import CompiledGraph, GraphName
+from ..graphs.artifacts import GraphName
 from ..graphs.locations import where
 from ..numerics.arrays import same_elements, same_number
 from ..numerics.function_runs import NotRepeatableError
 from ..numerics.verdicts import Verdict
+from ..pipeline.stage_data import CompiledGraph
 from ..runtime.system_memory import give_back
 from .call_results import compare_call
 from .call_runs import hashes
@@ -30,7 +31,7 @@ from .captured_graph import (
     doing,
     what_is_done,
 )
-from .chosen_runs import RunSelector, SelectedRun
+from .chosen_runs import RunSelector, SelectedRun, SizesByName
 from .first_changed_node import with_tangents
 from .interpreter import flat
 from .node_comparison import compare_run
@@ -40,9 +41,6 @@ from .rows import Blame, Finding, GraphComparison, exception_text
 from .stage_graphs import StageGraphs
 from .wrong_rewrite import ModelStep
 from .wrong_step import changing_step, wrong_step
-
-if TYPE_CHECKING:
-    from .observer import DebugObserver
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,6 +170,24 @@ def finding_of(what: str, compare: Callable[[], Finding]) -> Finding:
         return Finding(unchecked=[f"{what}: {exception_text(error)}"])
 
 
+class Reporter(Protocol):
+    """Receives what comparisons find: the observer."""
+
+    is_open: bool
+
+    def add_gradients(self, graph: GraphName, finding: Finding) -> bool:
+        """The finding on the gradients of a call; returns whether the backward has a verdict of its own."""
+
+    def conclude(self, judged: JudgedRun, findings: Sequence[Finding], sizes: SizesByName) -> None:
+        """A run was judged, and its stages and its call."""
+
+    def all_compared(self, graph: GraphName) -> None:
+        """No further run of the graph is compared."""
+
+    def comparison_failed(self, graph: GraphName, error: Exception) -> None:
+        """A comparison ended with an exception."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedEntry:
     """What Dynamo calls: the compiled graph; in the selected calls, everything is compared."""
@@ -180,7 +196,7 @@ class ComparedEntry:
     compiled: Callable[..., Any]
     captured: CapturedGraph
     selector: RunSelector
-    observer: DebugObserver
+    observer: Reporter
 
     def __call__(self, *args: object) -> object:
         is_inside = isinstance(what_is_done(), Interpretation) or what_is_done() is COMPARING

@@ -14,8 +14,8 @@ from passes.engine.fx.editing import changes_memory
 
 from ..errors import CompiledNodesError, SessionError, first_line
 from ..exporter.translate import value_names
-from ..graphs.artifacts import CompiledGraph, CompiledRegion
 from ..partition.regions import is_ordered
+from ..pipeline.stage_data import CompiledGraph, CompiledRegion
 from .recorded_run import RecordedRun, bitwise_differing
 from .session_values import SessionValues, ShownSessions
 

@@ -16,9 +16,10 @@ from torch import fx
 from ..dumps.submodels import Parts
 from ..exporter.results import number_dtype
 from ..exporter.translate import value_names
-from ..graphs.artifacts import CompiledRegion, RegionOutput
+from ..graphs.artifacts import RegionOutput
 from ..numerics.operator_facts import base_name
 from ..partition.regions import results_of
+from ..pipeline.stage_data import CompiledRegion
 from ..runtime.binding import TABLE, BoundSession, InputSpec, OutputSpec
 from ..runtime.exposed_values import add_outputs, exposed_session, used_constants
 from ..runtime.kernel_faults import DTYPES_BY_NAME

@@ -21,11 +21,11 @@ from passes.engine.results import PassResult
 
 from ..dumps.blame import Cause, CauseKind
 from ..errors import SessionError
-from ..graphs.artifacts import CompiledRegion
 from ..numerics.rule import Measure
 from ..numerics.whole_graph import measure
 from ..partition.needed_passes import with_needed_passes
 from ..partition.pass_verification import first_changed_value
+from ..pipeline.stage_data import CompiledRegion
 from ..runtime.binding import BoundSession, OutputSpec
 from ..runtime.exposed_values import tensors, values_of_model, values_of_session
 from ..runtime.optimizers import wrong_optimizer

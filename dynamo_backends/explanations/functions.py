@@ -30,16 +30,19 @@ from ..graphs import aot
 from ..graphs.artifacts import GraphName, Region, Split, operator_name
 from ..graphs.locations import line_of_layer, module_path, short_file, where
 from ..options import Options, parse_options
+from ..partition.program import LoadedProgram
 from ..partition.regions import Support, split_graph
-from ..pipeline.lowering import Lowering, PostGradGraph, model_of
+from ..pipeline.emission import model_of
 from ..pipeline.observer import Observer
 from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
+from ..pipeline.stage_data import CompiledGraph, PostGradGraph
+from ..pipeline.stages import Context, run_in_pytorch
 from ..pipeline.usage import ExtensionUsage
 from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
 from ..runtime.product_kernels import ProductKernel, product_kernels
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, Products, remedy_of
 
 _MATRICES, _CONVOLUTIONS = "onnx.quantized_products", "onnx.quantized_convolutions"
@@ -79,9 +82,9 @@ def explain(
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         torch._dynamo.reset()
-        lowering = _SplitLowering(checked, Support(checked.opset, checked.providers))
-        listener = _GraphRecorder(lowering.usage)
-        pipeline = Pipeline(checked, listener, lowering)
+        splitter = _Splitter(checked)
+        listener = _GraphRecorder(splitter.usage)
+        pipeline = Pipeline(checked, listener, splitter.compile)
         try:
             run = aot.compiled_with_guards(function, pipeline.compile_dynamo_graph, dynamic, listener.guards.extend)
             results = run(*args, **kwargs)
@@ -92,13 +95,13 @@ def explain(
         details = {graph.details for graph in listener.graphs.values()}
         unused = {message: number for message, number in listener.messages.items() if message not in details}
         graphs = [
-            dataclasses.replace(graph, graphs=lowering.graphs.get(index, []))
+            dataclasses.replace(graph, graphs=splitter.graphs.get(index, []))
             for index, graph in listener.graphs.items()
         ]
         guards = [_guard(item) for item in listener.guards]
         notes = [*_engine_notes(graphs, checked.placement), *_advice(function)]
-        notes += [f"Dropout is active at {line}; model.eval() turns it off." for line in lowering.dropout]
-        return Explanation(graphs, guards, unused, notes, lowering.usage.unused())
+        notes += [f"Dropout is active at {line}; model.eval() turns it off." for line in splitter.dropout]
+        return Explanation(graphs, guards, unused, notes, splitter.usage.unused())
 
     return explained
 
@@ -203,23 +206,26 @@ def _dynamo_messages() -> collections.Counter[str]:
     return collections.Counter(counters["graph_break"]) + collections.Counter(counters["unimplemented"])
 
 
-class _SplitLowering(Lowering):
+class _Splitter:
     """Records how graphs are split into regions, and runs them in PyTorch."""
 
-    def __init__(self, options: Options, support: Support) -> None:
-        self._options, self._support = options, support
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        support = Support(options.opset, options.providers)
         self._passes = PassManager(options.passes, pass_target(options, support), explain=True)
         self.graphs: dict[int, list[AtenGraph]] = {}
         self.usage = ExtensionUsage()
         self.dropout: dict[str, None] = {}  # the lines where it is active
 
-    def record(self, graph: PostGradGraph) -> None:
-        split = split_graph(graph.module, self._support, {})
+    def compile(self, context: Context, graph: PostGradGraph) -> tuple[CompiledGraph, LoadedProgram]:
+        """See ``stages.compile_graph``."""
+        split = split_graph(graph.module, context.support, {})
         self.usage.add_graph(split)
         self.dropout |= dict.fromkeys(where(node) for node, reason in split.in_pytorch.items() if reason == DROPOUT)
         self.usage.add_passes(graph.passes)
         products = [item for region in split.regions for item in self._products(region, graph.weights)]
         self.graphs.setdefault(graph.name.index, []).append(_aten_graph(graph.name, split, _grouped(products)))
+        return run_in_pytorch(context, graph)
 
     def _products(self, region: Region, weights: Mapping[fx.Node, Weight]) -> list[tuple[ProductKernel, str]]:
         """The products of a region with quantized operands, each with a pass's reason against integers."""

@@ -1,4 +1,4 @@
-"""Compiles an ATen graph with Inductor, for ``fallback="inductor"`` and the autotuner.
+"""Compiles an ATen graph with Inductor, for the autotuner.
 
 It uses private parts of ``torch/_inductor/compile_fx.py``, checked with the versions in ``versions.py``.
 """
@@ -6,7 +6,6 @@ It uses private parts of ``torch/_inductor/compile_fx.py``, checked with the ver
 from __future__ import annotations
 
 import itertools
-import logging
 from typing import Any
 
 import torch
@@ -17,18 +16,14 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..common.backoff import Backoff
-from ..errors import first_line
-from ..events import count, warn
+from ..events import count
 from .artifacts import Runner, without_graph
 from .fake_tensors import decompositions_as_kernels, fake_tensors_as_kernels
-
-logger = logging.getLogger(__name__)
 
 _graph_ids = itertools.count(1_000_000)  # Inductor's start at 0
 
 
-def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_arguments: bool = False) -> Runner:
+def compile_with_inductor(module: fx.GraphModule, direction: str) -> Runner:
     """A boxed runner of a functional ATen graph with eager's random numbers and the strides of its fake tensors.
 
     Inside forward-mode AD, PyTorch runs the graph, because Inductor's kernels lose tangents.
@@ -36,7 +31,6 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
     Args:
         module: the graph, with ``meta["val"]`` on its placeholders; its code becomes boxed.
         direction: ``forward``, ``backward`` or ``inference``.
-        keeps_arguments: whether to keep arguments alive, so that PyTorch can run the graph if Inductor's code fails.
 
     Raises:
         Exception: whatever Inductor raises, for instance if there is no C++ compiler.
@@ -45,32 +39,12 @@ def compile_with_inductor(module: fx.GraphModule, direction: str, *, keeps_argum
     module.graph.set_codegen(fx.graph._BoxedCodeGen())
     module.recompile()
     in_pytorch = without_graph(module)
-    backoff = Backoff()
 
     def run(args: list[object]) -> object:
         if forward_ad._current_level >= 0:
             count("calls_inside_forward_ad")
             return in_pytorch(args)
-        if not keeps_arguments:
-            return compiled(args)
-        if not backoff.is_due():
-            count("calls_after_failures")
-            return in_pytorch(args)
-        kept = list(args)
-        try:
-            results = compiled(args)
-        except Exception as error:  # if PyTorch fails too, its error is raised
-            results = in_pytorch(kept)
-            count("inductor_failures")
-            backoff.failed()
-            why = first_line(str(error))
-            warn(
-                logger, "Inductor's code failed; PyTorch runs the operators in this and some later calls: ", {why: why}
-            )
-            return results
-        if backoff.succeeded():
-            count("recovered_regions")
-        return results
+        return compiled(args)
 
     return run
 

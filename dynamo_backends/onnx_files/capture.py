@@ -27,7 +27,7 @@ from ..exporter.recurrent_layers import recurrent_layers_as_one
 from ..exporter.upstream_faults import IN_A_FILE
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from .arguments import Call, ordered, without_sharing
 from .sizes import Size, dims_of_leaves, limit_of, named_sizes, other_sizes, resized, sizes_of
 

@@ -1,7 +1,7 @@
 """Lowers a captured module to one ONNX model: weights are initializers, and inputs, results and sizes have the user's
 names.
 
-The stages from ``joint`` to ``onnx_optimized`` are those of ``torch.compile``. Only the last step differs: the whole
+The stages from ``joint`` to ``onnx_optimized`` are those of ``torch.compile``, see ``pipeline.stages``. But the whole
 graph is one region, and an operator that would run in PyTorch is an error.
 """
 
@@ -20,11 +20,11 @@ from ..errors import ExportError, KernelFaultError, Kind, Reason, TranslationErr
 from ..graphs.artifacts import GraphName, Region, is_operator, operator_name
 from ..graphs.locations import where
 from ..options import Options
-from ..partition.regions import Support, whole_graph
-from ..pipeline.compiler import Compiler
-from ..pipeline.lowering import Lowering, PostGradGraph, model_of
+from ..partition.regions import whole_graph
+from ..pipeline.emission import model_of
 from ..pipeline.observer import Observer
-from ..pipeline.stage_passes import StagePasses
+from ..pipeline.stage_data import PostGradGraph
+from ..pipeline.stages import Context, run_post_grad
 from ..runtime.kernel_faults import check
 from .capture import TRAINING_MODE, Captured
 from .sizes import Size
@@ -47,11 +47,13 @@ def onnx_model(captured: Captured, options: Options, name: str, *, is_training: 
     Raises:
         ExportError: an operator cannot be in an ONNX model.
     """
-    observer = Observer()
-    lowering = _WholeGraphLowering(options, observer, name, is_training=is_training)
-    compiler = Compiler(options, observer, lowering)
-    compiler.aten(GraphName(0, "inference"), captured.graph, None, captured.weights, is_joint=True)
-    model, region = lowering.model, lowering.region
+    context = Context(options, Observer())
+    graph = run_post_grad(context, GraphName(0, "inference"), captured.graph, None, captured.weights, is_joint=True)
+    region, in_pytorch = whole_graph(graph.module, context.support)
+    if in_pytorch:
+        is_random = any(reason.kind is Kind.RANDOM for reason in in_pytorch.values())
+        raise ExportError(_refusal(in_pytorch) + (TRAINING_MODE if is_random and is_training else ""))
+    model = _optimized_model(graph, region, options, name)
     inputs = dict(zip((item.node for item in region.inputs), list(model.graph.inputs), strict=True))
     model.graph.outputs[:] = [model.graph.outputs[i] for i in captured.nodes]
     _name_values(model, [(inputs[node], text) for node, text in captured.inputs.items()], captured.outputs)
@@ -70,44 +72,24 @@ def onnx_model(captured: Captured, options: Options, name: str, *, is_training: 
     return model
 
 
-class _WholeGraphLowering(Lowering):
-    """Translates a whole graph to one ONNX model, and optimizes it.
-
-    Attributes:
-        region: the graph.
-        model: in which weights are inputs.
-    """
-
-    region: Region
-    model: ir.Model
-
-    def __init__(self, options: Options, observer: Observer, name: str, *, is_training: bool) -> None:
-        if options.opset < _RMS_NORMALIZATION:
-            disabled = (*options.passes.disable, "onnx.layer_norm")
-            options = dataclasses.replace(options, passes=dataclasses.replace(options.passes, disable=disabled))
-        self._options, self._name, self._is_training = options, name, is_training
-        self._support = Support(options.opset, options.providers)
-        self._passes = StagePasses(options, observer, self._support)
-
-    def record(self, graph: PostGradGraph) -> None:
-        self.region, in_pytorch = whole_graph(graph.module, self._support)
-        if in_pytorch:
-            is_random = any(reason.kind is Kind.RANDOM for reason in in_pytorch.values())
-            raise ExportError(_refusal(in_pytorch) + (TRAINING_MODE if is_random and self._is_training else ""))
-        region = self.region
-        try:
-            model = model_of(region, graph.weights, opset=self._options.opset, name=self._name)
-        except TranslationError as error:
-            raise ExportError(f"it cannot be translated to ONNX: {error}") from error
-        self._passes.run("onnx", graph.name, model, 0)
-        for node in model.graph.all_nodes():
-            if node.op_type == "SimplifiedLayerNormalization":  # ONNX Runtime's name, unknown to ONNX
-                node.op_type = "RMSNormalization"
-        try:
-            check(model, self._options.providers)
-        except KernelFaultError as error:
-            raise ExportError(str(error)) from error
-        self.model = model
+def _optimized_model(graph: PostGradGraph, region: Region, options: Options, name: str) -> ir.Model:
+    """The model of a whole graph after the passes of ``onnx``; weights are inputs."""
+    if options.opset < _RMS_NORMALIZATION:
+        disabled = (*options.passes.disable, "onnx.layer_norm")
+        options = dataclasses.replace(options, passes=dataclasses.replace(options.passes, disable=disabled))
+    try:
+        model = model_of(region, graph.weights, opset=options.opset, name=name)
+    except TranslationError as error:
+        raise ExportError(f"it cannot be translated to ONNX: {error}") from error
+    Context(options, Observer()).passes.run("onnx", graph.name, model, 0)
+    for node in model.graph.all_nodes():
+        if node.op_type == "SimplifiedLayerNormalization":  # ONNX Runtime's name, unknown to ONNX
+            node.op_type = "RMSNormalization"
+    try:
+        check(model, options.providers)
+    except KernelFaultError as error:
+        raise ExportError(str(error)) from error
+    return model
 
 
 def _refusal(in_pytorch: Mapping[fx.Node, Reason]) -> str:

@@ -14,9 +14,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
-from ..graphs.artifacts import RunnableRegion
 from ..graphs.locations import is_of_pytorch_or_ours, is_user_file, location_text, short_file
 from ..numerics.function_runs import version_of
+from ..partition.runnable_region import RunnableRegion
 from .call_execution import named_tensors
 from .names import may_write
 

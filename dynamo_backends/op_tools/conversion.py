@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from ..common.operator_watchers import watchers_disabled
 from ..errors import first_line
-from ..graphs.artifacts import RunnableRegion
 from ..graphs.operators import is_collective
 from ..numerics.function_runs import version_of
+from ..partition.runnable_region import RunnableRegion
 from .call import Call, are_readable, signature
 from .names import changes_shape, is_of_pytorch, may_write, returns_view
 from .tool import OpTool, dtype_name, logger

@@ -16,7 +16,7 @@ import torch
 from ..common.operator_watchers import watchers_disabled
 from ..common.text_table import fit_table
 from ..errors import first_line
-from ..graphs.artifacts import RunnableRegion
+from ..partition.runnable_region import RunnableRegion
 from .call import Call, results_of
 from .dispatch_modes import InstalledMode, in_transform, without_modes
 from .gradients import CallStart, Gradients, Hooks

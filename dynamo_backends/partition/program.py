@@ -10,20 +10,19 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import fx
 
-from ..graphs.artifacts import GraphName, RunnableRegion, Runner, region_name, without_graph
+from ..errors import SessionError
+from ..graphs.artifacts import GraphName, Runner, region_name, without_graph
 from ..graphs.graph_json import CannotStoreError, decode_graph, encode_graph
 from ..options import Options
-from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
-from ..weights.frozen_session import FrozenSession, Weight, load_session
+from ..weights.changes import can_be_watched
+from ..weights.region_session import RegionSession, Weight
 from .coverage import CoverageCounts
-
-if TYPE_CHECKING:
-    from .provider_check import CheckedSession
+from .runnable_region import OnProvider, RunnableRegion
 
 
 class RegionCode:
@@ -59,25 +58,16 @@ class RegionProgram:
     Attributes:
         executable: the model, its bindings and the settings of its session.
         in_pytorch: runs the region if its session fails.
-        check: of its results, if it runs on another provider than the CPU's and ``check_providers`` is on.
+        others: the same on other execution providers, in order of preference. One replaces the executable if ONNX
+            Runtime rejects that, or if its results are wrong.
+        checked: the region as a graph, with which results of other providers than the CPU's are compared, see
+            ``RunnableRegion``; ``None`` if they are not.
     """
 
     executable: Executable
     in_pytorch: RegionCode | Callable[..., Sequence[object]]
-    check: ProviderCheck | None = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ProviderCheck:
-    """The data for comparing a region's results with PyTorch's, see ``provider_check``.
-
-    Attributes:
-        module: the region as a graph module.
-        others: the executable on the providers to try if results differ, in order.
-    """
-
-    module: fx.GraphModule
-    others: tuple[Executable, ...]
+    others: tuple[Executable, ...] = ()
+    checked: fx.GraphModule | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,27 +113,41 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class LoadedRegion:
+    """The session of a region.
+
+    Attributes:
+        executable: what it runs.
+        session: ``None`` if ONNX Runtime rejected the region on all providers; then PyTorch runs it.
+        rejections: why ONNX Runtime rejected the executables before.
+    """
+
+    executable: Executable
+    session: RegionSession | None
+    rejections: tuple[SessionError, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class LoadedProgram:
     """A Program that can be called.
 
     Attributes:
         run: takes the arguments boxed, and keeps no graph alive.
         module: the same as a graph module, for running it node by node.
-        regions: the modules that it calls.
+        regions: the sessions that it calls.
     """
 
     run: Runner
     module: fx.GraphModule
-    regions: tuple[RunnableRegion, ...]
+    regions: tuple[LoadedRegion, ...]
+
+    @property
+    def rejection(self) -> SessionError | None:
+        """Why ONNX Runtime runs a region on no provider, so that PyTorch does."""
+        return next((region.rejections[-1] for region in self.regions if region.session is None), None)
 
 
-def load(
-    program: Program,
-    name: GraphName,
-    weights: Mapping[int, Weight],
-    options: Options,
-    sessions: Sequence[BoundSession | FrozenSession] | None = None,
-) -> LoadedProgram:
+def load(program: Program, name: GraphName, weights: Mapping[int, Weight], options: Options) -> LoadedProgram:
     """Makes a Program callable.
 
     Args:
@@ -152,31 +156,53 @@ def load(
         weights: the arguments that may be constants, by position. Weights of the Program that are missing, because
             their changes cannot be noticed where a saved graph is loaded, are inputs of the sessions.
         options: of the backend.
-        sessions: one for each region, if the compile created them already.
-
-    Raises:
-        SessionError: ONNX Runtime rejected a model.
     """
-    complete = options.weights == "checked"
-    regions = []
+    loaded: list[LoadedRegion] = []
+    modules: dict[str, object] = {}
     for i, region in enumerate(program.regions):
         known = program.weights_of(i).items()
         constants = {position: weights[argument] for position, argument in known if argument in weights}
-        build = functools.partial(load_session, constants=constants, complete=complete, frame=name.frame)
-        session = build(region.executable) if sessions is None else sessions[i]
-        checked: BoundSession | FrozenSession | CheckedSession = session
-        if region.check is not None:
-            from .provider_check import CheckedSession  # imported lazily: it imports the libraries that create models
-
-            title, check = f"{name} region {i}", region.check
-            checked = CheckedSession(title, session, region.executable, check.others, build, check.module)
-        regions.append(RunnableRegion(name, i, checked, region.in_pytorch, options.fallback == "error"))
-    modules = {region_name(region.index): region for region in regions}
+        loaded.append(_loaded(region, constants, name.frame, options))
+        modules[region_name(i)] = _runnable(region, loaded[i], constants, name, i, options)
     module = fx.GraphModule({**program.attributes, **modules}, program.code, "SplitGraph")
-    return LoadedProgram(without_graph(module), module, tuple(regions))
+    return LoadedProgram(without_graph(module), module, tuple(loaded))
 
 
-def run_in_pytorch(program: Program) -> Runner:
-    """A runner of a Program without sessions, for when ONNX Runtime rejects a model."""
-    regions = {region_name(i): region.in_pytorch for i, region in enumerate(program.regions)}
-    return without_graph(fx.GraphModule({**program.attributes, **regions}, program.code, "SplitGraph"))
+def _loaded(region: RegionProgram, weights: Mapping[int, Weight], frame: int | None, options: Options) -> LoadedRegion:
+    """The session of a region on the first execution provider that does not reject it."""
+    rejections: list[SessionError] = []
+    for executable in (region.executable, *region.others):
+        try:
+            session = RegionSession(executable, weights, complete=options.weights == "checked", frame=frame)
+        except SessionError as error:
+            rejections.append(error)
+        else:
+            return LoadedRegion(executable, session, tuple(rejections))
+    return LoadedRegion(region.executable, None, tuple(rejections))
+
+
+def _runnable(
+    region: RegionProgram,
+    loaded: LoadedRegion,
+    weights: Mapping[int, Weight],
+    name: GraphName,
+    index: int,
+    options: Options,
+) -> Callable[..., Sequence[object]]:
+    """What the code of a Program calls for a region."""
+    if loaded.session is None:
+        return region.in_pytorch
+    names = {i: (weight.name, weight.is_statistic) for i, weight in weights.items()}  # tensors would stay alive
+    complete = options.weights == "checked"
+
+    def build(executable: Executable, args: Sequence[Any]) -> RegionSession:
+        known = {i: Weight(name, args[i], of) for i, (name, of) in names.items() if can_be_watched(args[i])}
+        return RegionSession(executable, known, complete=complete, frame=frame)
+
+    frame = name.frame
+    others = region.others[len(loaded.rejections) :]
+    providers = [OnProvider(loaded.executable, loaded.session), *map(OnProvider, others)]
+    must_run_on_onnx = options.fallback == "error"
+    return RunnableRegion(
+        name, index, providers, region.in_pytorch, build, checked=region.checked, must_run_on_onnx=must_run_on_onnx
+    )

@@ -444,13 +444,8 @@ def execution_order(graph: fx.GraphModule, regions: Sequence[Region]) -> list[fx
     return order
 
 
-def region_module(graph: fx.GraphModule, region: Region) -> fx.GraphModule:
-    """A region as a graph module, which returns the list of the region's outputs."""
-    return fx.GraphModule(graph, region_graph(region), "Region")
-
-
 def region_graph(region: Region) -> fx.Graph:
-    """The graph of ``region_module``."""
+    """A region as a graph, which returns the list of the region's outputs."""
     result = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for item in region.inputs:

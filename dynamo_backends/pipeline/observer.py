@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..common.safety_net import caught, net
 from ..errors import SessionError, first_line
-from ..graphs.artifacts import CompiledGraph, GraphName, Runner
+from ..graphs.artifacts import GraphName, Runner
+from ..pipeline.stage_data import CompiledGraph
 from .stage_logging import stage_reached
 
 if TYPE_CHECKING:

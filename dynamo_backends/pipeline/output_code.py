@@ -23,7 +23,7 @@ from ..graphs.late_compile import compile_at_first_call
 from ..graphs.traced_sources import TracedModule
 from ..options import Options
 from ..partition.program import Program
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from .program_payload import ProgramPayload
 
 

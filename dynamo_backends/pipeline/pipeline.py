@@ -1,13 +1,11 @@
 """Compiles one of Dynamo's graphs to a callable that runs it on ONNX Runtime.
 
-``onnxrt`` and ``onnx_debug`` use this pipeline with different observers, ``fx_debug`` with another lowering. The
+``onnxrt`` and ``onnx_debug`` use this pipeline with different observers, ``fx_debug`` without ONNX Runtime. The
 stages, and where they run::
 
     dynamo, pre_grad       Pipeline.compile_dynamo_graph   torch IR
     joint                  Pipeline.partitioner            forward and backward together
-    aten, post_grad        compiler.Compiler.aten          one direction
-    regions ... session    lowering.OnnxLowering           one model for each region, together a Program
-    run                    program.load                    the callable
+    aten ... session       stages                          one direction, to a callable
 
 If the Program of a graph is in the cache, the stages from ``aten`` to ``session`` are skipped, and for an inference
 graph ``joint`` too (``runners.Runners``).
@@ -47,7 +45,9 @@ from .observer import Observer
 from .runners import Runners
 
 if TYPE_CHECKING:
-    from .lowering import Lowering
+    from ..partition.program import LoadedProgram
+    from .stage_data import CompiledGraph, PostGradGraph
+    from .stages import Context
 
 graph_numbers = itertools.count()
 _graph_numbers_lock = Lock()
@@ -83,14 +83,19 @@ class Pipeline:
     """Compiles the graphs of one ``torch.compile`` call.
 
     Args:
-        options, observer, lowering: see ``Runners``. ``placement`` chooses engines only with the default lowering.
+        options, observer, compile_graph: see ``Runners``. ``placement`` chooses engines only with the default.
     """
 
-    def __init__(self, options: Options, observer: Observer, lowering: Lowering | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        observer: Observer,
+        compile_graph: Callable[[Context, PostGradGraph], tuple[CompiledGraph, LoadedProgram]] | None = None,
+    ) -> None:
         self.options = options
         self.observer = observer
-        self.runners = Runners(options, observer, lowering)
-        self._may_be_placed = lowering is None
+        self.runners = Runners(options, observer, compile_graph)
+        self._may_be_placed = compile_graph is None
         self._lock = Lock()
         self._graphs_without_context = _FrameGraphs()
         self._graphs_by_context: weakref.WeakKeyDictionary[object, _FrameGraphs] = weakref.WeakKeyDictionary()
@@ -128,8 +133,10 @@ class Pipeline:
         aot.name_call(module)
         self.runners.place = aot.place_being_compiled()
         self.observer.stage("dynamo", graph, module)
-        has_passes = self.observer.explains or _may_match(module)
-        self.observer.passes(graph, self.runners.compiler.pre_grad(graph, module, example_inputs) if has_passes else [])
+        if self.observer.explains or _may_match(module):
+            from .stages import run_pre_grad  # imported lazily, see there
+
+            self.observer.passes(graph, run_pre_grad(self.runners.context, graph, module, example_inputs))
         self.observer.stage("pre_grad", graph, module)
 
         arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
@@ -310,9 +317,11 @@ class Pipeline:
         """
 
         def partition() -> tuple[fx.GraphModule, fx.GraphModule]:
+            from .stages import run_joint  # imported lazily, see there
+
             graph, arguments, names = facts()
             aot.name_values(joint, names)
-            self.runners.compiler.joint(graph, joint, arguments)
+            run_joint(self.runners.context, graph, joint, arguments)
             return aot.min_cut_partition(joint, inputs, **kwargs)
 
         return or_original(

@@ -14,17 +14,17 @@ import torch
 from ..cache.program_record import from_record, to_record
 from ..cache.store import DamagedError, StoredRecord, decoded, encoded
 from ..common.call_statistics import reporting
-from ..errors import AheadOfTimeError, SessionError, first_line
+from ..errors import AheadOfTimeError, first_line
 from ..events import FallbackCount, GraphSummary, count
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.traced_sources import TracedModule, changed_function
 from ..options import Options
-from ..partition.program import Program, load, run_in_pytorch
+from ..partition.program import Program, load
 from ..runtime.custom_operators import load_libraries
 from ..runtime.providers import check_providers
 from ..weights.changes import can_be_watched
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -109,18 +109,18 @@ class ProgramPayload:
             tensor = arguments[position]
             if isinstance(tensor, torch.Tensor) and can_be_watched(tensor):
                 weights[position] = Weight(name, tensor, is_statistic)
-        try:
-            runner = load(program, self.name, weights, self.options).run
-        except SessionError as error:
-            if self.options.fallback == "error":
-                raise
-            logger.warning("%s cannot be loaded, PyTorch runs it: %s", self.name, error)
-            count("not_loaded")
-            number = program.coverage.on_onnx
-            fallback = FallbackCount("all operators", f"the graph cannot be loaded: {first_line(str(error))}", number)
-            return reporting(run_in_pytorch(program), GraphSummary(str(self.name), 0, number, [fallback]))
-        count("graphs_loaded")
-        return reporting(runner, program.coverage.of_calls(self.name))
+        loaded = load(program, self.name, weights, self.options)
+        error = loaded.rejection
+        if error is None:
+            count("graphs_loaded")
+            return reporting(loaded.run, program.coverage.of_calls(self.name))
+        if self.options.fallback == "error":
+            raise error
+        logger.warning("%s cannot be loaded, PyTorch runs what is rejected: %s", self.name, error)
+        count("not_loaded")
+        number = program.coverage.on_onnx
+        fallback = FallbackCount("all operators", f"the graph cannot be loaded: {first_line(str(error))}", number)
+        return reporting(loaded.run, GraphSummary(str(self.name), 0, number, [fallback]))
 
 
 @dataclasses.dataclass(frozen=True)

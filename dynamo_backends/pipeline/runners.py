@@ -22,7 +22,7 @@ from ..cache.graphs import CachedGraphs, CacheEntry, cached_graphs
 from ..common.call_statistics import reporting
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_original
-from ..errors import SessionError, first_line
+from ..errors import first_line
 from ..events import count, is_candidate_run
 from ..exporter.decompositions import Decompositions, decomposition_table
 from ..graphs import aot
@@ -34,16 +34,16 @@ from ..graphs.traced_sources import traced_modules
 from ..numerics.exact import WIDER
 from ..numerics.function_runs import NotRepeatableError
 from ..options import Options
-from ..partition.program import Program, load
+from ..partition.program import LoadedProgram, Program, load
 from ..weights.changes import can_be_watched
-from ..weights.frozen_session import Weight
+from ..weights.region_session import Weight
 from ..weights.selection import weights_of
 from .observer import Observer
 from .stage_logging import cached_model
 
 if TYPE_CHECKING:
-    from .compiler import Compiler
-    from .lowering import Lowering
+    from .stage_data import CompiledGraph, PostGradGraph
+    from .stages import Context
 
 logger = logging.getLogger(__name__)
 
@@ -63,29 +63,32 @@ class Runners:
     Args:
         options: of the backend.
         observer: is notified of each stage.
-        lowering: compiles the graphs of the stage ``post_grad``; by default ``OnnxLowering``.
+        compile_graph: compiles the graphs of the stage ``post_grad``; by default ``stages.compile_graph``.
     """
 
-    def __init__(self, options: Options, observer: Observer, lowering: Lowering | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        observer: Observer,
+        compile_graph: Callable[[Context, PostGradGraph], tuple[CompiledGraph, LoadedProgram]] | None = None,
+    ) -> None:
         self.options = options
         self.observer = observer
-        self._lowering = lowering
+        self._compile_graph = compile_graph
         self.place = ""  # of the code whose graphs are compiled, see ``aot.place_being_compiled``
 
     @functools.cached_property
-    def compiler(self) -> Compiler:
-        """The compiler, created at first use."""
-        from .compiler import Compiler  # imported lazily, see there
+    def context(self) -> Context:
+        """What the stages share, created at first use."""
+        from .stages import Context  # imported lazily, see there
 
-        return Compiler(self.options, self.observer, self._lowering)
+        return Context(self.options, self.observer)
 
     @functools.cached_property
     def _cached(self) -> CachedGraphs | None:
         """The cache on disk; ``None`` if it is off, or if each graph must be compiled."""
-        must_compile = self.observer.watches or self._lowering is not None or self.options.verify_passes
-        if must_compile or self.options.fallback == "inductor":  # Inductor has its own cache
-            return None
-        return cached_graphs(self.options) if self.options.cache else None
+        must_compile = self.observer.watches or self._compile_graph is not None or self.options.verify_passes
+        return cached_graphs(self.options) if self.options.cache and not must_compile else None
 
     def key_for_autograd(self, weights: Mapping[int, aot.StaticInput]) -> str | None:
         """A part of a graph's key in AOTAutograd's cache; ``None`` if it cannot be kept there."""
@@ -147,21 +150,9 @@ class Runners:
             by_position = {i: constants[node] for i, node in enumerate(placeholders) if node in constants}
             # AOTAutograd's cache is found by the graph, and PyTorch's precompile cache compares sources itself.
             sources = traced_modules(module.graph) if aot.is_ahead_of_time() else []
-            cache = self._cached
-            entry = cache.entry(name, module, by_position, is_joint=is_joint) if cache is not None else None
-            result = self._load_from_cache(entry, by_position) if entry is not None else None
-            if result is None:
-                with cache.locked(entry) if cache is not None and entry is not None else contextlib.nullcontext():
-                    if entry is not None:  # another process may have compiled it meanwhile
-                        result = self._load_from_cache(entry, by_position, is_last=True)
-                    if result is None:
-                        compiled = self.compiler.aten(name, module, arguments, constants, is_joint=is_joint)
-                        sessions = [region.session for region in compiled.regions]
-                        loaded = load(compiled.program, name, by_position, self.options, sessions)
-                        if cache is not None and entry is not None:
-                            cache.keep(entry, compiled.program)
-                        result = compiled.program, self.observer.runner(compiled, loaded)
-        program, run = result
+            entry = self._cached.entry(name, module, by_position, is_joint=is_joint) if self._cached else None
+            compile_it = functools.partial(self._compiled, name, module, arguments, constants, is_joint=is_joint)
+            program, run = compile_it() if entry is None else self._cached_or(compile_it, entry, by_position)
         run = reporting(run, program.coverage.of_calls(name))
         program.coverage.log(name, self.place)
         if not aot.is_saving() or self.observer.watches:
@@ -170,26 +161,52 @@ class Runners:
 
         return saved_graph(run, name, program, by_position, self.options, sources)
 
-    def _load_from_cache(
-        self, entry: CacheEntry, weights: Mapping[int, Weight], *, is_last: bool = False
-    ) -> tuple[Program, Runner] | None:
-        """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it.
+    def _compiled(
+        self,
+        name: GraphName,
+        module: fx.GraphModule,
+        arguments: Sequence[object] | None,
+        weights: Mapping[fx.Node, Weight],
+        *,
+        is_joint: bool,
+    ) -> tuple[Program, Runner]:
+        """Runs all stages: a Program, and its runner."""
+        from .stages import compile_graph, run_post_grad  # imported lazily, see there
 
-        If ``is_last``, that is counted as a miss.
-        """
+        graph = run_post_grad(self.context, name, module, arguments, weights, is_joint=is_joint)
+        compiled, loaded = (self._compile_graph or compile_graph)(self.context, graph)
+        return compiled.program, self.observer.runner(compiled, loaded)
+
+    def _cached_or(
+        self, compile_it: Callable[[], tuple[Program, Runner]], entry: CacheEntry, weights: Mapping[int, Weight]
+    ) -> tuple[Program, Runner]:
+        """The Program of a cache entry and its runner; if there is none, one that is compiled and kept."""
+        assert self._cached is not None
+        found = self._load_from_cache(entry, weights)
+        if found is not None:
+            return found
+        with self._cached.locked(entry):
+            found = self._load_from_cache(entry, weights)  # another process may have compiled it meanwhile
+            if found is None:
+                count("cache_misses")
+                found = compile_it()
+                self._cached.keep(entry, found[0])
+            return found
+
+    def _load_from_cache(self, entry: CacheEntry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
+        """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it."""
         assert self._cached is not None
 
         def loaded(program: Program) -> tuple[Program, Runner] | None:
-            try:
-                return program, load(program, entry.name, weights, self.options).run
-            except SessionError as error:  # for instance, too little memory at the moment
-                logger.warning("%s cannot be loaded from the cache, and is compiled: %s", entry.name, error)
-                return None
+            result = load(program, entry.name, weights, self.options)
+            if result.rejection is None:
+                return program, result.run
+            # for instance, too little memory at the moment
+            logger.warning("%s cannot be loaded from the cache, and is compiled: %s", entry.name, result.rejection)
+            return None
 
         found = self._cached.found(entry, loaded)
         if found is None:
-            if is_last:
-                count("cache_misses")
             return None
         count("cache_hits")
         logger.info("%s is loaded from the cache: %s", entry.name, entry.key)
@@ -207,13 +224,12 @@ class Runners:
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
         """A runner of the graph in PyTorch, after all passes; used if the user registered passes."""
-        from .compiler import Compiler  # imported lazily, see there
+        from .stages import Context, compile_graph, run_post_grad  # imported lazily, see there
 
         def build(graph: fx.GraphModule) -> Runner:
-            compiler = Compiler(self.options, self.observer, None, in_pytorch="its engine is PyTorch")
+            context = Context(self.options, self.observer, in_pytorch="its engine is PyTorch")
             with _disable_current_modes():
-                compiled = compiler.aten(name, graph, None, {}, is_joint=False)
-                return load(compiled.program, name, {}, self.options).run
+                return compile_graph(context, run_post_grad(context, name, graph, None, {}, is_joint=False))[1].run
 
         return self.or_in_pytorch(name, module, build)
 
@@ -248,6 +264,6 @@ class Runners:
         from .output_code import as_saved
 
         reason = "the option verify_passes" if self.options.verify_passes else "a compile that failed"
-        if self.observer.watches or self._lowering is not None:
+        if self.observer.watches or self._compile_graph is not None:
             reason = "its backend, which is for debugging"
         return as_saved(runner, reason)

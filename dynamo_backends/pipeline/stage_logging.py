@@ -21,8 +21,9 @@ from torch import fx
 from torch._guards import CompileContext, compile_context
 from torch._logging import trace_structured
 
-from ..graphs.artifacts import CompiledRegion, GraphName, Split
+from ..graphs.artifacts import GraphName, Split
 from ..graphs.graph_text import model_text
+from ..pipeline.stage_data import CompiledRegion
 
 logger = logging.getLogger(__name__)
 

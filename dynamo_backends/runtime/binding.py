@@ -199,19 +199,6 @@ class BoundSession:
         """Errors of wrong results by sizes of the arguments."""
 
     @property
-    def bound(self) -> BoundSession:
-        """Itself, see ``FrozenSession.bound``."""
-        return self
-
-    def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
-        """Itself, see ``FrozenSession.chosen``."""
-        return self
-
-    def stale(self, args: Sequence[torch.Tensor | int | bool]) -> dict[int, str]:
-        """Empty: it has no weights, see ``FrozenSession.stale``."""
-        return {}
-
-    @property
     def written(self) -> list[int]:
         """The positions of the arguments in whose memory results are computed."""
         return [argument for _, argument in self._written]

@@ -31,7 +31,6 @@ FAILED_CALLS = (
     "wrong_results",
     "calls_after_failures",
     "internal_failures",
-    "inductor_failures",
     "not_compiled_at_a_call",
     "calls_inside_forward_ad",
     "calls_without_graph",

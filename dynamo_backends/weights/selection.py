@@ -18,7 +18,7 @@ from passes.engine.fx.editing import written_nodes
 from ..graphs.aot import StaticInput
 from ..runtime.constants import computed_from
 from .changes import can_be_watched
-from .frozen_session import Weight
+from .region_session import Weight
 
 if TYPE_CHECKING:
     import onnx_ir as ir

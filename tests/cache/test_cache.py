@@ -293,7 +293,7 @@ x = torch.randn(2, 8)
 with torch.no_grad():
     result = torch.compile(model.eval(), backend="onnxrt")(x)
     assert torch.allclose(result, model(x), atol=1e-5)  # float32 rounds by 1e-7; another entry is other numbers
-heavy = [name for name in ("onnx", "onnx_ir", "onnxscript", "passes.catalog", "dynamo_backends.pipeline.compiler")
+heavy = [name for name in ("onnx", "onnx_ir", "onnxscript", "passes.catalog", "dynamo_backends.pipeline.stages")
          if name in sys.modules]
 print(json.dumps({"result": result.tolist(), "counts": counters["dynamo_backends"], "imported": heavy}))
 """

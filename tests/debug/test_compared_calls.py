@@ -22,7 +22,7 @@ from dynamo_backends.debug.session_values import SessionValues
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.partition import program
-from dynamo_backends.pipeline import runners
+from dynamo_backends.pipeline import stages
 from dynamo_backends.runtime.session import Session
 from passes import Pass, PassContext
 
@@ -75,7 +75,7 @@ def test_results_in_another_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         output.args = ((second, first),)
         return load(found, *args, **kwargs)
 
-    monkeypatch.setattr(runners, "load", swapped)
+    monkeypatch.setattr(stages, "load", swapped)
     x = torch.linspace(-1, 1, 8)
     with torch.no_grad():
         first, _ = debugged(lambda x: (x.sin(), x.cos()), tmp_path)(x)

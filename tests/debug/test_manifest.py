@@ -17,8 +17,9 @@ from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.recorded_run import RecordedRun
 from dynamo_backends.debug.rows import OK, Blame, GraphComparison
 from dynamo_backends.dumps.blame import Cause, CauseKind
-from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Split
+from dynamo_backends.graphs.artifacts import GraphName, Split
 from dynamo_backends.options import parse_options
+from dynamo_backends.pipeline.stage_data import CompiledGraph
 from passes.engine.results import PassResult
 
 

@@ -165,7 +165,7 @@ def test_a_wrong_constant_that_was_folded(monkeypatch: pytest.MonkeyPatch, tmp_p
                 value.const_value = ir.tensor(value.const_value.numpy() + 1.0, name="arange")
         return model
 
-    monkeypatch.setattr("dynamo_backends.pipeline.lowering.fold_constants", fold_wrongly)
+    monkeypatch.setattr("dynamo_backends.pipeline.emission.fold_constants", fold_wrongly)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x + torch.arange(8.0)).sin()  # the range is folded

@@ -11,12 +11,13 @@ from torch import fx
 from torch._dynamo.utils import counters
 from zoo import ZOO, scalar
 
-from dynamo_backends.graphs.artifacts import CompiledGraph, GraphName, Runner
+from dynamo_backends.graphs.artifacts import GraphName, Runner
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.pass_verification import ModelChecker, evaluate
 from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
+from dynamo_backends.pipeline.stage_data import CompiledGraph
 
 VERIFY = {"options": {"verify_passes": True}}
 

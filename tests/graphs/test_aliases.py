@@ -14,7 +14,7 @@ from dynamo_backends.exporter.translate import RegionInput, RegionOutput
 from dynamo_backends.graphs.aliases import IN_PYTORCH, read_memory_of_owners, separate_returned_views
 from dynamo_backends.graphs.artifacts import region_name
 from dynamo_backends.graphs.layout import ROW_MAJOR, Layout, layout_of
-from dynamo_backends.partition.regions import Region, Support, assemble, attributes_of, region_module, split_graph
+from dynamo_backends.partition.regions import Region, Support, assemble, attributes_of, region_graph, split_graph
 
 aten = torch.ops.aten
 
@@ -306,7 +306,7 @@ def test_writes_to_arguments_come_after_all_reads() -> None:
     x, y = [node for node in module.graph.nodes if node.op == "placeholder"]
     nodes = [names["exp"], names["sin"], names["add"]]
     region = region_of(0, nodes, [x, y], [names["exp"], names["add"]])
-    run = assembled(module, [region], [region_module(module, region)])
+    run = assembled(module, [region], [fx.GraphModule(module, region_graph(region))])
     first, second = torch.ones(2), torch.ones(2)
     late = run([first, second])
     torch.testing.assert_close(late, torch.ones(2).sin() + 1)
@@ -321,7 +321,7 @@ def test_regions_run_as_close_to_the_order_of_the_graph_as_they_can() -> None:
     regions = [region_of(i, [node], [x], [node]) for i, node in enumerate(calls)]
 
     def recorder(region: Region) -> Callable[..., object]:
-        run = region_module(module, region)
+        run = fx.GraphModule(module, region_graph(region))
 
         def call(*args: object) -> object:
             ran.append(region.index)
@@ -348,7 +348,7 @@ def test_draws_keep_their_order_though_a_region_has_to_wait() -> None:
     names = {node.name: node for node in module.graph.nodes}
     (x,) = module.graph.find_nodes(op="placeholder")
     region = region_of(0, [names["exp"], names["add"]], [x, names["neg"]], [names["exp"], names["add"]])
-    run = assembled(module, [region], [region_module(module, region)])
+    run = assembled(module, [region], [fx.GraphModule(module, region_graph(region))])
     torch.manual_seed(0)
     expected = module(torch.ones(2))
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ from dynamo_backends.exporter.translate import translate
 from dynamo_backends.graphs.artifacts import Region, RegionOutput
 from dynamo_backends.graphs.layout import ROW_MAJOR
 from dynamo_backends.partition.regions import Support
-from dynamo_backends.pipeline.lowering import output_specs
+from dynamo_backends.pipeline.emission import output_specs
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, ort_device
 from dynamo_backends.runtime.ort_internals import PublicCalls
 from dynamo_backends.runtime.session import Session, SessionSettings

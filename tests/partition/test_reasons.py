@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 import pytest
@@ -16,15 +16,16 @@ from torch import nn
 from dynamo_backends import SessionError, TranslationError, UnsupportedOperatorError
 from dynamo_backends.errors import KernelFaultError, Kind, Reason
 from dynamo_backends.exporter.converters import CONVERTERS, NotTranslatable
-from dynamo_backends.graphs.artifacts import CompiledGraph, Coverage, GraphName, Runner
+from dynamo_backends.graphs.artifacts import Coverage, GraphName, Runner
 from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.coverage import CoverageCounts
 from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.partition.regions import Support
-from dynamo_backends.pipeline import lowering
+from dynamo_backends.pipeline import stages
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
+from dynamo_backends.pipeline.stage_data import CompiledGraph
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.messages import session_error
 from dynamo_backends.runtime.session import Session
@@ -175,10 +176,10 @@ def refuse_once(error: SessionError, monkeypatch: pytest.MonkeyPatch) -> None:
     load = Executable.load
     refusals = iter([error])
 
-    def refuse(self: Executable) -> object:
+    def refuse(self: Executable, constants: Mapping[int, torch.Tensor]) -> object:
         for refusal in refusals:
             raise refusal
-        return load(self)
+        return load(self, constants)
 
     monkeypatch.setattr(Executable, "load", refuse)
 
@@ -198,11 +199,11 @@ def test_a_graph_is_split_anew_a_few_times_only(monkeypatch: pytest.MonkeyPatch)
     """Each time costs a session; then a region goes to PyTorch as a whole."""
     names = iter(["exp", *(f"exp_{i}" for i in range(1, 20))])
 
-    def refuse(_: Executable) -> object:
+    def refuse(*args: object) -> object:
         raise SessionError("made up", node=next(names))
 
     monkeypatch.setattr(Executable, "load", refuse)
-    monkeypatch.setattr(lowering, "_MAXIMUM_SPLITS", 3)
+    monkeypatch.setattr(stages, "MAXIMUM_SPLITS", 3)
     coverage = coverage_of(lambda x: x.exp().exp().exp().exp().exp().exp().exp(), torch.zeros(2))
     assert (coverage.on_onnx, coverage.total) == (0, 7)
     assert counted("rejected_regions") == 1 + 3

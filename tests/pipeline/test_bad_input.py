@@ -27,7 +27,7 @@ WRONG_OPTIONS = {
     "opset too new": ({"opset": 999}, ["got 999", f"18 to {maximum_opset()}"]),
     "threads": ({"threads": 0}, ["'threads'", "None or", "from 1 to", "got 0"]),
     "threads type": ({"threads": 1.5}, ["'threads'", "integer", "1.5 (float)"]),
-    "fallback": ({"fallback": "eager"}, ["'fallback'", "'pytorch', 'inductor', 'error'", "'eager'"]),
+    "fallback": ({"fallback": "eager"}, ["'fallback'", "'pytorch', 'error'", "'eager'"]),
     "provider": (
         {"providers": ["CPUExecutionProvder"]},
         ["'CPUExecutionProvder'", "'CPUExecutionProvider'", "Available:"],

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dynamo_backends.common.garbage_collection import only_new
-from dynamo_backends.pipeline.compiler import Compiler
+from dynamo_backends.pipeline import stages
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +24,13 @@ def nothing_frozen() -> Iterator[None]:
 
 def test_a_compile_leaves_the_collector_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     inside: list[bool] = []
-    compile_aten = Compiler.aten
+    compile_aten = stages.compile_graph
 
     def observed(*args: Any, **kwargs: Any) -> Any:
         inside.append(gc.get_freeze_count() > 0)
         return compile_aten(*args, **kwargs)
 
-    monkeypatch.setattr(Compiler, "aten", observed)
+    monkeypatch.setattr(stages, "compile_graph", observed)
     torch.compile(lambda x: x.sin() + 1, backend="onnxrt")(torch.ones(2))
     assert inside == [True] and gc.get_freeze_count() == 0 and gc.isenabled()
 

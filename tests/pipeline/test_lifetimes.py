@@ -16,8 +16,9 @@ from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends.errors import SessionError
-from dynamo_backends.graphs.artifacts import CompiledGraph, CompiledRegion, Region, Split, without_graph
+from dynamo_backends.graphs.artifacts import Region, Split, without_graph
 from dynamo_backends.pipeline.observer import Observer
+from dynamo_backends.pipeline.stage_data import CompiledGraph, CompiledRegion
 from dynamo_backends.runtime.binding import BoundSession
 
 ONLY_FOR_OBSERVERS = (ir.Model, CompiledGraph, CompiledRegion, Region, Split)

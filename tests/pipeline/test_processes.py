@@ -49,7 +49,7 @@ def test_two_processes_train_as_eager_does(tmp_path: Path) -> None:
 AT_ONCE = """
 import os, sys, torch
 from dynamo_backends import backends
-from dynamo_backends.pipeline import compiler
+from dynamo_backends.pipeline import stages
 from dynamo_backends.debug import observer
 torch.set_num_threads(1)
 cache, dump = sys.argv[1:]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import assert_same_as_eager, assert_same_values, compiled, counted
+from conftest import assert_same_as_eager, assert_same_values, compiled, counted, runnable_region
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
@@ -27,10 +27,9 @@ from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
 from dynamo_backends.errors import CandidateError, SessionError
-from dynamo_backends.graphs import artifacts, fake_tensors
-from dynamo_backends.graphs.artifacts import RunnableRegion
+from dynamo_backends.graphs import fake_tensors
 from dynamo_backends.graphs.size_assumptions import Assumptions
-from dynamo_backends.pipeline import compiler, lowering, pipeline, runners
+from dynamo_backends.pipeline import pipeline, runners, stages
 from dynamo_backends.placement.autotuner import TunedGraph
 from dynamo_backends.runtime.binding import BoundSession
 
@@ -74,8 +73,8 @@ def test_a_failure_while_compiling(
     call: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of the forward, the backward or an inference graph: it is counted, and told once."""
-    split = _On(lowering.split_graph, call)
-    monkeypatch.setattr(lowering, "split_graph", split)
+    split = _On(stages.split_graph, call)
+    monkeypatch.setattr(stages, "split_graph", split)
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         assert_runs_as_eager()
     assert counted("internal_failures") == (split.calls if call is None else 1)
@@ -83,12 +82,12 @@ def test_a_failure_while_compiling(
     assert (counted("nodes_on_onnx") > 0) == (call is not None)
 
 
-@pytest.mark.parametrize("where", ["aot.name_call", "aot.name_values", "Compiler.joint", "weights_of", "only_new"])
+@pytest.mark.parametrize("where", ["aot.name_call", "aot.name_values", "the stage joint", "weights_of", "only_new"])
 def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     holder, name = {
         "aot.name_call": (pipeline.aot, "name_call"),
         "aot.name_values": (pipeline.aot, "name_values"),
-        "Compiler.joint": (compiler.Compiler, "joint"),
+        "the stage joint": (stages, "run_joint"),
         "weights_of": (runners, "weights_of"),
         "only_new": (Freezer, "enter"),
     }[where]
@@ -152,7 +151,7 @@ def test_dynamos_graph_as_captured() -> None:
 
 
 def test_a_failure_is_an_error_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "split_graph", broken)
+    monkeypatch.setattr(stages, "split_graph", broken)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
         compiled(torch.relu, options={"fallback": "error"})(torch.ones(3))
     assert isinstance(caught.value.inner_exception, KeyError)
@@ -187,7 +186,7 @@ def test_what_is_our_fault_is_to_be_reported(
 ) -> None:
     holder, name = {
         "Dynamo's graph": (pipeline.aot, "name_call"),
-        "AOTAutograd's graph": (lowering, "split_graph"),
+        "AOTAutograd's graph": (stages, "split_graph"),
         "a call": (BoundSession, "__call__"),
     }[where]
     monkeypatch.setattr(holder, name, broken)
@@ -266,7 +265,7 @@ class Region:
     def __init__(self, fails: Callable[[torch.Tensor], bool]) -> None:
         self.fails = fails
         self.tries = 0
-        self.region = RunnableRegion(artifacts.GraphName(0), 0, self._session, self._in_pytorch)  # type: ignore[arg-type]
+        self.region = runnable_region(self._session, self._in_pytorch)
 
     def _session(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self.tries += 1
@@ -326,7 +325,7 @@ def test_pytorchs_error_wins_over_a_regions() -> None:
     def in_pytorch(*args: object) -> list[object]:
         raise IndexError("the user's")
 
-    region = RunnableRegion(artifacts.GraphName(0), 0, broken, in_pytorch)  # type: ignore[arg-type]
+    region = runnable_region(broken, in_pytorch)
     for _ in range(3):
         with pytest.raises(IndexError):
             region(torch.ones(3))
@@ -342,7 +341,7 @@ def test_a_failure_while_autotuning(method: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_candidate_that_cannot_be_compiled_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "split_graph", broken)
+    monkeypatch.setattr(stages, "split_graph", broken)
     assert_same_as_eager(model(), torch.randn(3, 4), calls=60, settings={"options": {"placement": "measured"}})
     assert counted("internal_failures") == counted("autotune_rejected ONNX Runtime") == 2
 
@@ -394,9 +393,9 @@ def test_a_failure_under_aot_autograd(partitions: bool, monkeypatch: pytest.Monk
     fw_compiler = onnx_compiler()
     partitioner = {"partition_fn": fw_compiler.partition_fn} if partitions else {}
     if partitions:
-        monkeypatch.setattr(compiler.Compiler, "joint", broken)
+        monkeypatch.setattr(stages, "run_joint", broken)
     else:
-        monkeypatch.setattr(lowering, "split_graph", broken)
+        monkeypatch.setattr(stages, "split_graph", broken)
     assert_runs_as_eager({"backend": aot_autograd(fw_compiler=fw_compiler, **partitioner)})
     assert counted("internal_failures") > 0
 
@@ -434,7 +433,7 @@ def test_a_failure_of_the_debug_backend(
 
 
 def test_a_backward_that_was_not_compiled_is_in_the_manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lowering, "split_graph", _On(lowering.split_graph, 1))
+    monkeypatch.setattr(stages, "split_graph", _On(stages.split_graph, 1))
     settings = {"backend": "onnx_debug", "options": {"dump_dir": tmp_path}}
     assert_same_as_eager(model(), torch.randn(3, 4), settings=settings)
     [path] = tmp_path.glob("run_*/manifest.json")

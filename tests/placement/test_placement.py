@@ -1110,7 +1110,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Lay
 torch.compile(model, backend="onnxrt")(torch.randn(2, 8)).sum().backward()
 assert model[0].weight.grad is not None
 heavy = ("onnx", "onnx_ir", "onnxscript", "passes.catalog",
-         "dynamo_backends.pipeline.compiler", "torch._inductor.compile_fx")
+         "dynamo_backends.pipeline.stages", "torch._inductor.compile_fx")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """
 
@@ -1191,64 +1191,3 @@ def test_each_layout_is_decomposed_for_itself() -> None:
     assert decompose(module, decomposition_table()) == 2
     results = module.graph.output_node().args[0]
     assert [node.meta["val"].stride() for node in results] == [(4, 1), (1, 4)]  # type: ignore[union-attr]
-
-
-# fallback="inductor"
-
-
-def partly(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A graph with complex numbers between two products, which run in PyTorch, since ONNX has none."""
-    z = torch.view_as_complex((x @ y).reshape(-1, 2))
-    power = torch.view_as_real(z * z.conj() + z).reshape(x.shape)
-    values, order = torch.sort(power * 2, -1)
-    return values @ y, order, power
-
-
-def test_inductor_compiles_what_onnx_runtime_cannot_run() -> None:
-    x, y = torch.randn(4, 4), torch.randn(4, 4)
-    settings = {"options": {"fallback": "inductor"}}
-    assert_same_as_eager(partly, x, y, calls=2, settings=settings)
-    assert counted("nodes_by_inductor") > 1
-    assert counted("nodes_on_onnx") > 0
-    assert_same_as_eager(
-        partly, x.requires_grad_(), y, settings={"options": {**settings["options"], "placement": "onnx"}}
-    )
-
-
-def test_random_numbers_beside_what_inductor_compiles() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        values, _ = torch.sort(x.sin(), -1)
-        return torch.cummax(values * torch.rand_like(x), -1)[0] + torch.rand(4)
-
-    assert_same_as_eager(function, torch.randn(4, 4), calls=2, settings={"options": {"fallback": "inductor"}})
-
-
-def test_what_inductor_cannot_compile_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import compile_fx
-
-    def broken(*args: object, **kwargs: object) -> object:
-        raise RuntimeError("no C++ compiler")
-
-    monkeypatch.setattr(compile_fx, "compile_fx_inner", broken)
-    assert_same_as_eager(partly, torch.randn(4, 4), torch.randn(4, 4), settings={"options": {"fallback": "inductor"}})
-    assert counted("inductor_failures") > 0
-
-
-def test_what_inductor_compiled_and_fails_in_calls_is_tried_less_and_less(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    module = traced(lambda x: (x.sin(),), torch.ones(3))
-    tries: list[object] = []
-
-    def fails(args: list[object]) -> object:
-        tries.append(args.pop())
-        raise RuntimeError("a kernel failed")
-
-    monkeypatch.setattr(inductor, "_compiled", lambda *args: fails)
-    run = inductor.compile_with_inductor(module, "inference", keeps_arguments=True)
-    for _ in range(100):
-        [result] = run([torch.ones(3)])  # type: ignore[misc]
-        assert torch.equal(result, torch.ones(3).sin())
-    assert 3 < len(tries) < 10 and counted("inductor_failures") == len(tries)
-    assert counted("calls_after_failures") == 100 - len(tries)
-    assert [record.name for record in caplog.records].count("dynamo_backends.graphs.inductor") == 1

@@ -11,14 +11,14 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted
+from conftest import assert_on_onnx, assert_same_as_eager, compiled, counted, runnable_region
 from onnxruntime.capi import _pybind_state
 from onnxscript import opset18 as op
 from torch.autograd import forward_ad
 
 from dynamo_backends.errors import SessionError
 from dynamo_backends.exporter.converters import CONVERTERS
-from dynamo_backends.graphs.artifacts import GraphName, RunnableRegion
+from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.runtime import ort_internals
 from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session
@@ -307,7 +307,7 @@ def fails(args: object) -> list[object]:
 
 
 def test_a_region_tells_of_its_first_failure_and_remembers_the_last(caplog: pytest.LogCaptureFixture) -> None:
-    region = RunnableRegion(GraphName(7, "forward"), 2, fails, lambda x: [x + 1])  # type: ignore[arg-type, operator]
+    region = runnable_region(fails, lambda x: [x + 1], GraphName(7, "forward"), 2)  # type: ignore[operator]
     assert (region.failures, region.last_failure) == (0, "")
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         for number in (1, 2, 3):
@@ -318,7 +318,7 @@ def test_a_region_tells_of_its_first_failure_and_remembers_the_last(caplog: pyte
 
 
 def test_a_region_tells_once_that_pytorch_computes_tangents(caplog: pytest.LogCaptureFixture) -> None:
-    region = RunnableRegion(GraphName(7), 2, fails, lambda x: [x + 1])  # type: ignore[arg-type, operator]
+    region = runnable_region(fails, lambda x: [x + 1], GraphName(7), 2)  # type: ignore[operator]
     with caplog.at_level(logging.WARNING, "dynamo_backends"), forward_ad.dual_level():
         for number in (1, 2):
             assert region(number) == [number + 1]

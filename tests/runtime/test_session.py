@@ -25,11 +25,12 @@ from torch import nn
 from dynamo_backends.debug.wrong_rewrite import find_rewrite
 from dynamo_backends.dumps.model_sessions import check_config
 from dynamo_backends.dumps.reading import DumpError
-from dynamo_backends.graphs.artifacts import CompiledGraph, Runner
+from dynamo_backends.graphs.artifacts import Runner
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.program import LoadedProgram
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
+from dynamo_backends.pipeline.stage_data import CompiledGraph
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.session import Session, final_session
 from dynamo_backends.runtime.settings import SessionSettings

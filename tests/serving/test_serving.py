@@ -143,7 +143,7 @@ def test_a_graph_whose_compile_failed_is_a_fallback(monkeypatch: pytest.MonkeyPa
     def fails(*args: object, **kwargs: object) -> None:
         raise AssertionError("broken")
 
-    monkeypatch.setattr("dynamo_backends.pipeline.compiler.Compiler.aten", fails)
+    monkeypatch.setattr("dynamo_backends.pipeline.stages.compile_graph", fails)
     function = compiled(lambda x: x.sin() + 1)
     function(torch.randn(2))
     metrics(function)
@@ -338,12 +338,12 @@ import sys
 import torch
 from torch._dynamo.utils import counters
 from dynamo_backends.cache.graphs import CachedGraphs
-from dynamo_backends.pipeline.compiler import Compiler
+from dynamo_backends.pipeline import stages
 
 what, folder = sys.argv[1:]
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()).eval()
-compile_it, lock = Compiler.aten, CachedGraphs.locked
+compile_it, lock = stages.compile_graph, CachedGraphs.locked
 
 def locked(*args):
     print("locks", flush=True)
@@ -355,7 +355,7 @@ def slowly(*args, **kwargs):
         sys.stdin.read()
     return compile_it(*args, **kwargs)
 
-Compiler.aten, CachedGraphs.locked = slowly, locked
+stages.compile_graph, CachedGraphs.locked = slowly, locked
 print("starts", flush=True)
 sys.stdin.readline()
 compiled = torch.compile(model, backend="onnxrt", options={"cache": True, "cache_dir": folder})

@@ -27,14 +27,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.errors import SessionError
-from dynamo_backends.graphs.artifacts import RunnableRegion
+from dynamo_backends.partition.runnable_region import RunnableRegion
 from dynamo_backends.runtime import constants as constants_module
 from dynamo_backends.runtime import session as session_module
 from dynamo_backends.runtime import system_memory
 from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
-from dynamo_backends.weights import changes, frozen_session
+from dynamo_backends.weights import changes, region_session
 from dynamo_backends.weights.changes import CALLS, WHOLE, Snapshot, Watch
 from passes import Pass, onnx_editing, register, unregister
 
@@ -66,7 +66,7 @@ class Clock:
             self.now += self.call
             return run(session, args)
 
-        monkeypatch.setattr(frozen_session, "clock", lambda: self.now)
+        monkeypatch.setattr(region_session, "clock", lambda: self.now)
         monkeypatch.setattr(Executable, "load", timed_load)
         monkeypatch.setattr(BoundSession, "__call__", timed_run)
 
@@ -580,7 +580,7 @@ def test_weights_that_do_not_fit_in_memory_a_second_time_stay_inputs(
 ) -> None:
     model = network()
     size = sum(tensor.nbytes for tensor in model.parameters())
-    monkeypatch.setattr(frozen_session, "available", lambda: size)
+    monkeypatch.setattr(region_session, "available", lambda: size)
     assert_fresh(torch.compile(model, backend="onnxrt"), model)
     assert counted("constant_weights") == 0
     assert "stay inputs" in caplog.text
@@ -817,7 +817,7 @@ def test_layers_that_share_a_graph_have_a_session_each() -> None:
         model.layers[2].load_state_dict(model.layers[0].state_dict())  # a write to one of them
         expected[2] = expected[0]
         torch.testing.assert_close(model(TOKENS), expected)
-        session = max(frozen_sessions(), key=lambda item: len(item.sets))
+        session = max(region_sessions(), key=lambda item: len(item.sets))
         assert len(session.sets) == len(model.layers)
         model.layers[1] = Network().eval()
         model.layers[1].compile(backend="onnxrt")
@@ -830,7 +830,7 @@ def test_layers_that_share_a_graph_have_a_session_each() -> None:
 
 def test_sessions_of_layers_do_not_busy_wait_for_each_other() -> None:
     called_stack()
-    session = max(frozen_sessions(), key=lambda item: len(item.sets))
+    session = max(region_sessions(), key=lambda item: len(item.sets))
     bounds = [state.bound for state in session.sets.values()]
     options = [bound.session(bound.threads).get_session_options() for bound in bounds]
     # Only the first was made before there were others.
@@ -841,8 +841,8 @@ def test_sessions_of_layers_do_not_busy_wait_for_each_other() -> None:
 def test_the_threads_of_layers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of further layers are inputs of one session."""
     gc.collect()
-    most = frozen_session.pool_threads() + 12
-    monkeypatch.setattr(frozen_session, "most_threads", lambda: most)
+    most = region_session.pool_threads() + 12
+    monkeypatch.setattr(region_session, "most_threads", lambda: most)
     model = Stack(16).eval()
     for layer in model.layers:
         layer.compile(backend="onnxrt", options={"threads": 4, "cache": False})
@@ -855,8 +855,8 @@ def test_the_threads_of_layers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(os.listdir("/proc/self/task")) - before < 16 * 3
 
 
-def frozen_sessions() -> list[frozen_session.FrozenSession]:
-    return [item for item in gc.get_objects() if type(item) is frozen_session.FrozenSession]
+def region_sessions() -> list[region_session.RegionSession]:
+    return [item for item in gc.get_objects() if type(item) is region_session.RegionSession]
 
 
 class Masked(nn.Module):
@@ -893,7 +893,7 @@ def test_weights_of_two_graphs_are_let_go_by_both(
     monkeypatch.setattr(session_module, "give", give)
     inputs = torch.randn(2, 3, 5, 5), torch.randn(3, 3, 5, 5)
     compiled = torch.compile(model, backend="onnxrt", dynamic=False)
-    before = frozen_sessions()
+    before = region_sessions()
     with torch.no_grad():
         for change in range(4):
             if change:
@@ -905,7 +905,7 @@ def test_weights_of_two_graphs_are_let_go_by_both(
                 del new
             for x in inputs * 2:
                 _assert_close(compiled(x), model(x))
-    assert [len(item.sets) for item in frozen_sessions() if item not in before] == [1, 1]
+    assert [len(item.sets) for item in region_sessions() if item not in before] == [1, 1]
 
 
 @pytest.mark.parametrize("dynamic", [None, False])
@@ -913,12 +913,12 @@ def test_a_graph_that_one_for_symbolic_sizes_replaced_holds_its_weights_no_longe
     """Size 1 has a graph of its own. With ``dynamic=False`` each size has one, and none is freed."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     function = torch.compile(model, backend="onnxrt", dynamic=dynamic)
-    others = frozen_sessions()
+    others = region_sessions()
     with torch.no_grad():
         for size in (2, 3, 1, 2, 3, 1):
             torch.testing.assert_close(function(torch.ones(size, 4)), model(torch.ones(size, 4)))
     is_symbolic = dynamic is None
-    sets = sorted(len(item.sets) for item in frozen_sessions() if item not in others)
+    sets = sorted(len(item.sets) for item in region_sessions() if item not in others)
     assert sets == ([0, 1, 1] if is_symbolic else [1, 1, 1]) and counted("weight_sets") == 0
     assert counted("replaced_sessions_freed") == is_symbolic
 
@@ -967,7 +967,7 @@ def test_memory_that_is_written_to_while_another_has_its_place() -> None:
 
 
 def test_weights_of_sets_that_are_too_many_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen_session, "MOST_SETS", 2)
+    monkeypatch.setattr(region_session, "MOST_SETS", 2)
     model, expected = called_stack()
     with torch.no_grad():
         assert counted("weight_sets") == 1
@@ -994,7 +994,7 @@ def test_memory_that_is_short_when_the_model_is_compiled_may_suffice_later(
     model, compiled, _ = linear()
     clock.build, clock.call = 10.0, 1.0
     with monkeypatch.context() as patched:
-        patched.setattr(frozen_session, "available", lambda: 0)
+        patched.setattr(region_session, "available", lambda: 0)
         call(model, compiled, 3)
     assert counted("weights_left_inputs") == 4
     call(model, compiled, 20)
@@ -1009,9 +1009,9 @@ def test_a_session_that_cannot_be_rebuilt(clock: Clock, monkeypatch: pytest.Monk
     clock.rejects = True
     step()
     slow = []
-    current_state = frozen_session.FrozenSession._current_state
+    current_state = region_session.RegionSession._current_state
     monkeypatch.setattr(
-        frozen_session.FrozenSession, "_current_state", lambda *args: slow.append(1) or current_state(*args)
+        region_session.RegionSession, "_current_state", lambda *args: slow.append(1) or current_state(*args)
     )
     call(model, compiled, 100)
     assert clock.tried == [4, 4, 0, 4, 4, 4]

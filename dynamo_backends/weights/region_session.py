@@ -1,7 +1,7 @@
-"""A session with weights as constants, which is rebuilt when a weight changes.
+"""The session of a region, with weights as constants; it is rebuilt when a weight changes.
 
 Before each call a ``Watch`` checks the weights. What follows a change is decided by two times, both measured: how long
-the session took to build, and how long its calls took since then (``FrozenSession``).
+the session took to build, and how long its calls took since then (``RegionSession``).
 
 A model that is compiled again, for symbolic sizes, has its weights in another session too. The old one is freed, since
 Dynamo does not call its graph any more.
@@ -81,7 +81,7 @@ class _State:
     """
 
     def __init__(
-        self, owner: FrozenSession, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool
+        self, owner: RegionSession, executable: Executable, weights: Mapping[int, torch.Tensor], *, complete: bool
     ) -> None:
         started = clock()
         self.owner = weakref.ref(owner)
@@ -93,8 +93,9 @@ class _State:
         self._addresses = dict(zip(map(id, weights.values()), self.watch.addresses, strict=True))
         self.cost = clock() - started
         self.seconds = 0.0
-        with _states_lock:
-            _states.add(self)
+        if owner.has_weights:
+            with _states_lock:
+                _states.add(self)
 
     def is_unused(self, current: Mapping[int, int], held: Mapping[int, int]) -> bool:
         """Whether no model has this set of weights any more: nobody else holds the memory of a weight, or a tensor of
@@ -155,10 +156,11 @@ class _Sessions(NamedTuple):
     states: Mapping[Addresses, _State]
 
 
-class FrozenSession:
-    """Runs an executable with weights as constants, where that pays.
+class RegionSession:
+    """Runs an executable, with weights as constants where that pays.
 
-    When a weight changes:
+    The weights are inputs at first if there is not enough memory for their copies, or if ONNX Runtime rejects only the
+    model with constants. When a weight changes:
 
     - If the session ran for as long as it took to build, a new one with the new values replaces it.
     - If not, all weights become inputs. When calls have taken as long as building took, the weights that stayed the
@@ -174,7 +176,7 @@ class FrozenSession:
 
     Args:
         executable: the model.
-        weights: the weights that may be constants, by the position of the argument.
+        weights: those that may be constants, by the position of the argument; the executable's others stay inputs.
         complete: whether each call reads every byte of the weights.
         frame: of the graph, see ``GraphName``.
 
@@ -210,10 +212,20 @@ class FrozenSession:
         self._patience = 0.0  # seconds of calls in which a weight must not change to become a constant
         self._look_at = math.inf  # seconds of calls after which to look whether inputs may become constants
         self.snapshot = Snapshot(())
+        if len(weights) < len(executable.weights):
+            count("weights_left_inputs", len(executable.weights) - len(weights))
+        if not weights:
+            self._current = _Sessions((), {(): self._inputs_only()})
+            return
         tensors = {position: weight.tensor for position, weight in weights.items()}
         if not _fit(list(tensors.values())) or self._build(self._weights, list(tensors.values()), {}) is None:
             self._make_inputs(tensors)
         count("constant_weights" if self._current.positions else "weights_left_inputs", len(weights))
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether some arguments may be constants."""
+        return bool(self._weights)
 
     @property
     def sets(self) -> dict[Addresses, _State]:
@@ -446,34 +458,6 @@ class FrozenSession:
     def _listed(self, positions: Sequence[int]) -> str:
         shown = ", ".join(self._names[position] for position in positions[:_MOST_NAMES])
         return shown if len(positions) <= _MOST_NAMES else f"{shown} and {len(positions) - _MOST_NAMES} more"
-
-
-def load_session(
-    executable: Executable, constants: Mapping[int, Weight], *, complete: bool, frame: int | None
-) -> BoundSession | FrozenSession:
-    """A session of an executable with weights as constants.
-
-    The weights are inputs at first if there is not enough memory for their copies, or if ONNX Runtime rejects only the
-    model with constants.
-
-    Args:
-        executable: the model.
-        constants: by the position of the argument; its weights that are not among them stay inputs.
-        complete: whether each call reads every byte of the weights.
-        frame: of the graph, see ``GraphName``.
-
-    Raises:
-        SessionError: ONNX Runtime rejected the model.
-    """
-    _count_inputs(len(executable.weights) - len(constants))
-    if not constants:
-        return _chosen(executable, ()).load()
-    return FrozenSession(executable, constants, complete=complete, frame=frame)
-
-
-def _count_inputs(number: int) -> None:
-    if number:
-        count("weights_left_inputs", number)
 
 
 def _chosen(executable: Executable, constants: Collection[int]) -> Executable:
