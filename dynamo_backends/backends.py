@@ -23,8 +23,9 @@ from torch._dynamo.utils import counters
 from .common import installation as installation  # first: its errors explain why the imports below would fail
 from .common.backend_registry import allow_repetition
 from .common.safety_net import caught, never_fails, or_captured
-from .graphs.aot import is_ahead_of_time, number_apart, skipped_functions
 from .graphs.artifacts import Runner
+from .graphs.dynamo_frames import skipped_functions
+from .graphs.saving_mode import is_ahead_of_time, number_apart
 from .options import Options, parse_options
 from .pipeline.dump_block import Block, current_block
 from .pipeline.observer import GuardedObserver, Observer

@@ -32,8 +32,8 @@ from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
 from ..dumps.schema import DIRECTIONS, Direction
 from ..exporter.upstream_faults import DROPOUT
-from ..graphs.aot import call_being_compiled, frame_being_compiled, skipped_functions
 from ..graphs.artifacts import GraphName, operator_name
+from ..graphs.dynamo_frames import call_being_compiled, frame_being_compiled, skipped_functions
 from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
 from ..options import Options
 from ..pipeline.stage_data import CompiledGraph

@@ -1,4 +1,4 @@
-"""Adapts our compiler to PyTorch's serialization of compiled graphs. It imports Inductor, ``aot`` does not."""
+"""Adapts our compiler to PyTorch's serialization of compiled graphs. It imports Inductor."""
 
 from __future__ import annotations
 

@@ -49,3 +49,15 @@ def boxed_code(module: fx.GraphModule, name: GraphName | None, failure: str = ""
     count("nodes_in_pytorch", number)
     fallbacks = [FallbackCount("all operators", failure, number)] if failure else []
     return reporting(without_graph(module), GraphSummary(str(name or "a graph"), 0, number, fallbacks))
+
+
+def boxed(runner: Runner) -> Runner:
+    """The runner, marked as boxed, so that AOTAutograd does not keep arguments alive."""
+    if getattr(runner, "_boxed_call", False):
+        return runner
+
+    def run(args: list[object]) -> object:
+        return runner(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -31,9 +31,9 @@ from passes.engine.results import PassResult
 
 from ..errors import Kind, Reason, TranslationError, UnsupportedOperatorError, first_line
 from ..events import count, warn
-from ..graphs import aot
 from ..graphs.aliases import read_memory_of_owners, separate_returned_views
 from ..graphs.artifacts import GraphName, Region, Split, operator_name
+from ..graphs.example_values import real_arguments
 from ..graphs.in_place import mark_partial_writes
 from ..graphs.locations import where
 from ..numerics.exact import attribute
@@ -99,7 +99,7 @@ def run_joint(
     context: Context, name: GraphName, module: fx.GraphModule, arguments: Sequence[object] | None
 ) -> list[PassResult]:
     """Runs the passes of ``joint``, in place; ``arguments`` are those of Dynamo's graph, if they are known."""
-    values = aot.real_arguments(module, arguments) if context.options.verify_passes else None
+    values = real_arguments(module, arguments) if context.options.verify_passes else None
     if context.options.verify_passes and values is None:
         not_verified("an argument is opaque, and its value is not known")
     return _run_joint(context, name, module, GraphChecker(values) if values is not None else None)

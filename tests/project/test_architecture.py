@@ -93,7 +93,13 @@ def test_a_dump_is_read_and_shown_without_pytorch(name: str) -> None:
     ("imported", "where"),
     [
         ("torch.onnx._internal", {"dynamo_backends/exporter/torch_internals.py"}),
-        ("torch._functorch", {"dynamo_backends/graphs/aot.py", "dynamo_backends/graphs/aot_serialization.py"}),
+        (
+            "torch._functorch",
+            {
+                f"dynamo_backends/graphs/{name}.py"
+                for name in ("aot_serialization", "descriptors", "partitioning", "saving_mode")
+            },
+        ),
         ("torch._inductor.compile_fx", {"dynamo_backends/graphs/inductor.py"}),
         ("onnxscript._internal.evaluator", {"dynamo_backends/exporter/torch_internals.py"}),
         ("onnxruntime.capi", {f"dynamo_backends/runtime/{name}.py" for name in ("messages", "ort_internals")}),
