@@ -39,7 +39,7 @@ from dynamo_backends.bench.loading import Inputs, LoadedCase, load
 from dynamo_backends.bench.models import MODELS
 from dynamo_backends.bench.reference import CaseJudge
 from dynamo_backends.bench.steps import Steps
-from dynamo_backends.pipeline.file_inspection import saved_programs
+from dynamo_backends.cli.saved_programs import saved_programs
 
 MODES = ("inference", "train")
 OF_PYTORCH = {"wav2vec2": "PyTorch cannot pickle modules with parametrized weights, which its guards contain"}

@@ -15,7 +15,7 @@ def show_saved(arguments: argparse.Namespace) -> int:
     import onnx
 
     from ..common import installation as installation
-    from ..pipeline.file_inspection import saved_programs
+    from .saved_programs import saved_programs
 
     programs = saved_programs(Path(arguments.graph))
     texts, as_json = [], []

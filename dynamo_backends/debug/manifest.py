@@ -24,10 +24,9 @@ import msgspec
 import torch
 from torch._dynamo.utils import counters
 
-from passes.engine.locks import Lock
 from passes.engine.results import PassResult
 
-from ..common.fork_safety import renew_in_children
+from ..common.fork_safety import Lock, renew_in_children
 from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
 from ..dumps.schema import DIRECTIONS, Direction

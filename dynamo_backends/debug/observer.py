@@ -16,10 +16,10 @@ import torch
 from torch import fx
 from torch._guards import CompileContext
 
-from passes.engine.locks import Lock
 from passes.engine.manager import Listener
 from passes.engine.results import PassResult
 
+from ..common.fork_safety import Lock
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
 from ..dumps.cut_folder import repro_text

@@ -29,7 +29,8 @@ from typing import TypeVar
 import torch
 
 from passes.engine import origins
-from passes.engine.locks import Lock
+
+from ..common.fork_safety import Lock
 
 logger = logging.getLogger(__name__)
 

@@ -70,6 +70,11 @@ def operator_name(node: fx.Node) -> str:
     return f"{target.__module__.lstrip('_')}.{name}"
 
 
+def attribute(module: torch.nn.Module, name: str) -> object:
+    """What a ``get_attr`` node reads: ``name`` may lead through submodules."""
+    return operator.attrgetter(name)(module)
+
+
 def is_operator(call: fx.Node) -> bool:
     """Whether a call is an operator of the model: not ``getitem``, which selects one of several results, and not what
     AOTAutograd adds to copy a new value into an argument."""

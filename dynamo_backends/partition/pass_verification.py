@@ -24,12 +24,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import SessionError
 from ..events import count
+from ..graphs.artifacts import attribute
 from ..graphs.example_values import synthetic
 from ..graphs.in_place import write_backs
 from ..graphs.locations import changed_nodes, place_of
 from ..graphs.operators import is_collective
 from ..numerics.arrays import same_number
-from ..numerics.exact import Environment, attribute
+from ..numerics.exact import Environment
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.rule import SUM_UNITS, Measure
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck

@@ -26,11 +26,10 @@ from ..exporter.signature import signature
 from ..exporter.translate import find_translation, fold_constants, translate
 from ..exporter.upstream_faults import draws_random_numbers, faults_of, reason_not_to_translate
 from ..graphs.aliases import IN_PYTORCH
-from ..graphs.artifacts import Region, RegionInput, RegionOutput, Split, region_name
+from ..graphs.artifacts import Region, RegionInput, RegionOutput, Split, attribute, region_name
 from ..graphs.in_place import AFTER, write_in_place
 from ..graphs.layout import ROW_MAJOR, Layout, layout_of
 from ..graphs.operators import is_collective
-from ..numerics.exact import attribute
 from ..runtime.integer_kernels import is_for_any_processor
 from ..runtime.kernel_faults import reason_against_model
 from ..runtime.node_support import ANSWERS

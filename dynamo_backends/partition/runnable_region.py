@@ -19,10 +19,9 @@ import torch
 from torch import fx
 from torch.autograd import forward_ad
 
-from passes.engine.locks import Lock
-
 from ..common import operator_watchers
 from ..common.backoff import BackoffBySizes, sizes_of
+from ..common.fork_safety import Lock
 from ..common.safety_net import caught
 from ..errors import SessionError, WrongResultError, first_line
 from ..events import count, is_candidate_run, warn

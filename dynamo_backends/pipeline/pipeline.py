@@ -25,10 +25,10 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import detect_fake_mode
 
-from passes.engine.locks import Lock
 from passes.engine.registry import are_only_built_in
 from passes.order import LOOKED_FOR
 
+from ..common.fork_safety import Lock
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_original
 from ..errors import AheadOfTimeError

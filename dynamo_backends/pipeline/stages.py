@@ -32,11 +32,10 @@ from passes.engine.results import PassResult
 from ..errors import Kind, Reason, TranslationError, UnsupportedOperatorError, first_line
 from ..events import count, warn
 from ..graphs.aliases import read_memory_of_owners, separate_returned_views
-from ..graphs.artifacts import GraphName, Region, Split, operator_name
+from ..graphs.artifacts import GraphName, Region, Split, attribute, operator_name
 from ..graphs.example_values import real_arguments
 from ..graphs.in_place import mark_partial_writes
 from ..graphs.locations import where
-from ..numerics.exact import attribute
 from ..options import Options
 from ..partition.coverage import CoverageCounts
 from ..partition.moved_to_pytorch import (

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import fx
 
-from passes.engine.locks import Lock
-
+from ..common.fork_safety import Lock
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
 from ..errors import CandidateError, SessionError, TranslationError, first_line, is_out_of_memory

@@ -17,7 +17,7 @@ from ..cache.program_record import from_record
 from ..graphs.artifacts import GraphName
 from ..options import Options
 from ..partition.program import Program
-from .program_payload import read_content
+from ..pipeline.program_payload import read_content
 
 
 @dataclasses.dataclass(frozen=True)
