@@ -37,17 +37,11 @@ from ..graphs.example_values import real_arguments
 from ..graphs.in_place import mark_partial_writes
 from ..graphs.locations import where
 from ..options import Options
-from ..partition.coverage import CoverageCounts
-from ..partition.moved_to_pytorch import (
-    all_nodes,
-    copied_writes,
-    products_of_experts,
-    rejected_nodes,
-    warn_of_unused_converters,
-)
+from ..partition.coverage import CoverageCounts, warn_of_unused_converters
+from ..partition.faster_in_pytorch import copied_writes, products_of_experts
 from ..partition.pass_verification import GraphChecker, can_be_verified, evaluate, not_verified
 from ..partition.program import LoadedProgram, Program, load
-from ..partition.regions import InPytorch, Support, assemble, attributes_of, split_graph
+from ..partition.regions import InPytorch, Support, all_nodes, assemble, attributes_of, rejected_nodes, split_graph
 from ..runtime.integer_kernels import needs_exact_mixed_signs
 from ..runtime.product_kernels import UNKNOWN, ProductKernel, product_kernels
 from ..runtime.providers import provider_name

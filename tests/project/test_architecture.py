@@ -318,7 +318,7 @@ def test_what_onnx_runtime_says_is_read_in_one_module() -> None:
     outside = {
         *paths_of("dynamo_backends/runtime"),
         "dynamo_backends/partition/regions.py",
-        *("dynamo_backends/pipeline/stages.py", "dynamo_backends/partition/moved_to_pytorch.py"),
+        "dynamo_backends/pipeline/stages.py",
     }
     assert {path for path in outside if "re" in imports_of(ROOT / path)} == {"dynamo_backends/runtime/messages.py"}
     said = [path for path in paths_of("dynamo_backends") if "ONNXRuntimeError" in (ROOT / path).read_text()]
