@@ -36,12 +36,12 @@ from ..pipeline.emission import model_of
 from ..pipeline.observer import Observer
 from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
+from ..pipeline.product_kernels import ProductKernel, product_kernels
 from ..pipeline.stage_data import CompiledGraph, PostGradGraph
 from ..pipeline.stages import Context, run_in_pytorch
 from ..pipeline.usage import ExtensionUsage
 from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
-from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..weights.region_session import Weight
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, Products, remedy_of
 

@@ -43,12 +43,12 @@ from ..partition.pass_verification import GraphChecker, can_be_verified, evaluat
 from ..partition.program import LoadedProgram, Program, load
 from ..partition.regions import InPytorch, Support, all_nodes, assemble, attributes_of, rejected_nodes, split_graph
 from ..runtime.integer_kernels import needs_exact_mixed_signs
-from ..runtime.product_kernels import UNKNOWN, ProductKernel, product_kernels
 from ..runtime.providers import provider_name
 from ..runtime.system_memory import give_back
 from ..weights.region_session import Weight
 from .emission import emit
 from .observer import Observer
+from .product_kernels import UNKNOWN, ProductKernel, product_kernels
 from .stage_data import CompiledGraph, CompiledRegion, EmittedRegion, PostGradGraph
 from .stage_passes import StagePasses
 

@@ -1,4 +1,4 @@
-"""Products of integers, and the operators ``quantized_decomposed``, with which PyTorch exports a quantized model (pt2e).
+"""Products of integers, and PyTorch's operators ``quantized_decomposed`` of exported quantized models (pt2e).
 
 The latter become ONNX's ``QuantizeLinear`` and ``DequantizeLinear``, which every provider knows. Eager multiplies by a
 rounded ``1 / scale`` where ``QuantizeLinear`` divides: results differ by one step at numbers that are on a tie up to
@@ -6,7 +6,7 @@ rounding.
 
 A zero point in a tensor must be a number of the dtype, as all are that PyTorch's observers choose.
 
-They exist once ``torch.ao.quantization`` is imported, so they are named by text here.
+These operators exist once ``torch.ao.quantization`` is imported, so they are named by text here.
 """
 
 from __future__ import annotations
