@@ -20,6 +20,7 @@ from passes.engine.manager import all_passes
 from passes.engine.results import PassResult
 
 from ..dumps.blame import Cause, CauseKind
+from ..dumps.optimizers import wrong_optimizer
 from ..errors import SessionError
 from ..numerics.rule import Measure
 from ..numerics.whole_graph import measure
@@ -28,7 +29,6 @@ from ..partition.needed_passes import with_needed_passes
 from ..partition.pass_verification import first_changed_value
 from ..pipeline.stage_data import CompiledRegion
 from ..runtime.binding import BoundSession, OutputSpec
-from ..runtime.optimizers import wrong_optimizer
 from .optimized_models import values_of_session
 from .rows import Row
 
