@@ -10,7 +10,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..exporter.registration import position_of, registered_converter, written_at
+from passes.engine.origins import position_of, written_at
+
+from ..exporter.registration import registered_converter
 from ..exporter.translate import find_translation, value_names
 from ..exporter.upstream_faults import is_uninitialized
 from ..graphs import descriptors

@@ -6,9 +6,11 @@ import dataclasses
 import logging
 from collections.abc import Hashable, Sequence
 
+from passes.engine.origins import described
+
 from ..errors import Reason
 from ..events import FallbackCount, GraphSummary, count, warn
-from ..exporter.registration import described, registered_converter
+from ..exporter.registration import registered_converter
 from ..graphs.artifacts import GraphName, Split
 from ..graphs.locations import where
 
