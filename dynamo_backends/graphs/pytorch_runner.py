@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import fx
 
 from ..common.call_statistics import reporting
 from ..events import FallbackCount, GraphSummary, count
-from .artifacts import GraphName, Runner, is_operator, without_graph
+from .artifacts import GraphName, Runner, is_operator
 from .in_place import mark_partial_writes, write_in_place
 
 aten = torch.ops.aten
@@ -61,3 +65,11 @@ def boxed(runner: Runner) -> Runner:
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def without_graph(module: fx.GraphModule) -> Callable[..., Any]:
+    """The code of a graph module with the attributes that it reads, so that the graph can be freed."""
+    targets = [str(node.target) for op in ("get_attr", "call_module") for node in module.graph.find_nodes(op=op)]
+    names = {target.split(".")[0] for target in targets}
+    attributes = types.SimpleNamespace(**{name: getattr(module, name) for name in names})
+    return types.MethodType(type(module).forward, attributes)

@@ -25,7 +25,8 @@ from ..common.fork_safety import Lock
 from ..common.safety_net import caught
 from ..errors import SessionError, WrongResultError, first_line
 from ..events import count, is_candidate_run, warn
-from ..graphs.artifacts import GraphName, region_name, unlike_fake
+from ..graphs.artifacts import GraphName, region_name
+from ..graphs.fake_tensors import unlike_fake
 from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
 from ..runtime.providers import float32_precision, only_cpu, provider_name
