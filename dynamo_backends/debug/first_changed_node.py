@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from passes.engine.fx.editing import changes_memory, value_in
 
 from ..exporter.upstream_faults import is_uninitialized
-from ..graphs.descriptors import differentiated, of_results
+from ..graphs.descriptors import result_descriptors, result_of_tangent
 from ..graphs.locations import Place, changed_nodes, operands, place_of
 from ..numerics.exact import Environment, widened
 from ..numerics.function_runs import copies
@@ -192,7 +192,7 @@ def with_tangents(graph: fx.GraphModule, known: Mapping[str, object], state: tor
     arguments = [known.get(node.name) for node in nodes]
     missing: dict[object, int] = {}
     for i, node in enumerate(nodes):
-        result = differentiated(node)
+        result = result_of_tangent(node)
         if result is not None and node.name not in known:
             fake = node.meta["val"]
             if all(isinstance(size, int) for size in fake.shape):
@@ -200,7 +200,7 @@ def with_tangents(graph: fx.GraphModule, known: Mapping[str, object], state: tor
             else:
                 missing[result] = i
     leaves = flat(graph.graph.output_node().args[0])
-    described = zip(of_results(graph), leaves, strict=False)
+    described = zip(result_descriptors(graph), leaves, strict=False)
     results = {leaf: missing[result] for result, leaf in described if result in missing}
     run = _Values(graph, CallMode(state, is_wide=False))
     run.args_iter = iter(copies(arguments))

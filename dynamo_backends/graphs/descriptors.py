@@ -1,8 +1,7 @@
 """What AOTAutograd knows about the graph it compiles: number, direction, and what each argument and result is.
 
 AOTAutograd describes each argument and result in ``meta["desc"]``. Descriptors can be compared and are keys of
-dictionaries. The *place* of an argument is that in Dynamo's graph: the name of a lifted attribute, or a position among
-the other arguments.
+dictionaries. An argument of Dynamo's graph is told by the name of a lifted attribute, or the position among the others.
 """
 
 from __future__ import annotations
@@ -66,17 +65,17 @@ def _direction(module: fx.GraphModule, from_name: str) -> str:
     """The direction of a graph from its arguments and results, else from its name."""
     if takes_gradients(module):
         return "backward"
-    if any(isinstance(item, SavedForBackwardsAOTOutput) for item in of_results(module)):
+    if any(isinstance(item, SavedForBackwardsAOTOutput) for item in result_descriptors(module)):
         return "forward"
     return from_name if from_name in ("forward", "backward") else "inference"
 
 
-def of_results(module: fx.GraphModule) -> Sequence[object]:
+def result_descriptors(module: fx.GraphModule) -> Sequence[object]:
     """The descriptors of a graph's results; states of random generators, which the partitioner saves, have none."""
     return module.graph.output_node().meta.get("desc") or []
 
 
-def differentiated(placeholder: fx.Node) -> object | None:
+def result_of_tangent(placeholder: fx.Node) -> object | None:
     """The descriptor of the result whose gradient an argument is; ``None`` for other arguments."""
     descriptor = placeholder.meta.get("desc")
     return descriptor.output if isinstance(descriptor, TangentAOTInput) else None
@@ -84,16 +83,16 @@ def differentiated(placeholder: fx.Node) -> object | None:
 
 def takes_gradients(module: fx.GraphModule) -> bool:
     """Whether arguments are gradients of the forward's results."""
-    return any(differentiated(node) is not None for node in module.graph.find_nodes(op="placeholder"))
+    return any(result_of_tangent(node) is not None for node in module.graph.find_nodes(op="placeholder"))
 
 
 def changed_arguments(module: fx.GraphModule) -> list[object]:
     """The descriptors of the arguments of which a graph returns new values."""
-    return [item.mutated_input for item in of_results(module) if isinstance(item, InputMutationAOTOutput)]
+    return [item.mutated_input for item in result_descriptors(module) if isinstance(item, InputMutationAOTOutput)]
 
 
-def place_of(descriptor: object) -> int | str | None:
-    """The place of an argument or, of a part of a tensor subclass, that of the whole; ``None`` for other arguments."""
+def argument_of(descriptor: object) -> int | str | None:
+    """The argument of Dynamo's graph that an argument, or a part of a tensor subclass, is; ``None`` for others."""
     match whole_of(descriptor)[0]:
         case ParamAOTInput(target=name) | BufferAOTInput(target=name):
             return name
@@ -102,7 +101,7 @@ def place_of(descriptor: object) -> int | str | None:
     return None
 
 
-def place_of_view(descriptor: object) -> int | None:
+def viewing_argument(descriptor: object) -> int | None:
     """The position of the argument of Dynamo's graph that is a view of this argument."""
     if isinstance(descriptor, ViewBaseAOTInput) and isinstance(descriptor.base_of, PlainAOTInput):
         return descriptor.base_of.idx
@@ -134,12 +133,14 @@ def number_of_lifted() -> int:
 
 def name_values(module: fx.GraphModule, names: Sequence[UserName]) -> None:
     """Sets the user's names on an AOTAutograd graph, from ``user_names.argument_names`` of Dynamo's graph."""
-    placeholders, results = module.graph.find_nodes(op="placeholder"), of_results(module)
+    placeholders, results = module.graph.find_nodes(op="placeholder"), result_descriptors(module)
     arguments = [node.meta.get("desc") for node in placeholders]
     module.meta[_DESCRIPTOR_NAMES] = {str(item): _name(item, names) for item in (*arguments, *results)}
     for node, item in zip(placeholders, arguments, strict=True):
-        place = place_of(item)
-        is_static = names[place].is_static if isinstance(place, int) and place < len(names) else isinstance(place, str)
+        argument = argument_of(item)
+        is_static = isinstance(argument, str)
+        if isinstance(argument, int) and argument < len(names):
+            is_static = names[argument].is_static
         set_user_name(node, UserName(_name(item, names), is_static))
     named = (GradAOTOutput, InputMutationAOTOutput)
     found = [_name(item, names) if isinstance(item, named) else "" for item in results]

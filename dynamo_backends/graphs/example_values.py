@@ -21,7 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .descriptors import number_of_lifted, part_of, place_of, place_of_view, whole_of
+from .descriptors import argument_of, number_of_lifted, part_of, viewing_argument, whole_of
 from .layout import hint_of, memory_extent
 
 _SEED = 0
@@ -119,9 +119,9 @@ def _known_arguments(nodes: Sequence[fx.Node], arguments: Sequence[object]) -> d
     known, lifted = {}, number_of_lifted()
     for node in nodes:
         descriptor = node.meta.get("desc")
-        place, view = place_of(descriptor), place_of_view(descriptor)
-        if isinstance(place, int):
-            known[node] = part_of(arguments[lifted + place], whole_of(descriptor)[1])
+        argument, view = argument_of(descriptor), viewing_argument(descriptor)
+        if isinstance(argument, int):
+            known[node] = part_of(arguments[lifted + argument], whole_of(descriptor)[1])
         elif view is not None and getattr(arguments[lifted + view], "_base", None) is not None:
             known[node] = arguments[lifted + view]._base  # type: ignore[attr-defined]
     return known

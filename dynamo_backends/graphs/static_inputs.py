@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 
-from .descriptors import changed_arguments, number_of_lifted, part_of, place_of, whole_of
+from .descriptors import argument_of, changed_arguments, number_of_lifted, part_of, whole_of
 from .locations import user_name
 
 
@@ -60,14 +60,15 @@ def weights(module: fx.GraphModule, arguments: Sequence[object]) -> dict[int, St
 def at_placeholders(module: fx.GraphModule, weights: Mapping[int, StaticInput]) -> dict[int, StaticInput]:
     """The ``weights`` of Dynamo's graph by position in an AOTAutograd graph, without those that it changes."""
     lifted = number_of_lifted()
-    by_place = {weight.name if i < lifted else i - lifted: weight for i, weight in weights.items()}
-    changed = set(map(place_of, changed_arguments(module)))
+    by_argument = {weight.name if i < lifted else i - lifted: weight for i, weight in weights.items()}
+    changed = set(map(argument_of, changed_arguments(module)))
     found = {}
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         descriptor = node.meta.get("desc")
-        place, (_, path) = place_of(descriptor), whole_of(descriptor)
-        if place in by_place and place not in changed:
-            found[i] = StaticInput(".".join((by_place[place].name, *path)), part_of(by_place[place].value, path))
+        argument, (_, path) = argument_of(descriptor), whole_of(descriptor)
+        weight = by_argument.get(argument) if argument is not None else None
+        if weight is not None and argument not in changed:
+            found[i] = StaticInput(".".join((weight.name, *path)), part_of(weight.value, path))
     return found
 
 
@@ -76,10 +77,11 @@ def static_arguments(module: fx.GraphModule) -> dict[int, StaticInput]:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     placeholders = dict(enumerate(module.graph.find_nodes(op="placeholder")))
-    changed = set(map(place_of, changed_arguments(module)))
+    changed = set(map(argument_of, changed_arguments(module)))
     found = {}
     for i in metadata.static_input_indices if metadata is not None else []:
-        place = place_of(placeholders[i].meta.get("desc")) if i in placeholders else None
-        if isinstance(place, int) and place not in changed:
+        descriptor = placeholders[i].meta.get("desc") if i in placeholders else None
+        argument = argument_of(descriptor)
+        if isinstance(argument, int) and whole_of(descriptor)[0] is descriptor and argument not in changed:
             found[i] = StaticInput(user_name(placeholders[i]) or placeholders[i].name)
     return found
