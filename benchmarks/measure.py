@@ -34,6 +34,7 @@ from benchmarks.exported import export
 from benchmarks.models import MODELS
 from dynamo_backends.bench.steps import loss_of
 from dynamo_backends.bench.timing import median_difference, median_ratio, spread, turn_of, wait_until_quiet
+from dynamo_backends.debug.optimized_models import save_optimized
 from dynamo_backends.graphs.artifacts import GraphName, Runner
 from dynamo_backends.options import parse_options
 from dynamo_backends.partition.program import LoadedProgram
@@ -348,7 +349,7 @@ def _session_nodes(variant: Variant) -> int:
         for graph in variant.recorder.graphs:
             for region in graph.regions:
                 if region.bound is not None:
-                    models.append(ir.load(region.bound.session.save_optimized(folder)))
+                    models.append(ir.load(save_optimized(region.bound.session, folder)))
         return sum(count_operators(models).values())
 
 

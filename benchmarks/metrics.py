@@ -16,7 +16,7 @@ sys.path[0] = str(Path(__file__).parents[1])  # not this folder: its passes.py i
 import torch  # noqa: E402
 
 import dynamo_backends  # noqa: E402
-from dynamo_backends.graphs.aot import call_hooks  # noqa: E402
+from dynamo_backends.serving.metrics import call_hooks  # noqa: E402
 
 TURNS, CALLS = 200, 200
 

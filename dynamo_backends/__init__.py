@@ -37,7 +37,7 @@ Names are imported at first use, so that ``dynamo-backends --help`` starts witho
 TYPE_CHECKING = False  # what type checkers take for true
 
 if TYPE_CHECKING:
-    from .backends import onnx_compiler
+    from .backends import dump, onnx_compiler
     from .errors import ExportError, SessionError, TranslationError, UnsupportedOperatorError, WarmUpError
     from .explanations.functions import coverage, explain
     from .exporter.converters.registry import NotTranslatable
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from .exporter.torch_internals import operator_set
     from .graphs.guard_filter import keep_value_guards_unsafe
     from .onnx_files.export import export
-    from .pipeline.dump_block import dump
     from .serving.metrics import metrics, prometheus_collector
     from .serving.warming_up import warm_up
 
@@ -81,7 +80,7 @@ _MODULES = {
     "WarmUpError": ".errors",
     "coverage": ".explanations.functions",
     "decomposition_table": ".exporter.decompositions",
-    "dump": ".pipeline.dump_block",
+    "dump": ".backends",
     "explain": ".explanations.functions",
     "export": ".onnx_files.export",
     "keep_value_guards_unsafe": ".graphs.guard_filter",

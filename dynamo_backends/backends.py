@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import dataclasses
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, cast
 
 from torch import fx
@@ -23,10 +26,10 @@ from torch._dynamo.utils import counters
 from .common import installation as installation  # first: its errors explain why the imports below would fail
 from .common.backend_registry import allow_repetition
 from .common.safety_net import caught, never_fails, or_captured
-from .graphs.aot import is_ahead_of_time, number_apart, skipped_functions
 from .graphs.artifacts import Runner
+from .graphs.dynamo_frames import skipped_functions
+from .graphs.saving_mode import is_ahead_of_time, number_apart
 from .options import Options, parse_options
-from .pipeline.dump_block import Block, current_block
 from .pipeline.observer import GuardedObserver, Observer
 from .pipeline.pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
@@ -84,7 +87,7 @@ def onnxrt(
     """
 
     def compile_it(options: Options) -> Callable[..., object]:
-        return _pipeline(options, current_block(), debug=False).compile_dynamo_graph(gm, example_inputs)
+        return _pipeline(options, current_block.get(), debug=False).compile_dynamo_graph(gm, example_inputs)
 
     return _compiled(gm, example_inputs, options, mode, compile_it)
 
@@ -102,7 +105,7 @@ def onnx_debug(
     """
 
     def compile_it(options: Options) -> Callable[..., object]:
-        return _pipeline(options, current_block(), debug=True).compile_dynamo_graph(gm, example_inputs)
+        return _pipeline(options, current_block.get(), debug=True).compile_dynamo_graph(gm, example_inputs)
 
     return _compiled(gm, example_inputs, options, mode, compile_it)
 
@@ -122,7 +125,7 @@ def fx_debug(
     def compile_it(options: Options) -> Callable[..., object]:
         from .debug.fx_debug import compile_in_pytorch
 
-        return compile_in_pytorch(gm, example_inputs, _in_block(options, current_block()))
+        return compile_in_pytorch(gm, example_inputs, _in_block(options, current_block.get()))
 
     return _compiled(gm, example_inputs, options, mode, compile_it)
 
@@ -191,6 +194,53 @@ def _observer_without_dump(record: list[object] | None) -> Observer:
     return GuardedObserver(RecordObserver(record))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)  # by identity, for a weak dictionary
+class Block:
+    """One ``with dump(...)``.
+
+    Attributes:
+        folder: the absolute path of the dump folder.
+        observers: closed at the end of the block.
+    """
+
+    folder: str
+    observers: list[Observer] = dataclasses.field(default_factory=list)
+
+
+current_block: contextvars.ContextVar[Block | None] = contextvars.ContextVar("dynamo_backends_dump", default=None)
+"""The innermost block of this thread."""
+
+
+@contextlib.contextmanager
+def dump(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Dumps and compares graphs that our backends compile in the block, as ``onnx_debug`` does.
+
+    A graph must be compiled inside the block: call the model there for the first time, or after
+    ``torch._dynamo.reset()``. After the block, the compiled graphs still run, without dump and comparison. A block
+    applies to the thread that enters it, and the innermost block wins.
+
+    Args:
+        folder: the dump folder, which replaces the option ``dump_dir``. Each run is a subfolder; ``latest`` points to
+            the last.
+
+    Yields:
+        The dump folder. If it cannot be written, a warning is logged and the model runs.
+
+    Raises:
+        TypeError: ``folder`` is not a path.
+    """
+    block = Block(os.path.abspath(folder))
+    token = current_block.set(block)
+    try:
+        yield Path(block.folder)
+    finally:
+        current_block.reset(token)
+        with contextlib.ExitStack() as closing:  # closes all, even if one fails
+            for observer in reversed(block.observers):
+                closing.callback(observer.close)
+        block.observers.clear()
+
+
 class AotCompiler(Protocol):
     """The result of ``onnx_compiler``: a compiler for ``aot_autograd`` and its partitioner."""
 
@@ -239,7 +289,7 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
 
     @never_fails("with dump(...)", "It is as if there were no such block", lambda: outside)
     def pipeline() -> Pipeline:
-        block = current_block()
+        block = current_block.get()
         if block is None:
             return outside
         if block not in inside:

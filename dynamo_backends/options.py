@@ -57,23 +57,33 @@ class OptionFormat:
     from_user: Callable[[object], object] = lambda value: value  # noqa: E731
 
 
-def _check_bool(value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"expected True or False, got {value!r} ({type(value).__name__})")
+def _is(expected: str, is_valid: Callable[[Any], object]) -> Callable[[object], None]:
+    """A check of values that are valid; ``expected`` says which are."""
+
+    def check(value: object) -> None:
+        if not is_valid(value):
+            raise ValueError(f"expected {expected}, got {value!r} ({type(value).__name__})")
+
+    return check
 
 
-def _check_integer(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"expected an integer, got {value!r} ({type(value).__name__})")
-    return value
+def _between(least: float, most: float, expected: str, *valid: object) -> Callable[[object], None]:
+    """A check of integers; other ``valid`` values are allowed too."""
+    return _is(expected, lambda value: value in valid or (type(value) is int and least <= value <= most))
+
+
+def _one_of(valid: Sequence[str]) -> Callable[[object], None]:
+    return _is(f"one of {', '.join(map(repr, valid))}", lambda value: value in valid)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _check_opset(value: object) -> None:
-    opset = _check_integer(value)
-    if not MINIMUM_OPSET <= opset <= ALWAYS_LOADED and not MINIMUM_OPSET <= opset <= maximum_opset():
-        raise ValueError(
-            f"expected {MINIMUM_OPSET} to {maximum_opset()}, the opsets of the installed ONNX Runtime, got {opset}"
-        )
+    if type(value) is not int or not MINIMUM_OPSET <= value <= ALWAYS_LOADED:  # the newest takes a while to find out
+        opsets = f"an integer from {MINIMUM_OPSET} to {maximum_opset()}, the opsets of the installed ONNX Runtime"
+        _between(MINIMUM_OPSET, maximum_opset(), opsets)(value)
 
 
 def most_threads() -> int:
@@ -82,37 +92,6 @@ def most_threads() -> int:
 
 
 _THREADS = f"None or an integer from 1 to {most_threads()} (four for each processor, at least 64)"
-
-
-def _between(least: float, most: float, expected: str) -> Callable[[object], None]:
-    def check(value: object) -> None:
-        if not least <= _check_integer(value) <= most:
-            raise ValueError(f"expected {expected}, got {value}")
-
-    return check
-
-
-def _check_dump_dir(value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a path, got {value!r} ({type(value).__name__})")
-    if not value:
-        raise ValueError("expected a path, got an empty string")
-
-
-def _or_none(check: Callable[[object], object]) -> Callable[[object], None]:
-    def check_unless_none(value: object) -> None:
-        if value is not None:
-            check(value)
-
-    return check_unless_none
-
-
-def _one_of(valid: Sequence[str]) -> Callable[[object], None]:
-    def check(value: object) -> None:
-        if value not in valid:
-            raise ValueError(f"expected one of {', '.join(map(repr, valid))}, got {value!r}")
-
-    return check
 
 
 def _check_passes(value: object) -> None:
@@ -186,6 +165,8 @@ def _is_list_of_names(names: object) -> bool:
     return isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
 
 
+_BOOLEAN = OptionFormat(_is("True or False", lambda value: isinstance(value, bool)), _bool_from_text)
+
 GROUPS = {
     "run": "How graphs run",
     "debug": "What is dumped and checked",
@@ -244,7 +225,7 @@ class Options:
     threads: int | None = option(
         "run",
         None,
-        OptionFormat(_or_none(_between(1, most_threads(), _THREADS)), _integer_from_text),
+        OptionFormat(_between(1, most_threads(), _THREADS, None), _integer_from_text),
         "Threads of a session, at most four per processor or 64. The default is torch.get_num_threads() at each call.",
     )
     spin: int = option(
@@ -284,14 +265,14 @@ class Options:
     check_providers: bool = option(
         "run",
         True,
-        OptionFormat(_check_bool, _bool_from_text),
+        _BOOLEAN,
         "Whether the first results of a region on a provider other than the CPU's are compared with PyTorch's; if they "
         "are wrong, the next provider runs the region. Set False to ask a provider for less than float32.",
     )
     dump_dir: str = option(
         "debug",
         "onnx_debug",
-        OptionFormat(_check_dump_dir, from_user=_path_from_user),
+        OptionFormat(_is("a path", _is_path), from_user=_path_from_user),
         "Folder of the dumps of onnx_debug and fx_debug; each process writes its own run folder in it.",
         changes_graphs=False,
     )
@@ -313,21 +294,21 @@ class Options:
     verify_passes: bool = option(
         "debug",
         False,
-        OptionFormat(_check_bool, _bool_from_text),
+        _BOOLEAN,
         "Whether the result of each pass that fired is compared with float64 on the real inputs; a pass that changes "
         "results by more than rounding is undone.",
     )
     cache: bool = option(
         "cache",
         True,
-        OptionFormat(_check_bool, _bool_from_text),
+        _BOOLEAN,
         "Whether compiled graphs are kept on disk for other processes.",
         changes_graphs=False,
     )
     cache_dir: str | None = option(
         "cache",
         None,
-        OptionFormat(_or_none(_check_dump_dir), from_user=_path_from_user),
+        OptionFormat(_is("a path or None", lambda x: x is None or _is_path(x)), from_user=_path_from_user),
         "Folder of the compiled graphs; the default is dynamo_backends in $XDG_CACHE_HOME or ~/.cache.",
         changes_graphs=False,
     )

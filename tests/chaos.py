@@ -47,7 +47,7 @@ NOT_RAISING = ("common.safety_net", "errors", "events", "__init__", "__main__", 
 """Of both packages, left as they are: the net, what it counts with, the commands, locks."""
 
 GROUND = {
-    "graphs.aot.boxed.run": "a call from AOTAutograd's code, which the net is under",
+    "graphs.pytorch_runner.boxed.run": "a call from AOTAutograd's code, which the net is under",
     "partition.runnable_region.RunnableRegion.__call__": "a call from the code of a graph; it calls the net",
     "partition.runnable_region.RunnableRegion._on_next": "the net under a region",
     "backends.fx_debug": "a call from Dynamo; it calls the net",

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dynamo_backends.cli.show_file import saved_programs
 from torch._dynamo.utils import counters
 
 from dynamo_backends.bench import ahead_of_time
@@ -39,7 +40,6 @@ from dynamo_backends.bench.loading import Inputs, LoadedCase, load
 from dynamo_backends.bench.models import MODELS
 from dynamo_backends.bench.reference import CaseJudge
 from dynamo_backends.bench.steps import Steps
-from dynamo_backends.pipeline.file_inspection import saved_programs
 
 MODES = ("inference", "train")
 OF_PYTORCH = {"wav2vec2": "PyTorch cannot pickle modules with parametrized weights, which its guards contain"}
@@ -70,7 +70,7 @@ def check_case(case: Case, path: Path) -> None:
         judge = CaseJudge(steps)
         found = judge.difference(steps.results(function))
         assert not found, found
-        if case.mode == "inference" and not any(graph.program.coverage.fallbacks for graph in saved_programs(path)):
+        if case.mode == "inference" and not any(program.coverage.fallbacks for _, program in saved_programs(path)):
             _check_child(function, loaded, steps.results(function)[0])
     ours = counters["dynamo_backends"]
     assert ours["graphs_loaded"] == 1 + (case.mode == "train") and not counters["stats"]["calls_captured"], ours

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from ..common.strides import element_bytes
 from ..errors import Reason
 from ..graphs.aliases import IN_PYTORCH
+from ..graphs.artifacts import attribute
 from ..graphs.graph_json import CannotStoreError, encode_graph
 from ..graphs.size_assumptions import Assumptions
-from ..numerics.exact import attribute
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 import threading
 import time
@@ -326,6 +327,21 @@ def encoded(key: str, record: StoredRecord) -> bytes:
     header = json.dumps({"key": key, "lengths": lengths, "header": record.header}, allow_nan=False).encode()
     body = b"".join([len(header).to_bytes(8, "little"), header, *record.blobs])
     return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def encoded_in(content: bytes) -> Iterator[bytes]:
+    """What ``encoded`` returned that is contained in a file of another format, such as a pickle.
+
+    Raises:
+        DamagedError: one has no header.
+    """
+    for found in re.finditer(re.escape(_MAGIC), content):
+        start = found.end() + hashlib.sha256().digest_size + 8
+        end = start + int.from_bytes(content[start - 8 : start], "little")
+        try:
+            yield content[found.start() : end + sum(json.loads(content[start:end])["lengths"])]
+        except (ValueError, TypeError, LookupError) as error:
+            raise DamagedError("it has no header") from error
 
 
 def decoded(content: bytes, key: str) -> StoredRecord:

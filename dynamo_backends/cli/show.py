@@ -6,12 +6,16 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..common.text_table import fit_table
 from ..dumps.schema import StageEntry
 from ..dumps.stage_graphs import FX_STAGES, STAGES, stage_graphs, stages_of
 from .common import GRAPH, add_graph_arguments, coloured, count_text, print_json, run_of_graph, try_next
+
+if TYPE_CHECKING:
+    from ..partition.program import Program
+    from ..pipeline.program_payload import PayloadContent
 
 DETAILS = (
     "FX graphs are printed as Python and ONNX models as text, with types and the lines of the user's code. Without "
@@ -90,23 +94,23 @@ def _show_model(path: Path, arguments: argparse.Namespace) -> int:
 def _show_saved(path: Path, arguments: argparse.Namespace) -> int:
     """Prints the graphs of a file, and writes their models to the folder ``arguments.onnx``."""
     from ..common import installation as installation
-    from ..pipeline.file_inspection import saved_programs
 
     stems: Counter[str] = Counter()  # graphs of several processes may have one name
     as_json, texts = [], []
-    for saved in saved_programs(path):
-        coverage = saved.program.coverage
+    for saved, program in saved_programs(path):
+        coverage = program.coverage
         stem = f"{saved.name.index}_{saved.name.direction or 'graph'}"
         stems[stem] += 1
         stem += f"_{stems[stem]}" if stems[stem] > 1 else ""
-        models = [item.executable for item in saved.program.regions]
+        models = [item.executable for item in program.regions]
         regions = list(_models(models, stem, arguments.onnx))
+        names = [name for name, _ in saved.weights.values()]
         fallbacks = [
             {"operator": target, "number": times, "reason": str(reason)} for target, reason, times in coverage.fallbacks
         ]
         found = {"graph": str(saved.name), "operators_on_onnx": coverage.on_onnx, "operators_in_pytorch": fallbacks}
-        as_json.append({**found, "regions": regions, "weights": saved.weights, "versions": dict(saved.versions)})
-        weights = f"; {count_text(len(saved.weights), 'weight')} as constants" if saved.weights else ""
+        as_json.append({**found, "regions": regions, "weights": names, "versions": dict(saved.versions)})
+        weights = f"; {count_text(len(names), 'weight')} as constants" if names else ""
         versions = ", ".join(f"{name} {version}" for name, version in saved.versions.items())
         texts.append(f"{saved.name}: {coverage.on_onnx} operators on ONNX Runtime{weights}; saved with {versions}")
         if regions:
@@ -131,3 +135,27 @@ def _models(executables: Sequence[Any], stem: str, folder: Path | None) -> Itera
         nodes = len(onnx.load_from_string(model).graph.node)
         sizes = {"inputs": len(executable.inputs), "outputs": len(executable.outputs)}
         yield {"model": name, "nodes": nodes, "bytes": len(model), **sizes}
+
+
+def saved_programs(path: Path) -> list[tuple[PayloadContent, Program]]:
+    """The graphs in a file that ``save_compiled_function`` or ``save_cache_artifacts`` made; their Programs have the
+    default options.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such file, is damaged, or has no graph of ours.
+    """
+    from ..cache.program_record import from_record
+    from ..cache.store import DamagedError, encoded_in
+    from ..options import Options
+    from ..pipeline.program_payload import read_content
+
+    try:
+        contents = [read_content(content) for content in dict.fromkeys(encoded_in(path.read_bytes()))]
+        contents.sort(key=lambda content: (content.name.index, content.name.direction != "forward"))
+        found = [(content, from_record(content.record, None, Options())) for content in contents]
+    except (DamagedError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if not found:
+        raise ValueError(f"{path} has no graphs of onnxrt, or is no file of save_compiled_function")
+    return found

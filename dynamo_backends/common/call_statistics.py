@@ -15,9 +15,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from passes.engine.locks import Lock
-
 from ..events import GraphSummary, count, listeners
+from .fork_safety import Lock
 from .session_events import SESSION_CLOCK
 
 P = ParamSpec("P")

@@ -7,7 +7,9 @@
             renew_in_children(self)
 
         def renew_in_child(self):
-            self._lock = threading.Lock()  # a thread of the parent may hold it
+            self._threads = []  # those of the parent are not here
+
+``Lock`` is a lock that is free in a forked child. It is of ``passes``, which imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ import ctypes
 import os
 import weakref
 from typing import Protocol
+
+from passes.engine.locks import Lock
+
+__all__ = ["Lock", "Renewable", "never_free", "renew_in_children"]
 
 
 class Renewable(Protocol):

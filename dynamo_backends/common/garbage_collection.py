@@ -6,9 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-from passes.engine.locks import Lock
-
-from .fork_safety import renew_in_children
+from .fork_safety import Lock, renew_in_children
 
 
 class Freezer:

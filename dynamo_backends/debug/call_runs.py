@@ -30,7 +30,7 @@ from xxhash import xxh3_64_intdigest
 from passes.engine.fx.editing import changes_memory, value_in
 
 from ..common.operator_watchers import transforms_undone, without_saved_tensors_hooks
-from ..graphs import aot
+from ..graphs import partitioning
 from ..numerics.arrays import as_array, dense, dtype_name
 from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS, is_floating, widened, wider_dtype
 from ..numerics.function_runs import CopiedMemory, Rerun, is_strided, memory_of, passed, storage_of
@@ -255,7 +255,7 @@ class CallRuns:
         if not tangents or not leaves or not gradients:
             return Outcome(values, mode.inexact, mode.terms, mode.reads_memory)
         draws = mode.randomness.draws
-        with backward, aot.backward_may_run_twice():
+        with backward, partitioning.backward_may_run_twice():
             outputs = [ends[key] for key in tangents]
             inputs = list(leaves.values())
             # AOTAutograd compiles a backward that keeps what it read, as the user's may run twice

@@ -12,8 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
-from passes.engine.locks import Lock
-
+from ..common.fork_safety import Lock
 from ..graphs.locations import user_name
 
 MOST_SIZES = 8

@@ -24,14 +24,14 @@ from pathlib import Path
 
 import torch
 
-from ..common.fork_safety import renew_in_children
+from ..common.fork_safety import Lock, renew_in_children
 from ..dumps.reading import LATEST
 from ..graphs.artifacts import GraphName
 
 logger = logging.getLogger(__name__)
 
 _folders: dict[str, DumpFolder] = {}
-_folders_lock = threading.Lock()
+_folders_lock = Lock()
 _temporary_numbers = itertools.count()
 
 

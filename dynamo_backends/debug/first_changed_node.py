@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from passes.engine.fx.editing import changes_memory, value_in
 
 from ..exporter.upstream_faults import is_uninitialized
-from ..graphs import aot
+from ..graphs.descriptors import result_descriptors, result_of_tangent
 from ..graphs.locations import Place, changed_nodes, operands, place_of
 from ..numerics.exact import Environment, widened
 from ..numerics.function_runs import copies
@@ -191,16 +191,17 @@ def with_tangents(graph: fx.GraphModule, known: Mapping[str, object], state: tor
     nodes = list(graph.graph.find_nodes(op="placeholder"))
     arguments = [known.get(node.name) for node in nodes]
     missing: dict[object, int] = {}
-    for i, (node, key) in enumerate(zip(nodes, aot.keys_of_arguments(graph), strict=True)):
-        if isinstance(key, tuple) and key[0] == "tangent" and node.name not in known:
+    for i, node in enumerate(nodes):
+        result = result_of_tangent(node)
+        if result is not None and node.name not in known:
             fake = node.meta["val"]
             if all(isinstance(size, int) for size in fake.shape):
                 arguments[i] = tangent(i, fake)
             else:
-                missing[key[1]] = i
+                missing[result] = i
     leaves = flat(graph.graph.output_node().args[0])
-    keys = aot.keys_of_results(graph)
-    results = {leaf: missing[key] for key, leaf in zip(keys, leaves, strict=True) if key in missing}
+    described = zip(result_descriptors(graph), leaves, strict=False)
+    results = {leaf: missing[result] for result, leaf in described if result in missing}
     run = _Values(graph, CallMode(state, is_wide=False))
     run.args_iter = iter(copies(arguments))
     with torch.no_grad(), run.mode.alone():

@@ -24,16 +24,15 @@ import msgspec
 import torch
 from torch._dynamo.utils import counters
 
-from passes.engine.locks import Lock
 from passes.engine.results import PassResult
 
-from ..common.fork_safety import renew_in_children
+from ..common.fork_safety import Lock, renew_in_children
 from ..dumps import schema
 from ..dumps.reading import MANIFEST, SCHEMA_VERSION
 from ..dumps.schema import DIRECTIONS, Direction
 from ..exporter.upstream_faults import DROPOUT
-from ..graphs.aot import call_being_compiled, frame_being_compiled, skipped_functions
 from ..graphs.artifacts import GraphName, operator_name
+from ..graphs.dynamo_frames import call_being_compiled, frame_being_compiled, skipped_functions
 from ..graphs.locations import is_user_file, location_text, short_file, user_name, where, working_folder
 from ..options import Options
 from ..pipeline.stage_data import CompiledGraph

@@ -22,7 +22,7 @@ from ..dumps.blame import Cause, CauseKind
 from ..dumps.schema import Instability, node_of
 from ..errors import SessionError, TranslationError, first_line
 from ..exporter.translate import value_names
-from ..graphs.artifacts import unlike_fake
+from ..graphs.fake_tensors import unlike_fake
 from ..graphs.locations import where
 from ..numerics.arrays import dense
 from ..numerics.exact import Environment, widen

@@ -16,10 +16,10 @@ import torch
 from torch import fx
 from torch._guards import CompileContext
 
-from passes.engine.locks import Lock
 from passes.engine.manager import Listener
 from passes.engine.results import PassResult
 
+from ..common.fork_safety import Lock
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
 from ..dumps.cut_folder import repro_text
@@ -43,6 +43,7 @@ from .comparison_tables import side_by_side_json, side_by_side_text
 from .dump_folder import dump_folder, graph_folder
 from .manifest import manifest_of
 from .node_sessions import NodeSessions
+from .optimized_models import optimized_model
 from .record import Record, RecordObserver
 from .recorded_run import RecordedRun, can_be_compared, record_run
 from .rows import ExpectedValues, Finding, GraphComparison, exception_text
@@ -201,7 +202,7 @@ class DebugObserver(Observer):
             self._folder.write_text(f"{folder}/repro.py", repro_text(settings))
         else:
             try:
-                model, _ = compiled.bound.session.optimized()
+                model, _ = optimized_model(compiled.bound.session)
                 nodes, content = len(model.graph), serialize(model)
             except CompiledNodesError:  # a provider compiled it to something that is not an ONNX model
                 nodes, same_as = len(compiled.optimized_model.graph), "onnx_optimized"

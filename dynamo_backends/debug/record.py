@@ -11,8 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from passes.engine.locks import Lock
-
+from ..common.fork_safety import Lock
 from ..common.safety_net import net
 from ..common.strides import element_bytes
 from ..graphs.artifacts import Runner

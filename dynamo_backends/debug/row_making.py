@@ -10,10 +10,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..exporter.registration import position_of, registered_converter, written_at
+from passes.engine.origins import position_of, written_at
+
+from ..exporter.registration import registered_converter
 from ..exporter.translate import find_translation, value_names
 from ..exporter.upstream_faults import is_uninitialized
-from ..graphs import aot
+from ..graphs import descriptors
 from ..graphs.artifacts import is_operator, operator_name
 from ..graphs.locations import module_path, short_file, source_line, stack, user_name
 from ..numerics.arrays import as_array, dense, index_of
@@ -33,7 +35,7 @@ class RowMaker:
         self._run, self._opset = run, opset
         self._region_of = {node: item.region.index for item in graph.regions for node in item.region.nodes}
         self._returned = set(graph.module.graph.output_node().all_input_nodes)
-        self._result_names = aot.result_names(graph.module)
+        self._result_names = descriptors.result_names(graph.module)
         self._described = 0
 
     def row(self, judged: Judged) -> Row | None:

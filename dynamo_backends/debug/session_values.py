@@ -18,12 +18,12 @@ from ..exporter.results import number_dtype
 from ..exporter.translate import value_names
 from ..graphs.artifacts import RegionOutput
 from ..numerics.operator_facts import base_name
+from ..partition.exposed_values import add_outputs, exposing
 from ..partition.regions import results_of
 from ..pipeline.stage_data import CompiledRegion
 from ..runtime.binding import TABLE, BoundSession, InputSpec, OutputSpec
-from ..runtime.exposed_values import add_outputs, exposed_session, used_constants
 from ..runtime.kernel_faults import DTYPES_BY_NAME
-from ..runtime.session import tensor_of
+from .optimized_models import final_session, optimized_model, tensor_of, used_constants
 
 _BLOCKED = "com.microsoft.nchwc"
 """The domain of nodes whose results have blocks of channels as their last dimension; only convolutional networks have
@@ -59,7 +59,7 @@ class SessionValues:
     """
 
     def __init__(self, compiled: CompiledRegion, bound: BoundSession) -> None:
-        model, constants = bound.session.optimized()
+        model, constants = optimized_model(bound.session)
         results = {_name(item): item for node in compiled.region.operators for item in _results_of(node)}
         self.guessed = frozenset(_show_blocked(model, results))
         values = {str(value.name): value for node in model.graph for value in node.outputs}
@@ -73,7 +73,7 @@ class SessionValues:
         stops = {name: _unpermuted(name) for name in (*self.names, *self.constants, *returned)}
         self.cuts = {known: _cut(values[name], stops) for name, known in stops.items() if name in values}
         add_outputs(model, values, specs)
-        self._inputs, self._settings, self._model = bound.inputs, bound.session.settings, model
+        self._inputs, self._settings, self._model = bound.inputs, exposing(bound.session.settings), model
         self._specs = {spec.name: spec for spec in (*returned.values(), *specs)}
         self._constants = used_constants(model, constants)
         self._whole: BoundSession | None = None
@@ -91,7 +91,7 @@ class SessionValues:
             yield from self._run_parts(parts, args)
             return
         if self._whole is None:
-            session = exposed_session(self._model, self._settings, self._constants)
+            session = final_session(self._model, self._settings, self._constants)
             self._whole = BoundSession(session, self._inputs, list(self._specs.values()))
         results = self._whole(args)
         yield dict(zip(map(_unpermuted, self._specs), results, strict=True))
@@ -129,7 +129,7 @@ class SessionValues:
                 continue
             constants = {str(v.name): self._constants[v.name] for v in model.graph.inputs if v.name in self._constants}
             read = [given[name] for value in model.graph.inputs if (name := str(value.name)) not in constants]
-            session = exposed_session(model, self._settings, constants)
+            session = final_session(model, self._settings, constants)
             _add_types(cutter.outputs_of(kept), session.output_types)
             outputs = [self._specs.get(str(value.name)) or _spec_of(value) for value in cutter.outputs_of(kept)]
             part = BoundSession(session, [spec for spec, _ in read], outputs)

@@ -22,7 +22,7 @@ from passes.engine.manager import Listener
 from passes.engine.results import PassResult
 
 from ..dumps.schema import StageEntry
-from ..graphs import aot
+from ..graphs import descriptors
 from ..graphs.artifacts import GraphName
 from ..graphs.graph_text import GraphNode, Kind, model_text, without_freeing
 from ..graphs.locations import Frame, short_file, source_frame, stack, user_name
@@ -57,7 +57,7 @@ def stage_text(module: fx.GraphModule) -> str:
     last_caller: Frame | None = None
     is_definition = True
     for line in text.splitlines():
-        line = aot.with_user_names(module, line)
+        line = descriptors.with_user_names(module, line)
         if match := _FILE.match(line):
             last_caller = None
             line = f"{match['start']}{short_file(match['file'])}{match['rest']}"

@@ -11,10 +11,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from passes.engine.fx.editing import is_gradient
 from passes.engine.results import PassResult
 
 from ..dumps.blame import Cause, CauseKind
-from ..graphs import aot
+from ..graphs import static_inputs
+from ..graphs.descriptors import takes_gradients
+from ..graphs.in_place import write_backs
 from ..graphs.locations import Place, UserName, set_user_name, user_name, where
 from ..numerics.verdicts import epsilon
 from .interpreter import flat
@@ -127,7 +130,7 @@ class PreGradGraphs(StageGraphs):
 
     def end(self, stage: str, graph: fx.GraphModule) -> None:
         super().end(stage, graph)
-        attributes = aot.lifted_attributes(graph)
+        attributes = static_inputs.lifted_attributes(graph)
         self.attributes = list(attributes.values())
         if attributes:
             self.steps = [dataclasses.replace(step, graph=_lifted(step.graph, list(attributes))) for step in self.steps]
@@ -203,7 +206,8 @@ def copy_of(module: fx.GraphModule, kind: type[fx.GraphModule] = _GraphWithoutCo
 def functional(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph, see ``copy_of``; what a forward copies into arguments becomes the last results."""
     copied = copy_of(module)
-    pairs = [(new, copy) for _, new, copy in aot.forward_writes(copied)]
+    may_be_backward = takes_gradients(copied)  # PyTorch 2.13 tags the writes of inference graphs as a backward's too
+    pairs = [(new, copy) for _, new, copy in write_backs(copied) if not (may_be_backward and is_gradient(copy))]
     output = copied.graph.output_node()
     for new, copy in pairs:
         copy.replace_all_uses_with(new)

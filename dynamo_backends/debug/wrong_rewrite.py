@@ -20,15 +20,16 @@ from passes.engine.manager import all_passes
 from passes.engine.results import PassResult
 
 from ..dumps.blame import Cause, CauseKind
+from ..dumps.optimizers import wrong_optimizer
 from ..errors import SessionError
 from ..numerics.rule import Measure
 from ..numerics.whole_graph import measure
+from ..partition.exposed_values import values_of_model
 from ..partition.needed_passes import with_needed_passes
 from ..partition.pass_verification import first_changed_value
 from ..pipeline.stage_data import CompiledRegion
 from ..runtime.binding import BoundSession, OutputSpec
-from ..runtime.exposed_values import tensors, values_of_model, values_of_session
-from ..runtime.optimizers import wrong_optimizer
+from .optimized_models import values_of_session
 from .rows import Row
 
 
@@ -95,7 +96,7 @@ def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Map
 
     def value(without: str = "") -> torch.Tensor | None:
         model = with_needed_passes(compiled.model, without=without)
-        return tensors(values_of_model(bound, model, arguments, wanted)).get(row.name)  # not for a constant
+        return values_of_model(bound, model, arguments, wanted).get(row.name)  # not for a constant
 
     for name in (result.name for result in compiled.passes if result.fired and result.name in needed):
         with contextlib.suppress(SessionError):  # the runtime may reject the model without the pass
@@ -144,12 +145,14 @@ class _RewriteSearch:
         return str(found[0].name) if found is not None else self._value
 
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
-        session = self._bound.session.variant(model, optimize=optimize, also_disabled=disabled)
+        session = self._bound.session
+        disabled = (*session.settings.disabled_optimizers, *disabled)
+        session = session.variant(model, optimize=optimize, disabled_optimizers=disabled)
         if self._position is None:
             found = next((v.dtype for node in model.graph for v in node.outputs if v.name == self._value), None)
             dtype = ir.tensor_adapters.to_torch_dtype(found) if found is not None else torch.float32
             wanted = [OutputSpec(self._value, dtype)]
-            return tensors(values_of_session(self._bound, session, self._arguments, wanted)).get(self._value)
+            return values_of_session(self._bound, session, self._arguments, wanted).get(self._value)
         result = BoundSession(session, self._bound.inputs, self._bound.outputs)(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..runtime import optimizers
+from . import optimizers
 from .bisection import (
     RIGHT,
     WRONG,

@@ -26,7 +26,7 @@ from passes.engine.results import PassResult
 
 from ..errors import Reason, TranslationError
 from ..exporter.upstream_faults import DROPOUT
-from ..graphs import aot
+from ..graphs import dynamo_frames
 from ..graphs.artifacts import GraphName, Region, Split, operator_name
 from ..graphs.locations import line_of_layer, module_path, short_file, where
 from ..options import Options, parse_options
@@ -36,12 +36,12 @@ from ..pipeline.emission import model_of
 from ..pipeline.observer import Observer
 from ..pipeline.pass_target import pass_target
 from ..pipeline.pipeline import Pipeline
+from ..pipeline.product_kernels import ProductKernel, product_kernels
 from ..pipeline.stage_data import CompiledGraph, PostGradGraph
 from ..pipeline.stages import Context, run_in_pytorch
 from ..pipeline.usage import ExtensionUsage
 from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
-from ..runtime.product_kernels import ProductKernel, product_kernels
 from ..weights.region_session import Weight
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, Products, remedy_of
 
@@ -86,8 +86,10 @@ def explain(
         listener = _GraphRecorder(splitter.usage)
         pipeline = Pipeline(checked, listener, splitter.compile)
         try:
-            run = aot.compiled_with_guards(function, pipeline.compile_dynamo_graph, dynamic, listener.guards.extend)
-            results = run(*args, **kwargs)
+            compiled = torch._dynamo.optimize(
+                pipeline.compile_dynamo_graph, guard_export_fn=listener.guards.extend, dynamic=dynamic
+            )
+            results = compiled(function)(*args, **kwargs)
             _run_backward(results)
             listener.read_messages()
         finally:
@@ -177,7 +179,7 @@ class _GraphRecorder(Observer):
         if name != "dynamo":
             return
         assert isinstance(artifact, fx.GraphModule)
-        frame = aot.frame_being_compiled()
+        frame = dynamo_frames.frame_being_compiled()
         assert frame is not None  # Dynamo is active
         new = self.read_messages()
         details = frame.details
@@ -186,7 +188,7 @@ class _GraphRecorder(Observer):
         self.graphs[graph.index] = DynamoGraph(
             graph.index,
             frame.function,
-            aot.place_being_compiled(),
+            dynamo_frames.place_being_compiled(),
             frame.reason,
             f"{short_file(frame.end_file)}:{frame.end_line}" if frame.end_line else "",
             details if frame.details else "",

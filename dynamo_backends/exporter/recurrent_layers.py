@@ -17,7 +17,7 @@ from torch import _decomp, fx
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
-from ..graphs.aot import dynamo_compile_lock
+from ..graphs.late_compile import dynamo_compile_lock
 
 aten = torch.ops.aten
 

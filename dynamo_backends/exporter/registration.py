@@ -28,8 +28,9 @@ from typing import TypeVar
 
 import torch
 
-from passes.engine import origins
-from passes.engine.locks import Lock
+from passes.engine.origins import described, is_defined_again
+
+from ..common.fork_safety import Lock
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +95,14 @@ def register_converter(
         with _registering:
             for overload in overloads:
                 registered = _converters.get(overload)
-                if registered is not None and not origins.is_defined_again(
-                    _python_function(registered), _python_function(function)
-                ):
-                    raise ValueError(
-                        f"{overload} already has the converter {described(registered)}; to register "
-                        f"{described(function)}, call unregister_converter(torch.ops.{overload}) first"
-                    )
+                # A converter may be an onnxscript function.
+                old, new = (getattr(item, "function", item) for item in (registered, function))
+                if registered is None or is_defined_again(old, new):
+                    continue
+                raise ValueError(
+                    f"{overload} already has the converter {described(registered)}; to register "
+                    f"{described(function)}, call unregister_converter(torch.ops.{overload}) first"
+                )
             replaced = [item for item in overloads if _converters.get(item, function) is not function]
             _converters = {**_converters, **dict.fromkeys(overloads, function)}
         for overload in replaced:
@@ -168,26 +170,6 @@ def registered_names() -> frozenset[str]:
     if _names[0] is not _converters:
         _names = _converters, frozenset(map(str, _converters))
     return _names[1]
-
-
-def position_of(function: Callable[..., object]) -> tuple[str, int]:
-    """The file and line of a converter, see ``origins.position_of``."""
-    return origins.position_of(_python_function(function))
-
-
-def described(function: Callable[..., object]) -> str:
-    """A converter's name and source location: ``swish (converters.py:12)``."""
-    return origins.described(_python_function(function))
-
-
-def written_at(function: Callable[..., object]) -> str:
-    """A converter's source location: ``converters.py:12``."""
-    return origins.written_at(_python_function(function))
-
-
-def _python_function(function: Callable[..., object]) -> object:
-    """The Python function of a converter, which may be an onnxscript function."""
-    return getattr(function, "function", function)
 
 
 @functools.cache

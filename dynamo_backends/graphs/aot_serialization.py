@@ -1,4 +1,4 @@
-"""Adapts our compiler to PyTorch's serialization of compiled graphs. It imports Inductor, ``aot`` does not."""
+"""Adapts our compiler to PyTorch's serialization of compiled graphs. It imports Inductor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._inductor.output_code import OutputCode
 from torch._subclasses import FakeTensor
-from torch.compiler._cache import CacheArtifactManager, _deserialize_single_cache
-from torch.utils._appending_byte_serializer import AppendingByteSerializer
 
 from .artifacts import Runner
 
-__all__ = ["NotSavedError", "OutputCode", "artifact_contents", "keyed", "serializable", "share_memory"]
+__all__ = ["NotSavedError", "OutputCode", "keyed", "serializable", "share_memory"]
 
 _KEY = "_dynamo_backends_key"
 
@@ -45,14 +43,3 @@ def share_memory(arguments: Sequence[object]) -> bool:
         return True
     strided = [item for item in tensors if item.layout is torch.strided]
     return len({item.untyped_storage()._cdata for item in strided}) < len(tensors)
-
-
-def artifact_contents(artifacts: bytes) -> list[bytes]:
-    """The content of each entry of what ``torch.compiler.save_cache_artifacts`` returned.
-
-    Raises:
-        RuntimeError: it is something else, or damaged.
-    """
-    CacheArtifactManager._ensure_cache_artifacts_registered()
-    kinds = AppendingByteSerializer.to_list(artifacts, deserialize_fn=_deserialize_single_cache)
-    return [item.content for _, items in kinds for item in items]

@@ -6,9 +6,7 @@ import collections
 import dataclasses
 import functools
 import operator
-import types
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import fx
@@ -68,6 +66,11 @@ def operator_name(node: fx.Node) -> str:
     if name is None or isinstance(target, (str, torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return str(target)
     return f"{target.__module__.lstrip('_')}.{name}"
+
+
+def attribute(module: torch.nn.Module, name: str) -> object:
+    """What a ``get_attr`` node reads: ``name`` may lead through submodules."""
+    return operator.attrgetter(name)(module)
 
 
 def is_operator(call: fx.Node) -> bool:
@@ -142,29 +145,6 @@ class Coverage:
         return collections.Counter((operator_name(node), reason) for node, reason in self.in_pytorch.items())
 
 
-def unlike_fake(value: object, dtype: torch.dtype | None, sizes: Sequence[object]) -> str:
-    """How a tensor differs from the dtype and the sizes that a fake implementation said; ``""`` if it does not.
-
-    Sizes that are no integers are symbolic.
-    """
-    if not isinstance(value, torch.Tensor) or dtype is None:
-        return ""
-    fixed = all(size == known for size, known in zip(value.shape, sizes, strict=False) if isinstance(known, int))
-    if value.dtype == dtype and value.ndim == len(sizes) and fixed:
-        return ""
-    return (
-        f"{value.dtype} {tuple(value.shape)}, and its fake implementation (register_fake) said {dtype} {tuple(sizes)}"
-    )
-
-
 def region_name(index: int) -> str:
     """The name of a region in the code of its graph."""
     return f"region_{index}"
-
-
-def without_graph(module: fx.GraphModule) -> Callable[..., Any]:
-    """The code of a graph module with the attributes that it reads, so that the graph can be freed."""
-    targets = [str(node.target) for op in ("get_attr", "call_module") for node in module.graph.find_nodes(op=op)]
-    names = {target.split(".")[0] for target in targets}
-    attributes = types.SimpleNamespace(**{name: getattr(module, name) for name in names})
-    return types.MethodType(type(module).forward, attributes)

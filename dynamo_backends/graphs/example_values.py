@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
+from .descriptors import argument_of, number_of_lifted, part_of, viewing_argument, whole_of
 from .layout import hint_of, memory_extent
 
 _SEED = 0
@@ -94,3 +96,32 @@ def _is_integer(value: object) -> bool:
 
 def _is_empty(value: object) -> bool:
     return isinstance(value, torch.Tensor) and 0 in map(hint_of, value.shape)
+
+
+def real_arguments(module: fx.GraphModule, arguments: Sequence[object] | None) -> list[object] | None:
+    """Real values for the placeholders of a joint graph, from the ``arguments`` of Dynamo's graph.
+
+    Other values, such as gradients of results, are ``synthetic``; all are if ``arguments`` is ``None``. The result is
+    ``None`` if no synthetic integers are valid for an operator that reads them.
+    """
+    nodes = list(module.graph.find_nodes(op="placeholder"))
+    with _disable_current_modes():  # AOTAutograd's fake mode
+        known = _known_arguments(nodes, arguments) if arguments is not None else {}
+        indices = {node: [valid_indices(user) for user in node.users] for node in nodes if node not in known}
+        if any(None in found for found in indices.values()):
+            return None
+        for node, found in indices.items():
+            known[node] = synthetic(node.meta["val"], max((item.get(node, 0) for item in found if item), default=0))
+    return [known[node] for node in nodes]
+
+
+def _known_arguments(nodes: Sequence[fx.Node], arguments: Sequence[object]) -> dict[fx.Node, object]:
+    known, lifted = {}, number_of_lifted()
+    for node in nodes:
+        descriptor = node.meta.get("desc")
+        argument, view = argument_of(descriptor), viewing_argument(descriptor)
+        if isinstance(argument, int):
+            known[node] = part_of(arguments[lifted + argument], whole_of(descriptor)[1])
+        elif view is not None and getattr(arguments[lifted + view], "_base", None) is not None:
+            known[node] = arguments[lifted + view]._base  # type: ignore[attr-defined]
+    return known

@@ -382,3 +382,18 @@ def correct_statistics(module: fx.GraphModule) -> None:
 def _as_float32(value: FakeTensor) -> torch.Tensor:
     with value.fake_mode:
         return value.to(torch.float32)
+
+
+def unlike_fake(value: object, dtype: torch.dtype | None, sizes: Sequence[object]) -> str:
+    """How a tensor differs from the dtype and the sizes that a fake implementation said; ``""`` if it does not.
+
+    Sizes that are no integers are symbolic.
+    """
+    if not isinstance(value, torch.Tensor) or dtype is None:
+        return ""
+    fixed = all(size == known for size, known in zip(value.shape, sizes, strict=False) if isinstance(known, int))
+    if value.dtype == dtype and value.ndim == len(sizes) and fixed:
+        return ""
+    return (
+        f"{value.dtype} {tuple(value.shape)}, and its fake implementation (register_fake) said {dtype} {tuple(sizes)}"
+    )

@@ -8,7 +8,7 @@ AOTAutograd makes a graph functional, and copies new values of arguments back at
 A session, and PyTorch, would copy the whole cache twice. If nothing reads the old values after ``new`` is computed, and
 ``new`` is not returned, the row may be written into the memory of ``cache`` instead: ``copy_`` then finds its source in
 its target, and does nothing. Such writes are found here (``mark_partial_writes``). A session writes in place if its
-model allows it (``partition.in_place_results``), PyTorch if it runs the node (``write_in_place``).
+model allows it (``pipeline.emission``), PyTorch if it runs the node (``write_in_place``).
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..events import count
-from .artifacts import Runner, without_graph
+from .artifacts import Runner
 from .fake_tensors import decompositions_as_kernels, fake_tensors_as_kernels
+from .pytorch_runner import without_graph
 
 _graph_ids = itertools.count(1_000_000)  # Inductor's start at 0
 

@@ -9,10 +9,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+from torch._dynamo.convert_frame import compile_lock
+from torch.compiler import _compile_session_context
+
 from ..errors import CandidateError
-from . import aot
 from .artifacts import GraphName, Runner
 from .size_assumptions import Assumptions
+
+
+@contextlib.contextmanager
+def dynamo_compile_lock() -> Iterator[None]:
+    """A context for a compile during a call: one thread at a time, because FX traces with global variables."""
+    with compile_lock, _compile_session_context():
+        yield
 
 
 @contextlib.contextmanager
@@ -22,7 +31,7 @@ def compile_after_guards(name: GraphName, assumptions: Assumptions) -> Iterator[
     Raises:
         CandidateError: the compile made a new assumption.
     """
-    with aot.dynamo_compile_lock():
+    with dynamo_compile_lock():
         yield
         if growth := assumptions.growth():
             raise CandidateError(f"{name} assumes what Dynamo's guards do not check: {growth}")
@@ -39,7 +48,7 @@ def compile_at_first_call(build: Callable[[Sequence[object]], Runner]) -> Runner
 
     def run(args: list[object]) -> object:
         if not built:
-            with aot.dynamo_compile_lock():
+            with dynamo_compile_lock():
                 if not built:
                     built.append(waiting[0](tuple(args)))
                     waiting.clear()  # frees the graph

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import fx
 
 from ..common.call_statistics import reporting
 from ..events import FallbackCount, GraphSummary, count
-from .artifacts import GraphName, Runner, is_operator, without_graph
+from .artifacts import GraphName, Runner, is_operator
 from .in_place import mark_partial_writes, write_in_place
 
 aten = torch.ops.aten
@@ -49,3 +53,23 @@ def boxed_code(module: fx.GraphModule, name: GraphName | None, failure: str = ""
     count("nodes_in_pytorch", number)
     fallbacks = [FallbackCount("all operators", failure, number)] if failure else []
     return reporting(without_graph(module), GraphSummary(str(name or "a graph"), 0, number, fallbacks))
+
+
+def boxed(runner: Runner) -> Runner:
+    """The runner, marked as boxed, so that AOTAutograd does not keep arguments alive."""
+    if getattr(runner, "_boxed_call", False):
+        return runner
+
+    def run(args: list[object]) -> object:
+        return runner(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def without_graph(module: fx.GraphModule) -> Callable[..., Any]:
+    """The code of a graph module with the attributes that it reads, so that the graph can be freed."""
+    targets = [str(node.target) for op in ("get_attr", "call_module") for node in module.graph.find_nodes(op=op)]
+    names = {target.split(".")[0] for target in targets}
+    attributes = types.SimpleNamespace(**{name: getattr(module, name) for name in names})
+    return types.MethodType(type(module).forward, attributes)

@@ -9,7 +9,6 @@ eager's use ``keep_discrete``.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeGuard
 
@@ -113,11 +112,6 @@ def widened(values: object) -> Any:
 def wider_dtype(value: object) -> object:
     """float64 or complex128 for a dtype argument of lower precision; anything else unchanged."""
     return WIDER.get(value, value) if isinstance(value, torch.dtype) else value
-
-
-def attribute(module: torch.nn.Module, name: str) -> object:
-    """What a ``get_attr`` node reads: ``name`` may lead through submodules."""
-    return operator.attrgetter(name)(module)
 
 
 def _arguments(node: fx.Node, environment: Environment) -> tuple[tuple[object, ...], dict[str, object]]:

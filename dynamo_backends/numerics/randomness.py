@@ -16,8 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from passes.engine.locks import Lock
-
+from ..common.fork_safety import Lock
 from .exact import is_floating
 
 aten = torch.ops.aten

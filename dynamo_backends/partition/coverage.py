@@ -6,9 +6,13 @@ import dataclasses
 import logging
 from collections.abc import Hashable, Sequence
 
+from passes.engine.origins import described
+
 from ..errors import Reason
 from ..events import FallbackCount, GraphSummary, count, warn
+from ..exporter.registration import registered_converter
 from ..graphs.artifacts import GraphName, Split
+from ..graphs.locations import where
 
 logger = logging.getLogger(__name__)
 
@@ -70,3 +74,13 @@ class CoverageCounts:
             warn(logger, text, unintended)
         elif meant:
             logger.info("%s by design", text)
+
+
+def warn_of_unused_converters(split: Split) -> None:
+    """Logs each operator whose registered converter is not used, with the user's line and the reason."""
+    for node, reason in split.coverage.in_pytorch.items():
+        converter = registered_converter(node.target)
+        if converter is not None and not reason.by_design:
+            line = where(node) or "an unknown line"
+            text = f"the converter {described(converter)} of {node.target} at {line} is not used: {reason}"
+            warn(logger, "", {text: text})

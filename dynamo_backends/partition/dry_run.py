@@ -6,7 +6,6 @@ It tests the translation, not a kernel: it always runs on the CPU provider.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -15,7 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import Kind, Reason, SessionError, WrongResultError
 from ..exporter.results import number_dtype
-from ..graphs.example_values import valid_indices
+from ..graphs.example_values import synthetic, valid_indices
+from ..graphs.layout import hint_of
 from ..runtime.binding import BoundSession, InputSpec, OutputSpec
 from ..runtime.providers import CPU
 from ..runtime.session import Session
@@ -52,9 +52,9 @@ def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
     try:
         session = BoundSession(Session(model, SessionSettings((CPU,), threads=1, optimize=False)), inputs, outputs)
         with _disable_current_modes(), torch.no_grad():
-            session(
-                [_example(item, indices.get(arg, 1)) for arg, item in zip(node.all_input_nodes, arguments, strict=True)]
-            )
+            # Not 0, by which an integer division would end the process, if it is not an index.
+            given = zip(node.all_input_nodes, arguments, strict=True)
+            session([synthetic(item, indices.get(arg, 1)) for arg, item in given])
     except WrongResultError as error:
         return Reason(Kind.NO_TRANSLATION, f"on example arguments, its translation's result {error.what}")
     except SessionError:  # the arguments may be invalid for it
@@ -74,27 +74,11 @@ def example_sizes(node: fx.Node, model: ir.Model) -> dict[str, tuple[int, ...]] 
 
 def _has_example(value: object) -> bool:
     if not isinstance(value, torch.Tensor):
-        return number_dtype(value) is not None and _hint(value) is not None
-    if value.device.type != "cpu" or any(_hint(size) is None for size in value.shape):
+        return number_dtype(value) is not None and hint_of(value) is not None
+    if value.device.type != "cpu" or any(hint_of(size) is None for size in value.shape):
         return False
     return math.prod(_sizes(value)) <= _MAX_ELEMENTS
 
 
-def _hint(number: Any) -> Any:
-    """A number, or what a symbolic one was at the capture of the graph; ``None`` if that is unknown."""
-    return number.node.hint if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number
-
-
 def _sizes(value: torch.Tensor) -> tuple[int, ...]:
-    return tuple(size for size in map(_hint, value.shape) if size is not None)
-
-
-def _example(value: object, integer: int) -> Any:
-    """Floating-point numbers between 0 and 1, or ``integer``: not 0, by which an integer division would end the
-    process, if it is not an index."""
-    if not isinstance(value, torch.Tensor):
-        return _hint(value)
-    result = torch.full(_sizes(value), integer, dtype=value.dtype)
-    if value.is_floating_point():
-        result.uniform_(generator=torch.Generator().manual_seed(0))
-    return result
+    return tuple(map(hint_of, value.shape))

@@ -15,8 +15,9 @@ from typing import Any
 from torch import fx
 
 from ..errors import SessionError
-from ..graphs.artifacts import GraphName, Runner, region_name, without_graph
+from ..graphs.artifacts import GraphName, Runner, region_name
 from ..graphs.graph_json import CannotStoreError, decode_graph, encode_graph
+from ..graphs.pytorch_runner import without_graph
 from ..options import Options
 from ..runtime.executable import Executable
 from ..weights.changes import can_be_watched

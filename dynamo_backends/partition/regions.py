@@ -16,9 +16,7 @@ from collections.abc import Container, Sequence
 import torch
 from torch import fx
 
-from passes.engine.fx.editing import is_view
-
-from ..errors import Kind, Reason, TranslationError
+from ..errors import KernelFaultError, Kind, Reason, SessionError, TranslationError
 from ..exporter.known_constants import KNOWN_VALUE, nodes_of_known_values
 from ..exporter.registration import registered_converter
 from ..exporter.results import is_inferred
@@ -26,19 +24,17 @@ from ..exporter.signature import signature
 from ..exporter.translate import find_translation, fold_constants, translate
 from ..exporter.upstream_faults import draws_random_numbers, faults_of, reason_not_to_translate
 from ..graphs.aliases import IN_PYTORCH
-from ..graphs.artifacts import Region, RegionInput, RegionOutput, Split, region_name
+from ..graphs.artifacts import Region, RegionInput, RegionOutput, Split, attribute, region_name
 from ..graphs.in_place import AFTER, write_in_place
 from ..graphs.layout import ROW_MAJOR, Layout, layout_of
 from ..graphs.operators import is_collective
-from ..numerics.exact import attribute
 from ..runtime.integer_kernels import is_for_any_processor
 from ..runtime.kernel_faults import reason_against_model
 from ..runtime.node_support import ANSWERS
 from ..runtime.providers import Provider, provider_name
 from .dry_run import example_sizes, wrong_result
+from .faster_in_pytorch import VIEWS_ONLY, is_shape_operator, views_of_arguments
 from .needed_passes import with_needed_passes
-
-_VIEWS_ONLY = Reason(Kind.FASTER_IN_PYTORCH, "views and shapes alone cost less in PyTorch than the call of a session")
 
 _CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}
 
@@ -59,18 +55,6 @@ _SYMBOLIC_STRIDES = Reason(Kind.UNKNOWN_SHAPE, "its result's strides are not kno
 
 ORIGINAL = "original_node"
 """Key in the ``meta`` of an assembled graph's nodes: the node of the original graph with the same value."""
-
-_SHAPE_OPERATORS = {
-    torch.ops.aten.sym_size.int,
-    torch.ops.aten.sym_numel.default,
-    torch.ops.aten.sym_stride.int,
-    torch.ops.aten.sym_storage_offset.default,
-    torch.ops.aten.expand.default,
-    torch.ops.aten.view.default,
-    torch.ops.aten.reshape.default,
-    torch.ops.aten.alias.default,
-    torch.ops.aten.detach.default,
-}
 
 
 class Support:
@@ -192,11 +176,11 @@ def split_graph(graph: fx.GraphModule, support: Support, rejected: dict[fx.Node,
     calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     while True:
         in_pytorch = _in_pytorch(calls, support, rejected)
-        in_pytorch.update(dict.fromkeys(_views_of_arguments(calls, in_pytorch), _VIEWS_ONLY))
+        in_pytorch.update(dict.fromkeys(views_of_arguments(calls, in_pytorch), VIEWS_ONLY))
         regions: list[Region] = []
         for nodes in _partition(calls, in_pytorch):
-            if all(_is_shape_operator(node) for node in nodes):
-                in_pytorch.update(dict.fromkeys(nodes, _VIEWS_ONLY))
+            if all(is_shape_operator(node) for node in nodes):
+                in_pytorch.update(dict.fromkeys(nodes, VIEWS_ONLY))
             else:
                 regions.append(make_region(len(regions), nodes))
         symbolic = [
@@ -208,20 +192,6 @@ def split_graph(graph: fx.GraphModule, support: Support, rejected: dict[fx.Node,
         if not symbolic:
             return Split(regions, in_pytorch)
         rejected = rejected | dict.fromkeys(map(producer_of, symbolic), _SYMBOLIC_STRIDES)
-
-
-def _views_of_arguments(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> set[fx.Node]:
-    """Views of the graph's arguments that only PyTorch reads: a session would copy them, the weights of a model too."""
-    views: set[fx.Node] = set()
-    for node in calls:
-        if node not in in_pytorch and is_view(node.target):
-            sources = [arg for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor)]
-            if all(arg.op in ("placeholder", "get_attr") or arg in views for arg in sources):
-                views.add(node)
-    for node in reversed(calls):
-        if node in views and not all(user in in_pytorch or user in views for user in node.users):
-            views.discard(node)
-    return views
 
 
 def whole_graph(graph: fx.GraphModule, support: Support) -> tuple[Region, dict[fx.Node, Reason]]:
@@ -261,12 +231,6 @@ def producer_of(node: fx.Node) -> fx.Node:
     while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
-
-
-def _is_shape_operator(node: fx.Node) -> bool:
-    if node.target is operator.getitem or not isinstance(node.meta.get("val"), torch.Tensor):
-        return not isinstance(node.meta.get("val"), (tuple, list))
-    return node.target in _SHAPE_OPERATORS or is_view(node.target)
 
 
 def _partition(calls: Sequence[fx.Node], in_pytorch: Container[fx.Node]) -> list[list[fx.Node]]:
@@ -366,6 +330,21 @@ def depth_first(region: Region) -> list[fx.Node]:
 def _layout(node: fx.Node) -> Layout:
     value = node.meta["val"]
     return layout_of(value) if isinstance(value, torch.Tensor) else ROW_MAJOR
+
+
+def rejected_nodes(region: Region, error: SessionError | TranslationError, support: Support) -> dict[fx.Node, Reason]:
+    """The nodes because of which a region was rejected, with reasons: the one that the error names, else those that are
+    rejected alone."""
+    named = [node for node in region.nodes if node.name == error.node]
+    if named or isinstance(error, KernelFaultError):
+        return {producer_of(node): error.reason for node in named or region.nodes}
+    reasons = {node: support.probe(node) for node in region.operators}
+    return {node: reason for node, reason in reasons.items() if reason is not None}
+
+
+def all_nodes(region: Region, error: SessionError | TranslationError) -> dict[fx.Node, Reason]:
+    """All nodes of a region that was rejected, for a reason that is not known."""
+    return dict.fromkeys(region.nodes, Reason(error.reason.kind, f"rejected with its region: {error.reason}"))
 
 
 def assemble(graph: fx.GraphModule, regions: Sequence[Region]) -> fx.Graph:

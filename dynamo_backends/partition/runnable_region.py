@@ -19,14 +19,14 @@ import torch
 from torch import fx
 from torch.autograd import forward_ad
 
-from passes.engine.locks import Lock
-
 from ..common import operator_watchers
 from ..common.backoff import BackoffBySizes, sizes_of
+from ..common.fork_safety import Lock
 from ..common.safety_net import caught
 from ..errors import SessionError, WrongResultError, first_line
 from ..events import count, is_candidate_run, warn
-from ..graphs.artifacts import GraphName, region_name, unlike_fake
+from ..graphs.artifacts import GraphName, region_name
+from ..graphs.fake_tensors import unlike_fake
 from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
 from ..runtime.providers import float32_precision, only_cpu, provider_name

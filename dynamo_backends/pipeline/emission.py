@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
 from torch import fx
 
+from passes.engine.fx.editing import owner
 from passes.engine.manager import mark_weight
 
 from ..errors import KernelFaultError
 from ..exporter.results import number_dtype, sizes_of
 from ..exporter.translate import fold_constants, translate
 from ..graphs.artifacts import Region
+from ..graphs.in_place import PartialWrite
 from ..options import Options
-from ..partition.in_place_results import in_place_results
 from ..partition.pass_verification import ModelChecker
 from ..partition.program import RegionCode, RegionProgram
 from ..partition.regions import depth_first, region_graph
@@ -29,6 +30,12 @@ from ..weights.region_session import Weight
 from ..weights.selection import constants_of
 from .stage_data import EmittedRegion, PostGradGraph
 from .stage_passes import StagePasses
+
+_SCATTERS = ("ScatterND", "ScatterElements")
+"""Operators that copy their first input and write a part. ONNX Runtime's kernels for the CPU may work in place
+(``MayInplace``): they do not copy if both are the same memory."""
+
+_OF_METADATA = ("Shape", "Size")
 
 
 def emit(
@@ -70,7 +77,7 @@ def emit(
         fired = passes.run("onnx", graph.name, optimized, region.index, checker)
     constants = constants_of(region, optimized, graph.weights)
     if only_cpu(options.providers):
-        for i, argument in in_place_results(region, optimized, graph.writes).items():
+        for i, argument in _in_place_results(region, optimized, graph.writes).items():
             outputs[i] = dataclasses.replace(outputs[i], written=argument)
     content = serialized(optimized, without=[inputs[i].name for i in constants])
     executable = Executable(content, inputs, tuple(outputs), settings, tuple(constants))
@@ -163,3 +170,40 @@ def output_specs(region: Region, model: ir.Model) -> tuple[OutputSpec, ...]:
             assert dtype is not None
             specs.append(OutputSpec(value.name, dtype, is_number=True, sizes=()))
     return tuple(specs)
+
+
+def _in_place_results(region: Region, model: ir.Model, writes: Iterable[PartialWrite]) -> dict[int, int]:
+    """The results that are written in place: position among the region's outputs -> position among its inputs.
+
+    The model must read the argument only where it computes the result, and no view of it, because ONNX Runtime does not
+    know that they have the same memory. Running it again on the written argument gives the same result.
+
+    Args:
+        region: the region.
+        model: its model, after all passes.
+        writes: those of the graph.
+    """
+    inputs = {item.node: i for i, item in enumerate(region.inputs)}
+    outputs = {item.node: i for i, item in enumerate(region.outputs)}
+    found = {}
+    for item in writes:
+        to, at = inputs.get(item.argument), outputs.get(item.writes[0])
+        if len(item.writes) > 1 or to is None or at is None:
+            continue
+        if any(owner(node) is item.argument for node in inputs if node is not item.argument):  # views by PyTorch
+            continue
+        if region.inputs[to].permutation == region.outputs[at].permutation and _may_write(
+            model.graph.outputs[at], model.graph.inputs[to]
+        ):
+            found[at] = to
+    return found
+
+
+def _may_write(result: ir.Value, argument: ir.Value) -> bool:
+    scatter = result.producer()
+    if scatter is None or scatter.domain not in ("", "ai.onnx") or scatter.op_type not in _SCATTERS:
+        return False
+    reduction = scatter.attributes.get("reduction")
+    if (reduction is not None and reduction.as_string() != "none") or scatter.inputs[0] is not argument:
+        return False
+    return all(use.node is scatter or use.node.op_type in _OF_METADATA for use in argument.uses())

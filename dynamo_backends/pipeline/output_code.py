@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import AheadOfTimeError
 from ..events import count
-from ..graphs.aot import is_ahead_of_time
 from ..graphs.aot_serialization import NotSavedError, OutputCode
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.late_compile import compile_at_first_call
+from ..graphs.saving_mode import is_ahead_of_time
 from ..graphs.traced_sources import TracedModule
 from ..options import Options
 from ..partition.program import Program

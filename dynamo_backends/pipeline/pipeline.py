@@ -25,20 +25,22 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import detect_fake_mode
 
-from passes.engine.locks import Lock
 from passes.engine.registry import are_only_built_in
 from passes.order import LOOKED_FOR
 
+from ..common.fork_safety import Lock
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_original
 from ..errors import AheadOfTimeError
 from ..events import count
 from ..exporter.decompositions import registered_operators_kept
-from ..graphs import aot
+from ..graphs import descriptors, dynamo_frames, partitioning, static_inputs, user_names
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.fake_tensors import correct_strides, fake_tensors_as_kernels
 from ..graphs.guard_filter import take_thread_count_from_loader
 from ..graphs.locations import UserName
+from ..graphs.saving_mode import is_ahead_of_time, is_precompiling, is_saving
+from ..graphs.static_inputs import StaticInput
 from ..options import Options
 from ..placement.engines import placement_of
 from .observer import Observer
@@ -61,7 +63,7 @@ class _FrameGraphs:
         self._joint_number: int | None = None
         self.argument_names: list[UserName] = []
 
-    def number_of(self, graph: aot.GraphBeingCompiled) -> int:
+    def number_of(self, graph: descriptors.GraphBeingCompiled) -> int:
         """The number of a graph; a joint graph, its forward and its backward have the same."""
         number = self._number_by_aot_id.get(graph.aot_id) if graph.aot_id is not None else None
         if graph.direction == "forward" and self._joint_number is not None:
@@ -118,20 +120,20 @@ class Pipeline:
             UnsupportedOperatorError: a node cannot run on ONNX Runtime, and ``fallback`` is ``error``.
             AheadOfTimeError: ``torch.compile(...).aot_compile(...)`` compiles a graph that cannot be saved.
         """
-        graph = GraphName(_next_graph_number(), frame=aot.frame_number())
+        graph = GraphName(_next_graph_number(), frame=dynamo_frames.frame_number())
         try:
             return self._compile_dynamo_graph(graph, module, example_inputs)
         except Exception as error:
-            self.observer.gave_up(graph, aot.why_given_up(error))
+            self.observer.gave_up(graph, dynamo_frames.why_given_up(error))
             raise
 
     @only_new()
     def _compile_dynamo_graph(
         self, graph: GraphName, module: fx.GraphModule, example_inputs: Sequence[object]
     ) -> Callable[..., object]:
-        names = aot.argument_names(module)
-        aot.name_call(module)
-        self.runners.place = aot.place_being_compiled()
+        names = user_names.argument_names(module)
+        dynamo_frames.name_call(module)
+        self.runners.place = dynamo_frames.place_being_compiled()
         self.observer.stage("dynamo", graph, module)
         if self.observer.explains or _may_match(module):
             from .stages import run_pre_grad  # imported lazily, see there
@@ -139,15 +141,15 @@ class Pipeline:
             self.observer.passes(graph, run_pre_grad(self.runners.context, graph, module, example_inputs))
         self.observer.stage("pre_grad", graph, module)
 
-        arguments = [*aot.lifted_attributes(module).values(), *example_inputs]
-        weights = aot.weights(module, arguments) if self._has_constant_weights else {}
+        arguments = [*static_inputs.lifted_attributes(module).values(), *example_inputs]
+        weights = static_inputs.weights(module, arguments) if self._has_constant_weights else {}
         with self._autograd_cache(module, arguments, weights) as is_cached:
             backend = self._aot_backend(graph, module, arguments, names, weights, is_cached=is_cached)
             with fake_tensors_as_kernels(detect_fake_mode(example_inputs)), registered_operators_kept():
                 result: Callable[..., object] = backend(module, example_inputs)
         weights.clear()  # AOTAutograd keeps the compilers, which must not keep the weights alive
         count("graphs")  # only now: in AOTAutograd, Dynamo may restart the trace with a float as a constant
-        if aot.is_recompile():
+        if dynamo_frames.is_recompile():
             count("recompiles")
         return self.observer.entry(graph, result)
 
@@ -157,7 +159,7 @@ class Pipeline:
         module: fx.GraphModule,
         arguments: Sequence[object],
         names: Sequence[UserName],
-        weights: Mapping[int, aot.StaticInput],
+        weights: Mapping[int, StaticInput],
         *,
         is_cached: bool,
     ) -> Callable[..., Callable[..., object]]:
@@ -166,7 +168,7 @@ class Pipeline:
         ``arguments`` are its parameters, buffers and inputs; ``names`` the user's names of its inputs; ``is_cached`` if
         AOTAutograd's cache may keep it.
         """
-        may_be_placed = self._may_be_placed and not aot.is_saving()  # what is saved runs on ONNX Runtime
+        may_be_placed = self._may_be_placed and not is_saving()  # what is saved runs on ONNX Runtime
         placement = placement_of(self.runners, module, arguments) if may_be_placed else None
         compile_training = self.runners.on_onnx if placement is None else placement.runner
 
@@ -174,22 +176,22 @@ class Pipeline:
             name = dataclasses.replace(graph, direction=direction)
 
             def compile_it(aten: fx.GraphModule) -> Runner:
-                aot.name_values(aten, names)
+                descriptors.name_values(aten, names)
                 return compile_training(name, aten)
 
             def compiler(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
                 if direction == "forward":
-                    aot.save_copies_of_changed_arguments(aten)
+                    partitioning.save_copies_of_changed_arguments(aten)
                 return self.runners.or_in_pytorch(name, aten, compile_it)
 
             return compiler
 
         def compile_inference(aten: fx.GraphModule) -> Runner:
-            aot.name_values(aten, names)
-            known = aot.at_placeholders(aten, weights)
+            descriptors.name_values(aten, names)
+            known = static_inputs.at_placeholders(aten, weights)
             name = dataclasses.replace(graph, direction="inference")
             if placement is not None and self.options.placement == "fastest":
-                known = {i: aot.StaticInput(item.name) for i, item in known.items()}  # values: at the call
+                known = {i: StaticInput(item.name) for i, item in known.items()}  # values: at the call
                 return placement.runner(name, aten, known)
             if placement is not None:  # traced for training, without decompositions, but no result needs a gradient
                 placement.decompose(aten)
@@ -207,17 +209,17 @@ class Pipeline:
         return aot_autograd(
             **compilers,
             bw_compiler=compile_direction("backward"),
-            partition_fn=aot.min_cut_partition if is_plain else self.partitioner(graph, arguments, names),
+            partition_fn=partitioning.min_cut_partition if is_plain else self.partitioner(graph, arguments, names),
             decompositions=self.runners.decompositions() if placement is None else {},
             keep_inference_input_mutations=True,
         )
 
     @contextlib.contextmanager
     def _autograd_cache(
-        self, module: fx.GraphModule, arguments: Sequence[object], weights: Mapping[int, aot.StaticInput]
+        self, module: fx.GraphModule, arguments: Sequence[object], weights: Mapping[int, StaticInput]
     ) -> Iterator[bool]:
         """A context in which AOTAutograd saves the graph, if the user asks PyTorch to save; whether it does."""
-        if not aot.is_saving():
+        if not is_saving():
             yield False
             return
         from ..graphs.aot_serialization import keyed, share_memory  # imported lazily: it imports Inductor
@@ -225,7 +227,7 @@ class Pipeline:
         take_thread_count_from_loader()
         # PyTorch's key does not say which arguments share memory; such a graph is saved, but not found by its key.
         key = None if share_memory(arguments) else self.runners.key_for_autograd(weights)
-        if key is None and not (aot.is_ahead_of_time() or aot.is_precompiling()):
+        if key is None and not (is_ahead_of_time() or is_precompiling()):
             reason = "a graph without a key"
             count(f"not_saved: {reason}")
             yield False
@@ -242,20 +244,20 @@ class Pipeline:
             UnsupportedOperatorError: see ``compile_dynamo_graph``.
             AheadOfTimeError: for ``torch.compile(...).aot_compile(...)``, which needs the backend ``onnxrt``.
         """
-        aot.save_copies_of_changed_arguments(module)
+        partitioning.save_copies_of_changed_arguments(module)
         return self.runners.or_in_pytorch(None, module, self._compile_for_aot_autograd)
 
     def _compile_for_aot_autograd(self, module: fx.GraphModule) -> Runner:
-        if aot.is_ahead_of_time():  # the key in PyTorch's cache would not have our options
+        if is_ahead_of_time():  # the key in PyTorch's cache would not have our options
             raise AheadOfTimeError("a graph of onnx_compiler() cannot be saved; use backend='onnxrt'")
         graph, direction, names = self._graph_of_aot_autograd(module)
-        self.runners.place = aot.place_being_compiled()
-        aot.name_values(module, names)
+        self.runners.place = dynamo_frames.place_being_compiled()
+        descriptors.name_values(module, names)
         correct_strides(module)
         name = dataclasses.replace(graph, direction=direction)
         if direction != "inference":
             return self.runners.on_onnx(name, module)
-        weights = aot.static_arguments(module) if self._has_constant_weights else {}
+        weights = static_inputs.static_arguments(module) if self._has_constant_weights else {}
         return self.runners.on_onnx(name, module, is_joint=True, weights=weights)
 
     def partition_for_aot_autograd(
@@ -276,15 +278,15 @@ class Pipeline:
         self, module: fx.GraphModule, *, is_joint: bool = False
     ) -> tuple[GraphName, str, list[UserName]]:
         """Name, direction and the user's argument names of a graph that AOTAutograd compiles."""
-        compiling = aot.graph_being_compiled(module, is_joint=is_joint)
+        compiling = descriptors.graph_being_compiled(module, is_joint=is_joint)
         with self._lock:
             graphs = self._graphs_without_context
             if compiling.context is not None:
                 graphs = self._graphs_by_context.setdefault(compiling.context, _FrameGraphs())
             number = graphs.number_of(compiling)
             if compiling.direction != "backward":  # a backward may be compiled after Dynamo has left the frame
-                graphs.argument_names = aot.argument_names_of_frame()
-        return GraphName(number, frame=aot.frame_number()), compiling.direction, graphs.argument_names
+                graphs.argument_names = user_names.argument_names_of_frame()
+        return GraphName(number, frame=dynamo_frames.frame_number()), compiling.direction, graphs.argument_names
 
     def partitioner(
         self, graph: GraphName, example_inputs: Sequence[object] | None, names: Sequence[UserName]
@@ -320,14 +322,14 @@ class Pipeline:
             from .stages import run_joint  # imported lazily, see there
 
             graph, arguments, names = facts()
-            aot.name_values(joint, names)
+            descriptors.name_values(joint, names)
             run_joint(self.runners.context, graph, joint, arguments)
-            return aot.min_cut_partition(joint, inputs, **kwargs)
+            return partitioning.min_cut_partition(joint, inputs, **kwargs)
 
         return or_original(
             joint,
             partition,
-            lambda graph: aot.plain_partition(graph, inputs, **kwargs),
+            lambda graph: partitioning.plain_partition(graph, inputs, **kwargs),
             what="the stage joint",
             instead="PyTorch partitions the graph",
             must_compile=lambda: self.options.fallback == "error",

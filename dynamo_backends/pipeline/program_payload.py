@@ -28,7 +28,8 @@ from ..weights.region_session import Weight
 
 logger = logging.getLogger(__name__)
 
-_KEY = "a saved graph, format 2"
+FORMAT = "a saved graph, format 3"
+_DIRECTIONS = ("inference", "forward", "backward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +37,10 @@ class ProgramPayload:
     """A compiled graph as it is saved.
 
     Attributes:
-        name: of the graph in the process that compiled it.
-        content: the rest, with a checksum; see ``read_content``.
+        content: with a checksum; see ``read_content``.
         options: of the backend.
     """
 
-    name: GraphName
     content: bytes
     options: Options
 
@@ -57,7 +56,7 @@ class ProgramPayload:
         """The content of a compiled graph.
 
         Args:
-            name: of the graph.
+            name: of the graph in this process.
             program: what runs.
             weights: the user's name, and whether it is a statistic of a batch norm, of each argument that may be a
                 constant, by position.
@@ -72,13 +71,13 @@ class ProgramPayload:
         constants = {argument for i, _ in enumerate(program.regions) for argument in program.weights_of(i).values()}
         record = to_record(program, {})
         header = {
+            "graph": [name.index, name.direction],
             "program": record.header,
             "weights": [[i, *weight] for i, weight in weights.items() if i in constants],
             "versions": versions(),
             "sources": sources,
         }
-        name = dataclasses.replace(name, frame=None)  # of this process
-        return cls(name, encoded(_KEY, StoredRecord(header, record.blobs)), options)
+        return cls(encoded(FORMAT, StoredRecord(header, record.blobs)), options)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -109,24 +108,25 @@ class ProgramPayload:
             tensor = arguments[position]
             if isinstance(tensor, torch.Tensor) and can_be_watched(tensor):
                 weights[position] = Weight(name, tensor, is_statistic)
-        loaded = load(program, self.name, weights, self.options)
+        loaded = load(program, content.name, weights, self.options)
         error = loaded.rejection
         if error is None:
             count("graphs_loaded")
-            return reporting(loaded.run, program.coverage.of_calls(self.name))
+            return reporting(loaded.run, program.coverage.of_calls(content.name))
         if self.options.fallback == "error":
             raise error
-        logger.warning("%s cannot be loaded, PyTorch runs what is rejected: %s", self.name, error)
+        logger.warning("%s cannot be loaded, PyTorch runs what is rejected: %s", content.name, error)
         count("not_loaded")
         number = program.coverage.on_onnx
         fallback = FallbackCount("all operators", f"the graph cannot be loaded: {first_line(str(error))}", number)
-        return reporting(loaded.run, GraphSummary(str(self.name), 0, number, [fallback]))
+        return reporting(loaded.run, GraphSummary(str(content.name), 0, number, [fallback]))
 
 
 @dataclasses.dataclass(frozen=True)
 class PayloadContent:
     """What was saved of a graph: its Program, and the rest as in ``ProgramPayload.of``, with versions of libraries."""
 
+    name: GraphName
     record: StoredRecord
     weights: Mapping[int, tuple[str, bool]]
     versions: Mapping[str, str]
@@ -140,7 +140,7 @@ def read_content(content: bytes, *, is_to_run: bool = False) -> PayloadContent:
         AheadOfTimeError: it was damaged; or it is to run, and was saved by other versions, or for another processor.
     """
     try:
-        read = decoded(content, _KEY)
+        read = decoded(content, FORMAT)
     except DamagedError as error:
         raise AheadOfTimeError(f"a saved graph is damaged: {error}") from error
     header, now = read.header, versions()
@@ -156,7 +156,11 @@ def read_content(content: bytes, *, is_to_run: bool = False) -> PayloadContent:
             )
     weights = {i: (name, is_statistic) for i, name, is_statistic in header["weights"]}
     sources = [TracedModule(*item) for item in header["sources"]]
-    return PayloadContent(StoredRecord(header["program"], read.blobs), weights, header["versions"], sources)
+    index, direction = header["graph"]
+    if direction not in _DIRECTIONS:
+        raise AheadOfTimeError(f"a saved graph is damaged: {direction!r} is no direction of a graph")
+    name, record = GraphName(int(index), direction), StoredRecord(header["program"], read.blobs)
+    return PayloadContent(name, record, weights, header["versions"], sources)
 
 
 def versions() -> dict[str, str]:

@@ -25,11 +25,13 @@ from ..common.safety_net import or_original
 from ..errors import first_line
 from ..events import count, is_candidate_run
 from ..exporter.decompositions import Decompositions, decomposition_table
-from ..graphs import aot
+from ..graphs import dynamo_frames
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.late_compile import compile_after_guards, compile_at_first_call
-from ..graphs.pytorch_runner import boxed_code
+from ..graphs.pytorch_runner import boxed, boxed_code
+from ..graphs.saving_mode import is_ahead_of_time, is_saving
 from ..graphs.size_assumptions import Assumptions
+from ..graphs.static_inputs import NO_WEIGHTS, StaticInput
 from ..graphs.traced_sources import traced_modules
 from ..numerics.exact import WIDER
 from ..numerics.function_runs import NotRepeatableError
@@ -75,7 +77,7 @@ class Runners:
         self.options = options
         self.observer = observer
         self._compile_graph = compile_graph
-        self.place = ""  # of the code whose graphs are compiled, see ``aot.place_being_compiled``
+        self.place = ""  # of the code whose graphs are compiled, see ``dynamo_frames.place_being_compiled``
 
     @functools.cached_property
     def context(self) -> Context:
@@ -90,7 +92,7 @@ class Runners:
         must_compile = self.observer.watches or self._compile_graph is not None or self.options.verify_passes
         return cached_graphs(self.options) if self.options.cache and not must_compile else None
 
-    def key_for_autograd(self, weights: Mapping[int, aot.StaticInput]) -> str | None:
+    def key_for_autograd(self, weights: Mapping[int, StaticInput]) -> str | None:
         """A part of a graph's key in AOTAutograd's cache; ``None`` if it cannot be kept there."""
         if self._cached is None:
             return None
@@ -108,7 +110,7 @@ class Runners:
         module: fx.GraphModule,
         *,
         is_joint: bool = False,
-        weights: Mapping[int, aot.StaticInput] = aot.NO_WEIGHTS,
+        weights: Mapping[int, StaticInput] = NO_WEIGHTS,
     ) -> Runner:
         """Runs the stages from ``aten`` to ``session`` on one functional ATen graph.
 
@@ -139,23 +141,25 @@ class Runners:
         arguments: Sequence[object] | None,
         *,
         is_joint: bool,
-        weights: Mapping[int, aot.StaticInput],
+        weights: Mapping[int, StaticInput],
     ) -> Runner:
         """See ``on_onnx``; ``arguments`` are those of a call, if they are known."""
-        is_at_a_call = arguments is not None or not aot.is_dynamo_compiling()  # a backward with static sizes, too
+        is_at_a_call = (
+            arguments is not None or not dynamo_frames.is_dynamo_compiling()
+        )  # a backward with static sizes, too
         compiling = compile_after_guards(name, Assumptions(module)) if is_at_a_call else contextlib.nullcontext()
         with compiling, _disable_current_modes():  # no real tensor can be created in AOTAutograd's fake mode
             constants = weights_of(module, weights, arguments)
             placeholders = list(module.graph.find_nodes(op="placeholder"))
             by_position = {i: constants[node] for i, node in enumerate(placeholders) if node in constants}
             # AOTAutograd's cache is found by the graph, and PyTorch's precompile cache compares sources itself.
-            sources = traced_modules(module.graph) if aot.is_ahead_of_time() else []
+            sources = traced_modules(module.graph) if is_ahead_of_time() else []
             entry = self._cached.entry(name, module, by_position, is_joint=is_joint) if self._cached else None
             compile_it = functools.partial(self._compiled, name, module, arguments, constants, is_joint=is_joint)
             program, run = compile_it() if entry is None else self._cached_or(compile_it, entry, by_position)
         run = reporting(run, program.coverage.of_calls(name))
         program.coverage.log(name, self.place)
-        if not aot.is_saving() or self.observer.watches:
+        if not is_saving() or self.observer.watches:
             return run
         from .output_code import saved_graph  # imported lazily: it imports Inductor
 
@@ -220,7 +224,7 @@ class Runners:
 
         for i, _ in enumerate(program.regions):
             cached_model(entry.name, i, lambda i=i: with_lines().regions[i].executable.model_without_constants)  # type: ignore[misc]
-        return (with_lines() if aot.is_saving() else program), runner
+        return (with_lines() if is_saving() else program), runner
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
         """A runner of the graph in PyTorch, after all passes; used if the user registered passes."""
@@ -252,14 +256,14 @@ class Runners:
 
         runner = or_original(
             module,
-            lambda: aot.boxed(compile_it(module)),
-            lambda graph: aot.boxed(boxed_code(graph, name, why)),
+            lambda: boxed(compile_it(module)),
+            lambda graph: boxed(boxed_code(graph, name, why)),
             what=f"the compile of {name or 'a graph'}",
             instead="PyTorch runs the graph",
-            must_compile=lambda: self.options.fallback == "error" or is_candidate_run() or aot.is_ahead_of_time(),
+            must_compile=lambda: self.options.fallback == "error" or is_candidate_run() or is_ahead_of_time(),
             failed=failed,
         )
-        if not aot.is_saving():
+        if not is_saving():
             return runner
         from .output_code import as_saved
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # an observer is there before anything is compiled
     from ..errors import KernelFaultError
     from ..graphs.in_place import PartialWrite
     from ..numerics.exact import Environment
-    from ..runtime.product_kernels import ProductKernel
+    from .product_kernels import ProductKernel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

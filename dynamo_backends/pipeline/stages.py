@@ -31,31 +31,24 @@ from passes.engine.results import PassResult
 
 from ..errors import Kind, Reason, TranslationError, UnsupportedOperatorError, first_line
 from ..events import count, warn
-from ..graphs import aot
 from ..graphs.aliases import read_memory_of_owners, separate_returned_views
-from ..graphs.artifacts import GraphName, Region, Split, operator_name
+from ..graphs.artifacts import GraphName, Region, Split, attribute, operator_name
+from ..graphs.example_values import real_arguments
 from ..graphs.in_place import mark_partial_writes
 from ..graphs.locations import where
-from ..numerics.exact import attribute
 from ..options import Options
-from ..partition.coverage import CoverageCounts
-from ..partition.moved_to_pytorch import (
-    all_nodes,
-    copied_writes,
-    products_of_experts,
-    rejected_nodes,
-    warn_of_unused_converters,
-)
+from ..partition.coverage import CoverageCounts, warn_of_unused_converters
+from ..partition.faster_in_pytorch import copied_writes, products_of_experts
 from ..partition.pass_verification import GraphChecker, can_be_verified, evaluate, not_verified
 from ..partition.program import LoadedProgram, Program, load
-from ..partition.regions import InPytorch, Support, assemble, attributes_of, split_graph
+from ..partition.regions import InPytorch, Support, all_nodes, assemble, attributes_of, rejected_nodes, split_graph
 from ..runtime.integer_kernels import needs_exact_mixed_signs
-from ..runtime.product_kernels import UNKNOWN, ProductKernel, product_kernels
 from ..runtime.providers import provider_name
 from ..runtime.system_memory import give_back
 from ..weights.region_session import Weight
 from .emission import emit
 from .observer import Observer
+from .product_kernels import UNKNOWN, ProductKernel, product_kernels
 from .stage_data import CompiledGraph, CompiledRegion, EmittedRegion, PostGradGraph
 from .stage_passes import StagePasses
 
@@ -99,7 +92,7 @@ def run_joint(
     context: Context, name: GraphName, module: fx.GraphModule, arguments: Sequence[object] | None
 ) -> list[PassResult]:
     """Runs the passes of ``joint``, in place; ``arguments`` are those of Dynamo's graph, if they are known."""
-    values = aot.real_arguments(module, arguments) if context.options.verify_passes else None
+    values = real_arguments(module, arguments) if context.options.verify_passes else None
     if context.options.verify_passes and values is None:
         not_verified("an argument is opaque, and its value is not known")
     return _run_joint(context, name, module, GraphChecker(values) if values is not None else None)

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torch import fx
 
-from passes.engine.origins import described as pass_described
-from passes.engine.origins import position_of as pass_position_of
+from passes.engine.origins import described, position_of
 from passes.engine.registry import added_passes
 from passes.engine.results import PassResult
 
-from ..exporter.registration import described, position_of, registered_converter, registered_targets
+from ..exporter.registration import registered_converter, registered_targets
 from ..graphs.artifacts import Split, operator_name
 from ..graphs.locations import is_user_file
 
@@ -64,14 +63,10 @@ class ExtensionUsage:
 
     def _unused_passes(self) -> Iterable[str]:
         for item in added_passes():
-            if (
-                item.name in self._fired
-                and not self._fired[item.name]
-                and is_user_file(pass_position_of(item.written)[0])
-            ):
+            if item.name in self._fired and not self._fired[item.name] and is_user_file(position_of(item.written)[0]):
                 misses = self._near_misses[item.name]
                 why = f"it never fired, with {misses} near misses" if misses else "it never fired"
-                yield f"the pass {item.name}, {pass_described(item.written)}: {why}"
+                yield f"the pass {item.name}, {described(item.written)}: {why}"
 
 
 def _in_subgraphs(node: fx.Node) -> Iterator[object]:

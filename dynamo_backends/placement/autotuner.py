@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import fx
 
-from passes.engine.locks import Lock
-
+from ..common.fork_safety import Lock
 from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
 from ..errors import CandidateError, SessionError, TranslationError, first_line, is_out_of_memory
 from ..events import candidate_run, count, is_new
-from ..graphs.aot import dynamo_compile_lock
 from ..graphs.artifacts import GraphName, Runner
+from ..graphs.late_compile import dynamo_compile_lock
 from ..numerics.exact import KERNEL_ERRORS
 from ..numerics.whole_graph import difference_of_results, graph_check, leaves_of, sampled
 from ..runtime.system_memory import give_back

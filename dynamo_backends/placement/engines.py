@@ -21,11 +21,11 @@ from ..cache.graphs import cached_graphs
 from ..common.call_statistics import reporting
 from ..errors import CandidateError
 from ..events import GraphSummary
-from ..graphs.aot import NO_WEIGHTS, StaticInput
 from ..graphs.artifacts import GraphName, Runner, is_operator
 from ..graphs.late_compile import compile_after_guards
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
+from ..graphs.static_inputs import NO_WEIGHTS, StaticInput
 from .autotuner import Autotuner, TunedGraph
 from .graph_facts import copy_of, describe_frame, may_run_twice, written_arguments
 from .outcomes import StoredOutcomes

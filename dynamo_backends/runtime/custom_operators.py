@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import onnxruntime
 
-from passes.engine.locks import Lock
-
+from ..common.fork_safety import Lock
 from ..errors import first_line
 from .messages import ORT_ERRORS
 

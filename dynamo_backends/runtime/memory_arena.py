@@ -16,7 +16,7 @@ import time
 import numpy as np
 import onnxruntime
 
-from ..common.fork_safety import renew_in_children
+from ..common.fork_safety import Lock, renew_in_children
 from ..common.session_events import count
 from ..errors import first_line
 from .messages import ORT_ERRORS
@@ -30,7 +30,7 @@ class Arena:
     """ONNX Runtime's arena of the process, which its environment owns."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._session: onnxruntime.InferenceSession | None = None
         self._watcher: threading.Thread | None = None
         self._end = threading.Event()
@@ -41,7 +41,6 @@ class Arena:
 
     def renew_in_child(self) -> None:
         """See ``fork_safety.Renewable``: the watcher thread is not in the child."""
-        self._lock = threading.Lock()
         self._watcher = None
         self._end = threading.Event()
 

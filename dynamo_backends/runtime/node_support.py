@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from passes.engine.locks import Lock
-
+from ..common.fork_safety import Lock
 from ..common.session_events import count
 from ..errors import Kind, Reason
 from ..versions import IR_VERSION

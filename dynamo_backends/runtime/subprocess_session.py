@@ -11,11 +11,10 @@ from __future__ import annotations
 import atexit
 import base64
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from ..common.fork_safety import renew_in_children
+from ..common.fork_safety import Lock, renew_in_children
 from ..common.python_process import Worker, WorkerExit, WorkerStartError
 from .messages import session_error
 from .settings import SessionSettings
@@ -32,7 +31,7 @@ class _Checker:
     """The subprocess, started at first use."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._worker = Worker(_WORKER)
         self._start_error: str | None = None
         renew_in_children(self)
@@ -40,7 +39,6 @@ class _Checker:
 
     def renew_in_child(self) -> None:
         """See ``fork_safety.Renewable``: the subprocess answers the parent."""
-        self._lock = threading.Lock()
         self._worker.forget()
 
     def ask(self, request: Mapping[str, object]) -> str | None:

@@ -12,14 +12,16 @@ belongs to the result of one ``torch.compile``, so that models which share compi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
+import torch
+from torch._dynamo.eval_frame import OptimizeContext
 
 from ..common.call_statistics import CallStatistics, Snapshot
 from ..events import FallbackCount, GraphSummary
-from ..graphs.aot import call_hooks
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -132,6 +134,34 @@ def _statistics(compiled: object) -> CallStatistics:
     statistics = CallStatistics()
     hooks.append(statistics.enter)
     return statistics
+
+
+def call_hooks(compiled: object) -> list[Callable[[], Callable[[], None]]]:
+    """The functions that PyTorch calls at the start of each call of a compiled function or module, and whose result it
+    calls at the end; a list that may be extended.
+
+    Args:
+        compiled: the result of ``torch.compile``; or a module of which ``forward`` or all was compiled in place.
+
+    Raises:
+        TypeError: it is not compiled, or not for itself alone.
+    """
+    function = compiled
+    if isinstance(compiled, torch.nn.Module):  # ``model.compile()`` sets the attribute
+        function = getattr(compiled, "_compiled_call_impl", None) or compiled.forward
+    if inspect.isfunction(function):
+        context = inspect.getclosurevars(function).nonlocals.get("self")
+        if isinstance(context, OptimizeContext):
+            return context.enter_exit_hooks
+    if inspect.ismethod(function) and hasattr(function, "get_compiler_config"):
+        raise TypeError(
+            f"{function.__qualname__} is compiled once for all objects of its class, so their calls cannot be told "
+            "apart; call torch.compile(module), or compile() of the module, instead"
+        )
+    raise TypeError(
+        f"expected the result of torch.compile, or a module with a compiled forward, not {type(compiled).__name__}. "
+        "A function that calls a compiled model, or one that was loaded from a file, has no metrics"
+    )
 
 
 class Collector:

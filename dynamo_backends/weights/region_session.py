@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from passes.engine.locks import Lock
-
+from ..common.fork_safety import Lock
 from ..errors import SessionError, first_line
 from ..events import count
 from ..options import most_threads

@@ -15,7 +15,7 @@ from torch import fx
 
 from passes.engine.fx.editing import written_nodes
 
-from ..graphs.aot import StaticInput
+from ..graphs.static_inputs import StaticInput
 from ..runtime.constants import computed_from
 from .changes import can_be_watched
 from .region_session import Weight

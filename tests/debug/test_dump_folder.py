@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -50,6 +51,31 @@ def test_rank_is_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_one_folder_for_each_process_and_root(tmp_path: Path) -> None:
     assert dump_folder(tmp_path / "a") is dump_folder(tmp_path / "b" / ".." / "a")
     assert dump_folder(tmp_path / "a") is not dump_folder(tmp_path / "b")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_child_forked_while_a_thread_makes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    begin = DumpFolder.__init__
+
+    def slow(self: DumpFolder, root: str) -> None:
+        begun.set()
+        may_end.wait()
+        begin(self, root)
+
+    monkeypatch.setattr(DumpFolder, "__init__", slow)
+    thread = threading.Thread(target=dump_folder, args=[tmp_path / "parent"])
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # ends a child that waits for the lock
+        DumpFolder.__init__ = begin  # type: ignore[method-assign]
+        dump_folder(tmp_path / "child")
+        os._exit(0)
+    may_end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_two_folders_of_one_second_differ(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from dynamo_backends.dumps.bisection import Bisection, delta_debug
 from dynamo_backends.dumps.candidate_runs import CandidateOutcome, CandidateRunner
 from dynamo_backends.dumps.cut_folder import CutModel, run_repro, write_cut
 from dynamo_backends.dumps.model_sessions import PLAIN
+from dynamo_backends.dumps.optimizers import OPTIMIZERS
 from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run, read_data_set, read_tensor
 from dynamo_backends.dumps.schema import Settings
 from dynamo_backends.dumps.submodels import Parts
@@ -41,7 +42,6 @@ from dynamo_backends.exporter import decompositions, translate
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import short_file
 from dynamo_backends.runtime import kernel_faults, settings
-from dynamo_backends.runtime.optimizers import OPTIMIZERS
 from passes import Pass, PassContext
 
 aten = torch.ops.aten

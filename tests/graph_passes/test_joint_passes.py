@@ -181,7 +181,7 @@ class TestCommonSubexpressions:
         ],
     )
     def test_equal_draws_are_two_draws(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """PyTorch 2.13's partitioner makes one of two ``randn_like``; see ``aot.min_cut_partition``."""
+        """PyTorch 2.13's partitioner makes one of two ``randn_like``; see ``partitioning.min_cut_partition``."""
         assert_same_as_eager(lambda x: draw(x) * draw(x) + x, double(4, 6))
 
 

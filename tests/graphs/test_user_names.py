@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from dynamo_backends.graphs import aot
+from dynamo_backends.graphs import user_names
 from dynamo_backends.graphs.locations import module_path
 
 X = torch.randn(2, 4)
@@ -93,7 +93,7 @@ def test_names(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     modules: set[str] = set()
 
     def backend(graph: fx.GraphModule, inputs: object) -> fx.GraphModule:
-        found.update(name.text for name in aot.argument_names(graph))
+        found.update(name.text for name in user_names.argument_names(graph))
         modules.update(module_path(node) for node in graph.graph.nodes)
         return graph
 

@@ -26,9 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends.cli import main
 from dynamo_backends.dumps.reading import latest_run, read_run
-from dynamo_backends.graphs.aot import dynamo_compile_lock, real_arguments
-from dynamo_backends.graphs.example_values import synthetic
-from dynamo_backends.graphs.late_compile import compile_at_first_call
+from dynamo_backends.graphs.example_values import real_arguments, synthetic
+from dynamo_backends.graphs.late_compile import compile_at_first_call, dynamo_compile_lock
 from dynamo_backends.partition import pass_verification
 from dynamo_backends.partition.pass_verification import GraphChecker, ModelChecker, evaluate
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec

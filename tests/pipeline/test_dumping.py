@@ -16,8 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.backends import current_block
 from dynamo_backends.dumps.reading import find_run
-from dynamo_backends.pipeline.dump_block import current_block
 
 
 def onnxrt(model: Any, **options: object) -> Any:
@@ -147,7 +147,7 @@ def test_all_observers_are_closed_where_one_cannot_write(tmp_path: Path) -> None
                 raise OSError("no space")
 
     with pytest.raises(OSError, match="no space"), dynamo_backends.dump(tmp_path):
-        block = current_block()
+        block = current_block.get()
         assert block is not None
         block.observers += [Observer("first", fails=True), Observer("second", fails=False)]
     assert closed == ["first", "second"]

@@ -16,7 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 import dynamo_backends
 from dynamo_backends.errors import SessionError
-from dynamo_backends.graphs.artifacts import Region, Split, without_graph
+from dynamo_backends.graphs.artifacts import Region, Split
+from dynamo_backends.graphs.pytorch_runner import without_graph
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.stage_data import CompiledGraph, CompiledRegion
 from dynamo_backends.runtime.binding import BoundSession

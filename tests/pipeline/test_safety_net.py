@@ -27,9 +27,9 @@ from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
 from dynamo_backends.errors import CandidateError, SessionError
-from dynamo_backends.graphs import fake_tensors
+from dynamo_backends.graphs import descriptors, dynamo_frames, fake_tensors
 from dynamo_backends.graphs.size_assumptions import Assumptions
-from dynamo_backends.pipeline import pipeline, runners, stages
+from dynamo_backends.pipeline import runners, stages
 from dynamo_backends.placement.autotuner import TunedGraph
 from dynamo_backends.runtime.binding import BoundSession
 
@@ -82,11 +82,13 @@ def test_a_failure_while_compiling(
     assert (counted("nodes_on_onnx") > 0) == (call is not None)
 
 
-@pytest.mark.parametrize("where", ["aot.name_call", "aot.name_values", "the stage joint", "weights_of", "only_new"])
+@pytest.mark.parametrize(
+    "where", ["dynamo_frames.name_call", "descriptors.name_values", "the stage joint", "weights_of", "only_new"]
+)
 def test_a_failure_before_and_between_the_stages(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     holder, name = {
-        "aot.name_call": (pipeline.aot, "name_call"),
-        "aot.name_values": (pipeline.aot, "name_values"),
+        "dynamo_frames.name_call": (dynamo_frames, "name_call"),
+        "descriptors.name_values": (descriptors, "name_values"),
         "the stage joint": (stages, "run_joint"),
         "weights_of": (runners, "weights_of"),
         "only_new": (Freezer, "enter"),
@@ -185,7 +187,7 @@ def test_what_is_our_fault_is_to_be_reported(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder, name = {
-        "Dynamo's graph": (pipeline.aot, "name_call"),
+        "Dynamo's graph": (dynamo_frames, "name_call"),
         "AOTAutograd's graph": (stages, "split_graph"),
         "a call": (BoundSession, "__call__"),
     }[where]
@@ -222,7 +224,7 @@ def test_finding_out_whose_fault_it_is_changes_nothing(
 
     layer = torch.nn.Linear(4, 4)
     expected = [run("eager", uses_it) for uses_it in (False, True)]
-    monkeypatch.setattr(pipeline.aot, "name_call", broken)
+    monkeypatch.setattr(dynamo_frames, "name_call", broken)
     for uses_it in (False, True):
         caplog.clear()
         results, *numbers = run("onnxrt", uses_it)

@@ -29,6 +29,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 
 from dynamo_backends import keep_value_guards_unsafe, onnx_compiler
+from dynamo_backends.cache import store
 from dynamo_backends.cli import main
 from dynamo_backends.errors import AheadOfTimeError, SessionError
 from dynamo_backends.pipeline import pass_target, program_payload
@@ -190,7 +191,12 @@ def test_a_damaged_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     inside = content.index(b"dynamo-backends cache")
     changed = bytearray(content)
     changed[inside + 200] ^= 1
-    for damaged, reason in ((changed, "damaged"), (content[:inside], "truncated"), (b"text", "text"), (b"", "damaged")):
+    for damaged, reason in (
+        (changed, "damaged"),
+        (content[:inside], "no graphs"),
+        (b"text", "no graphs"),
+        (b"", "no graphs"),
+    ):
         (tmp_path / "damaged").write_bytes(damaged)
         with (
             (tmp_path / "damaged").open("rb") as file,
@@ -214,10 +220,15 @@ def test_show_executes_nothing_and_names_files_itself(tmp_path: Path, capsys: py
     assert "no graphs of onnxrt" in capsys.readouterr().err
     assert not Path("executed").exists()
     save("onnxrt", tmp_path / "function")
-    content = (tmp_path / "function").read_bytes()
-    (tmp_path / "renamed").write_bytes(content.replace(b"\x8c\x09inference", b"\x8c\x09/../../ab"))
-    assert main(["show", "renamed", "--onnx", "models"]) == 2
-    assert "no direction" in capsys.readouterr().err and not list(tmp_path.rglob("*.onnx"))
+    [content] = store.encoded_in((tmp_path / "function").read_bytes())
+    record = store.decoded(content, program_payload.FORMAT)
+    for name in ([0, "/../../ab"], ["/../../ab", "inference"]):
+        header = {**record.header, "graph": name}
+        (tmp_path / "renamed").write_bytes(
+            store.encoded(program_payload.FORMAT, store.StoredRecord(header, record.blobs))
+        )
+        assert main(["show", "renamed", "--onnx", "models"]) == 2
+        assert "/../../ab" in capsys.readouterr().err and not list(tmp_path.rglob("*.onnx"))
 
 
 @pytest.mark.parametrize("arguments", [["function", "--stage", "aten"], ["0", "--onnx", "models"], ["missing.pt2"]])

@@ -25,11 +25,11 @@ from upstream_faults import DEMONSTRATIONS, WRONG_VALUES, cast_is_dropped, fault
 from dynamo_backends import SessionError
 from dynamo_backends.common import upstream_faults as versions
 from dynamo_backends.common.upstream_faults import Fault, installed_version
+from dynamo_backends.dumps.optimizers import OPTIMIZERS
 from dynamo_backends.exporter import upstream_faults
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.runtime import kernel_faults, node_support
 from dynamo_backends.runtime.kernel_faults import fault_in, reason_against_node
-from dynamo_backends.runtime.optimizers import OPTIMIZERS
 
 decomposed = torch.ops.quantized_decomposed
 

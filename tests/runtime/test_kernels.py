@@ -15,11 +15,11 @@ from onnxscript import opset18 as op
 from dynamo_backends import SessionError
 from dynamo_backends.errors import KernelFaultError
 from dynamo_backends.exporter.converters import CONVERTERS
+from dynamo_backends.pipeline import product_kernels as kernels
+from dynamo_backends.pipeline.product_kernels import product_kernels
 from dynamo_backends.runtime import kernel_faults
-from dynamo_backends.runtime import product_kernels as kernels
 from dynamo_backends.runtime.integer_kernels import PRODUCTS
 from dynamo_backends.runtime.kernel_faults import fault_in, reason_against_model
-from dynamo_backends.runtime.product_kernels import product_kernels
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, PassContext, register, unregister

@@ -22,6 +22,7 @@ import torch
 from conftest import assert_same_values
 from torch import nn
 
+from dynamo_backends.debug.optimized_models import final_session, optimized_model, save_optimized
 from dynamo_backends.debug.wrong_rewrite import find_rewrite
 from dynamo_backends.dumps.model_sessions import check_config
 from dynamo_backends.dumps.reading import DumpError
@@ -32,7 +33,7 @@ from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.pipeline import Pipeline
 from dynamo_backends.pipeline.stage_data import CompiledGraph
 from dynamo_backends.runtime.executable import Executable
-from dynamo_backends.runtime.session import Session, final_session
+from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 from passes import Pass, PassContext
 
@@ -54,7 +55,7 @@ def test_the_optimized_model_that_is_saved_is_the_one_that_runs(tmp_path: Path) 
         (SessionSettings(CPU, disabled_optimizers=("NoopElimination",)), ["Neg", "Add", "Exp"]),
         (SessionSettings(CPU, optimize=False), ["Neg", "Add", "Exp"]),
     ):
-        path = Session(model, settings).save_optimized(str(tmp_path))
+        path = save_optimized(Session(model, settings), str(tmp_path))
         assert operators(Path(path)) == expected
 
 
@@ -65,7 +66,7 @@ def test_an_optimized_model_keeps_the_sizes_from_which_shapes_are_inferred() -> 
         g (float[200] x, float[1] weight) => (float[1] z) <int64[200] sizes = {{{sizes}}}> {{
             {names} = Split <axis = 0> (x, sizes) z = Mul(y7, weight) }}""")
     settings = SessionSettings(CPU)
-    whole = Session(model, settings, {"weight": torch.ones(1)}).optimized()
+    whole = optimized_model(Session(model, settings, {"weight": torch.ones(1)}))
     final_session(whole[0], settings, whole[1])
 
 
@@ -86,8 +87,6 @@ def test_a_variant_differs_in_what_is_given_alone() -> None:
     assert session.variant(threads=1).settings == SessionSettings(
         settings.providers, threads=1, shares_graph=True, disabled_optimizers=("NoopElimination",)
     )
-    more = session.variant(also_disabled=["CastElimination", "NoopElimination"])
-    assert more.settings.disabled_optimizers == ("NoopElimination", "CastElimination")
     options = other(2).get_session_options()
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"

@@ -26,6 +26,7 @@ from torch._dynamo.backends.common import aot_autograd
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.debug.optimized_models import optimized_model
 from dynamo_backends.errors import SessionError
 from dynamo_backends.partition.runnable_region import RunnableRegion
 from dynamo_backends.runtime import constants as constants_module
@@ -1103,7 +1104,7 @@ def test_a_lookup_at_known_indices_is_made_once() -> None:
     with torch.no_grad():
         [graph] = compile_and_keep(model, TOKENS)
         session = graph.regions[0].bound.session
-        nodes = collections.Counter(node.op_type for node in session.optimized()[0].graph)
+        nodes = collections.Counter(node.op_type for node in optimized_model(session)[0].graph)
         assert nodes["Gather"] == 2, "those at the tokens"
         compiled = torch.compile(model, backend="onnxrt")
         for _ in range(2):

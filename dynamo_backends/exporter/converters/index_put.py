@@ -1,7 +1,7 @@
 """Writes into a part of a tensor: ``index_put``, ``slice_scatter``, ``select_scatter``, ``index_copy``, ``index_add``.
 
 A write at positions of one dimension becomes one ``ScatterND`` or ``ScatterElements`` on the tensor itself, so that a
-session can do it in the tensor's memory (``partition.in_place_results``). Torchlib's converters transpose the tensor
+session can do it in the tensor's memory (``pipeline.emission``). Torchlib's converters transpose the tensor
 twice, and copy it: 229 instead of 75 us for a cache of 8 heads and 1,024 keys of 64 numbers (AMD EPYC, one thread).
 """
 

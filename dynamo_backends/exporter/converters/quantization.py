@@ -1,18 +1,19 @@
-"""The operators ``quantized_decomposed``, with which PyTorch's export quantizes a model (pt2e).
+"""Products of integers, and PyTorch's operators ``quantized_decomposed`` of exported quantized models (pt2e).
 
-They become ONNX's ``QuantizeLinear`` and ``DequantizeLinear``, which every provider knows. Eager multiplies by a
+The latter become ONNX's ``QuantizeLinear`` and ``DequantizeLinear``, which every provider knows. Eager multiplies by a
 rounded ``1 / scale`` where ``QuantizeLinear`` divides: results differ by one step at numbers that are on a tie up to
 rounding.
 
 A zero point in a tensor must be a number of the dtype, as all are that PyTorch's observers choose.
 
-The operators exist once ``torch.ao.quantization`` is imported, so they are named by text here.
+These operators exist once ``torch.ao.quantization`` is imported, so they are named by text here.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from .registry import NotTranslatable, converter
@@ -161,3 +162,17 @@ def choose_qparams_symmetric(
     smallest, largest = _extremes(x)
     scale = _scale(op.Max(op.Neg(smallest), largest), (high - low) / 2, eps)
     return _parameters(scale, constant(128 if dtype == ir.DataType.UINT8 else 0, _INT64))
+
+
+@converter(torch.ops.aten._int_mm.default)
+def _int_mm(self: ir.Value, mat2: ir.Value) -> ir.Value:
+    """The int32 product of a matrix of int8, or of uint8, with one of int8.
+
+    uint8 becomes int8 with the zero point -128: ONNX Runtime's product of uint8 with int8 adds pairs in 16 bits on
+    processors without VNNI, and saturates there. On others, ``onnx.quantized_products`` turns it back.
+    """
+    if self.dtype == ir.DataType.INT8:
+        return op.MatMulInteger(self, mat2)
+    sign = op.Constant(value=ir.tensor(np.array(128, np.uint8)))
+    signed = op.Cast(op.BitwiseXor(self, sign), to=ir.DataType.INT8)
+    return op.MatMulInteger(signed, mat2, op.Constant(value=ir.tensor(np.array(-128, np.int8))))

@@ -16,12 +16,12 @@ import torch
 from passes.engine.choices import OTHERWISE
 
 from ..errors import SessionError, first_line
+from ..runtime.constants import computed_from
+from ..runtime.integer_kernels import PRODUCTS
+from ..runtime.providers import CPU
+from ..runtime.session import Session
+from ..runtime.settings import SessionSettings
 from ..versions import IR_VERSION
-from .constants import computed_from
-from .integer_kernels import PRODUCTS
-from .providers import CPU
-from .session import Session
-from .settings import SessionSettings
 
 logger = logging.getLogger(__name__)
 
