@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
-import importlib.util
 import itertools
 import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..common.text_table import fit_table
 from ..errors import first_line
 from .common import add_json_argument, positive, print_json, say
 
 if TYPE_CHECKING:
-    from ..op_tools.captured_calls import RerunResult
-    from ..op_tools.captures import CapturedCall
+    from ..op_tools.captured import RerunResult
 
 DETAILS = ""
 
@@ -64,44 +61,36 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    from ..op_tools.captures import as_argument, find_calls
+    from ..op_tools.captured import find_calls
 
     calls = find_calls(arguments.folder)
     if arguments.json:
-        print_json([{**msgspec.structs.asdict(call), "not_again": _not_again(call)} for call in calls])
+        print_json([dataclasses.asdict(call) for call in calls])
         return 0
     rows = [
         (
-            call.operator,
+            call.name,
             call.number,
-            call.call.removeprefix(call.operator),
+            call.call.removeprefix(call.name),
             ", ".join(call.files),
             _size(call.bytes),
             call.source,
-            call.module_path,
+            call.module,
         )
         for call in calls
     ]
     print(fit_table(rows, ["operator", "number", "arguments", "files", "size", "line", "module"]))
-    call = next((call for call in calls if not _not_again(call)), None)
+    call = next((call for call in calls if not call.not_again), None)
     if call is None:
-        print(f"no call can be run again: {_not_again(calls[0])}")
+        print(f"no call can be run again: {calls[0].not_again}")
         return 0
-    importing = ["--import", call.module] if call.module else []
-    words = ["dynamo-backends", "op", "run", as_argument(call.folder), "--compare", *importing]
-    print(f"try: {shlex.join(words)}")
+    words = ["dynamo-backends", "op", "run", "--compare"]
+    namespace = call.name.removeprefix("torch.ops.").split(".")[0]
+    is_of_user = namespace not in ("torch", "aten", "prims", "higher_order")
+    print(f"try: {shlex.join([*words, *(['--import', 'MODULE'] * is_of_user), '--', str(call.folder)])}")
+    if is_of_user:
+        print(f"MODULE is the module that registers {call.name}")
     return 0
-
-
-def _not_again(call: CapturedCall) -> str:
-    """The reason why a call cannot be run again here; ``""`` if none is known."""
-    if call.not_again or not call.module:
-        return call.not_again
-    try:
-        exists = importlib.util.find_spec(call.module.partition(".")[0]) is not None
-    except (ImportError, ValueError):  # the module is loaded and has no spec
-        exists = call.module in sys.modules
-    return "" if exists else f"the module {call.module}, which registers the operator, is not found"
 
 
 def _size(count: int) -> str:
@@ -109,7 +98,7 @@ def _size(count: int) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ..op_tools.captures import CaptureError, find_calls
+    from ..op_tools.captured import CaptureError, find_calls, run_call
 
     calls = find_calls(arguments.folder)
     importlib.import_module("dynamo_backends.common.installation")
@@ -118,14 +107,12 @@ def _run(arguments: argparse.Namespace) -> int:
             importlib.import_module(module)
         except ImportError as error:
             raise ValueError(f"--import {module}: {error}") from error
-    from ..op_tools.captured_calls import load_call, run_call
-
     results: list[RerunResult] = []
     failed: dict[str, str] = {}
     for call in calls:
         try:
             result = run_call(
-                load_call(call),
+                call,
                 runs=arguments.runs,
                 forward_only=arguments.forward_only,
                 compare=arguments.compare,

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ import torch
 from ..common.text_table import fit_table
 from ..errors import first_line
 from ..numerics.function_runs import FunctionRun
-from .call import Call, are_readable
-from .call_execution import CallExecution, ChangedSinceError, NoDerivativeError
-from .capture import OpCapture, description_of
-from .captures import Description
+from .call import Call, CallText, are_readable
+from .call_execution import CallExecution, ChangedSinceError, Values, on_onnx
+from .capture import OpCapture
 from .gradients import Gradients
-from .judge import Comparison, compare_derivatives, compare_gradients, compare_results
+from .judge import Comparison, NoDerivativeError, compare_derivatives, compare_gradients, compare_values
 from .names import why_not_comparable
-from .references import Reference
 from .tool import OpTool
 
 
@@ -57,7 +55,9 @@ class OpAutoCompare(OpTool):
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
-        self._reference = Reference(str(reference))
+        self._reference = str(reference)
+        self._device = _device_of(self._reference)
+        self._compiled: dict[object, Callable[..., Any]] = {}  # one for each signature: Dynamo limits recompilations
         if numerical_gradients and self.level != "torch":
             raise ValueError("numerical_gradients=True requires level='torch', which sees gradients")
         self._numerical = numerical_gradients
@@ -80,11 +80,8 @@ class OpAutoCompare(OpTool):
 
     def as_json(self) -> dict[str, object]:
         """All comparisons, for JSON."""
-        return {
-            "reference": self._reference.kind,
-            "comparisons": [dataclasses.asdict(item) for item in self.comparisons],
-            "unchecked": dict(self.unchecked),
-        }
+        comparisons = [dataclasses.asdict(item) for item in self.comparisons]
+        return {"reference": self._reference, "comparisons": comparisons, "unchecked": self.unchecked}
 
     def _begin(self) -> None:
         if self._capture is not None:
@@ -109,69 +106,71 @@ class OpAutoCompare(OpTool):
         if execution.recording.failure:
             self._skip(call.name, execution.recording.failure, call)
             return None
-        description = description_of(call)
-        name = call.name
-        device, function = self._reference.device, self._reference.function(call)
-
-        def run() -> FunctionRun:
-            return execution.run(execution.leaves(device=device), function=function)
-
-        elsewhere = None if device is None else run
+        name, text = call.name, call.text
+        run = self._elsewhere(call, execution)
+        actual: Values = call.results or ({"output": result} if isinstance(result, (bool, int, float)) else {})
         try:
-            compared, expected = compare_results(execution, call.results, result, elsewhere)
+            others = None if run is None else execution.results(run())
+            compared, expected = compare_values(execution, actual, others=others)
         except Exception as error:  # the user's operator may fail in float64, or the runtime may lack it
-            self._skip(name, _reason(error), call)
+            self._skip(name, _reason(error), text)
             return None
-        self._add(description, execution, compared, output={"output": result}, reference=expected)
+        self._add(text, execution, compared, output={"output": result}, reference=expected)
 
         def finished(gradients: Gradients) -> None:
             if gradients.are_mixed:
-                self._skip(f"{name} backward", "the gradient of one result contains another's", call)
+                self._skip(f"{name} backward", "the gradient of one result contains another's", text)
                 return
             try:
-                compared = compare_gradients(execution, gradients, elsewhere)
+                with torch.enable_grad():
+                    others = None if run is None else execution.gradients(run(), gradients.outputs)
+                compared = compare_gradients(execution, gradients, others)
             except Exception as error:  # as in the forward
-                self._skip(f"{name} backward", _reason(error), call)
+                self._skip(f"{name} backward", _reason(error), text)
                 return
             if self._numerical and "ctc_loss" not in name:  # its gradient includes that of log_softmax
-                try:
-                    derivatives, undefined = compare_derivatives(execution, gradients, self._generator)
-                    compared += derivatives
-                except Exception as error:
-                    self._skip(f"{name} by differences", _reason(error), call)
-                else:
-                    for argument in undefined:
-                        reason = f"no derivative for {argument} here: two of its values are equal, or one is 0"
-                        self._skip(f"{name} by differences", reason, call)
+                compared += self._by_differences(text, execution, gradients)
             files = {"grad_outputs": gradients.outputs, "grad_inputs": gradients.inputs}
-            self._add(description, execution, compared, **files)
+            self._add(text, execution, compared, **files)
 
         return finished
 
-    def _add(
-        self,
-        description: Description,
-        execution: CallExecution,
-        compared: Sequence[Comparison],
-        **files: Mapping[str, object],
-    ) -> None:
+    def _elsewhere(self, call: Call, execution: CallExecution) -> Callable[[], FunctionRun] | None:
+        """Runs the call on another runtime; ``None`` for float64."""
+        if self._device is None:
+            return None
+        function: Callable[..., Any] = call.in_pytorch
+        if self._reference == "onnx":
+            key = (call.function, str(call), *(value.requires_grad for value in call.tensors.values()))
+            function = self._compiled.setdefault(key, on_onnx(function))
+        return lambda: execution.run(execution.leaves(device=self._device), function=function)
+
+    def _by_differences(self, call: CallText, execution: CallExecution, gradients: Gradients) -> list[Comparison]:
+        compared, name = [], f"{call.name} by differences"
+        try:
+            for argument, comparison in compare_derivatives(execution, gradients.outputs, self._generator):
+                if comparison is not None:
+                    compared.append(comparison)
+                    continue
+                reason = f"no derivative for {argument} here: two of its values are equal, or one is 0"
+                self._skip(name, reason, call)
+        except Exception as error:
+            self._skip(name, _reason(error), call)
+        return compared
+
+    def _add(self, call: CallText, execution: CallExecution, compared: Sequence[Comparison], **files: Values) -> None:
         """Stores and prints the comparisons of a call, and captures the call if one failed."""
-        name, call, source = description.operator, description.call, description.source
-        number, module = description.number, description.module_path
-        items = [
-            dataclasses.replace(item, name=name, number=number, call=call, source=source, module=module)
-            for item in compared
-        ]
+        items = [dataclasses.replace(item, **vars(call)) for item in compared]
         with self._lock:
             self.comparisons += items
         for item in items:
             self._print(str(item))
         if all(item.allclose for item in items):
             return
-        self._print(f"OpAutoCompare: {name:60} input: {call}  {source}  {module}".rstrip())
-        if self._capture is not None and self._captured[name] < self._capture_first:
-            self._captured[name] += 1
-            folder = self._capture.write_call(description, *execution.arguments())
+        self._print(f"OpAutoCompare: {call.name:60} input: {call.call}  {call.source}  {call.module}".rstrip())
+        if self._capture is not None and self._captured[call.name] < self._capture_first:
+            self._captured[call.name] += 1
+            folder = self._capture.write_call(call, *execution.arguments())
             if folder is not None:
                 for file, value in files.items():
                     self._capture.save(folder, file, value)
@@ -199,9 +198,20 @@ class OpAutoCompare(OpTool):
         headers = ["operator", "calls", "failed", "max_diff", "allowed", "of", "complaint", "line", "module"]
         text = fit_table(rows, headers) if rows else "no operator was compared"
         skipped = [(name, self._skipped_calls[name], why) for name, why in self.unchecked.items()]
-        if skipped:
-            text += "\n\nnot compared:\n" + fit_table(skipped, ["operator", "calls", "why"])
-        return text
+        return text + ("\n\nnot compared:\n" + fit_table(skipped, ["operator", "calls", "why"]) if skipped else "")
+
+
+def _device_of(reference: str) -> torch.device | None:
+    """The device of a reference; ``None`` for float64.
+
+    Raises:
+        ValueError: the device does not exist.
+    """
+    try:
+        return None if reference == "float64" else torch.empty(0, device=reference.replace("onnx", "cpu")).device
+    except (RuntimeError, AssertionError) as error:
+        wanted = "reference must be 'float64', 'onnx' or a device of this machine"
+        raise ValueError(f"{wanted}, not {reference!r}: {error}") from error
 
 
 def _reason(error: Exception) -> str:

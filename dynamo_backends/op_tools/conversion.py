@@ -15,7 +15,7 @@ from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..graphs.operators import is_collective
 from ..numerics.function_runs import version_of
-from .call import Call, are_readable, signature
+from .call import Call, are_readable
 from .names import changes_shape, is_of_pytorch, may_write, returns_view
 from .tool import OpTool, dtype_name, logger
 
@@ -33,7 +33,7 @@ class _Conversion(OpTool):
         super().__init__(**arguments)
         self._device, self._dtype = device, dtype
         self._converted: Counter[str] = Counter()
-        self._dtypes: dict[object, list[torch.dtype]] = {}
+        self._dtypes: dict[object, list[torch.dtype | None]] = {}
 
     @property
     def converted(self) -> dict[str, int]:
@@ -56,40 +56,43 @@ class _Conversion(OpTool):
         if reason:
             self._skip(call.name, reason, call)
             return call.function(*call.args, **call.kwargs)
+        names = {id(value): name for name, value in reversed(call.tensors.items())}
+        copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # the user's, the converted one, its version
         is_copied = False
         try:
             own = self._own_dtypes(call)
-            (args, kwargs), converted = self._arguments(call)
-            versions = [version_of(copy) for _, _, copy in converted]
-            statistics = _statistics(call, converted)
-            is_copied = call.written <= {name for name, _, _ in converted}
+            made = {id(value): self._convert(value) for value in call.tensors.values()}
+            originals = {id(value): value for value in call.tensors.values() if made[id(value)] is not value}
+            copies = [(value, made[key], version_of(made[key])) for key, value in originals.items()]
+            is_copied = call.written <= {names[key] for key in originals}
+            args, kwargs = pytree.tree_map(
+                lambda leaf: made[id(leaf)] if isinstance(leaf, torch.Tensor) else self._convert(leaf),
+                (call.args, call.kwargs),
+            )
             result = call.in_pytorch(*args, **kwargs)
         except Exception as error:
             if may_write(call.function, call.kwargs) and not is_copied:
                 raise  # an argument may be half written
             self._skip(call.name, f"the converted call fails: {first_line(str(error))}", call)
             return call.function(*call.args, **call.kwargs)
-        for (name, original, copy), version in zip(converted, versions, strict=True):
-            is_updated = id(copy) in statistics and not torch.equal(copy, statistics[id(copy)])
-            if version_of(copy) != version or name in call.written or is_updated:
+        for original, copy, version in copies:
+            is_written = version_of(copy) != version or names[id(original)] in call.written
+            if is_written or self._is_updated(call, original, copy):
                 if original.shape != copy.shape:  # ``out=`` of another size
                     original.resize_(copy.shape)
                 original.copy_(copy)
         with self._lock:
             self._converted[call.name] += 1
-        originals = {id(copy): original for _, original, copy in converted}
+        users = {id(copy): original for original, copy, _ in copies}
         leaves, spec = pytree.tree_flatten(result)
-        dtypes = own if len(own) == len(leaves) else [_promoted(call, _dtype(leaf)) for leaf in leaves]
-        device = _devices(call)[0]
-        returned = [
-            originals.get(id(leaf), leaf.to(device, dtype if leaf.is_floating_point() else None))
-            if isinstance(leaf, torch.Tensor)
-            else leaf
-            for leaf, dtype in zip(leaves, dtypes, strict=True)
-        ]
-        return pytree.tree_unflatten(returned, spec)
+        dtypes = own if len(own) == len(leaves) else [_promoted(call)] * len(leaves)
+        for i, (leaf, dtype) in enumerate(zip(leaves, dtypes, strict=True)):
+            if isinstance(leaf, torch.Tensor):
+                back = leaf.to(_devices(call)[0], dtype if leaf.is_floating_point() else None)
+                leaves[i] = users.get(id(leaf), back)
+        return pytree.tree_unflatten(leaves, spec)
 
-    def _own_dtypes(self, call: Call) -> list[torch.dtype]:
+    def _own_dtypes(self, call: Call) -> list[torch.dtype | None]:
         """The dtypes of the results without conversion; ``[]`` if they are not known.
 
         The unconverted call is run once for each signature, because autocast may change its dtypes. A user's operator
@@ -98,29 +101,24 @@ class _Conversion(OpTool):
         if call.written or not is_of_pytorch(call.function):
             return []
         autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-        key = (call.name, signature(call.args), signature(call.kwargs), *autocast)
+        key = (str(call), *autocast)
         if key not in self._dtypes:
             self._dtypes[key] = []
             try:
                 with watchers_disabled(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # it may write: copies
                     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
-                    result = call.function(*args, **kwargs)
+                    leaves = pytree.tree_leaves(call.function(*args, **kwargs))
             except Exception as error:  # maybe the reason for the conversion
                 logger.debug("%s fails without conversion: %s", call, error)
             else:
-                self._dtypes[key] = [_dtype(leaf) for leaf in pytree.tree_leaves(result)]
+                self._dtypes[key] = [getattr(leaf, "dtype", None) for leaf in leaves]
         return self._dtypes[key]
 
-    def _arguments(self, call: Call) -> tuple[Any, list[tuple[str, torch.Tensor, torch.Tensor]]]:
-        """The converted arguments, and for each converted tensor its name, the user's tensor and the converted one."""
-        made = {id(value): self._convert(value) for value in call.tensors.values()}
-        first = {id(value): (name, value) for name, value in reversed(call.tensors.items())}
-        converted = [(*first[key], copy) for key, copy in made.items() if copy is not first[key][1]]
-        arguments = pytree.tree_map(
-            lambda leaf: made[id(leaf)] if isinstance(leaf, torch.Tensor) else self._convert(leaf),
-            (call.args, call.kwargs),
-        )
-        return arguments, converted
+    def _is_updated(self, call: Call, original: torch.Tensor, copy: torch.Tensor) -> bool:
+        """Whether a tensor is a running statistic of a normalization that the call changed. PyTorch updates them, but
+        neither the schema nor the version counter shows it."""
+        may_be = "_norm" in call.name and copy.dim() == 1 and not copy.requires_grad
+        return may_be and not torch.equal(copy, self._convert(original))
 
     def _why_not(self, call: Call) -> str:
         if is_collective(call.function):
@@ -194,30 +192,15 @@ def _float_dtypes(call: Call) -> set[torch.dtype]:
     return {value.dtype for value in call.tensors.values() if value.is_floating_point()}
 
 
-def _dtype(value: object) -> torch.dtype:
-    return value.dtype if isinstance(value, torch.Tensor) else torch.float32
-
-
-def _statistics(call: Call, converted: Sequence[tuple[str, torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
-    """Copies of tensors that may be the running statistics of a normalization, by ``id``. PyTorch updates them, but
-    neither the schema nor the version counter shows it."""
-    if "_norm" not in call.name:
-        return {}
-    return {id(copy): copy.detach().clone() for _, _, copy in converted if copy.dim() == 1 and not copy.requires_grad}
-
-
 def _first(call: Call, kind: type) -> Any:
     """The first argument of a type; ``None`` if there is none."""
     return next((leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, kind)), None)
 
 
-def _promoted(call: Call, made: torch.dtype) -> torch.dtype:
-    """The promoted dtype of the floating-point arguments; ``made`` if there are none."""
-    requested = _first(call, torch.dtype)
-    if requested is not None:
-        return requested if requested.is_floating_point else made
+def _promoted(call: Call) -> torch.dtype | None:
+    """The promoted dtype of the floating-point arguments; ``None`` if there are none."""
     dtypes = _float_dtypes(call)
-    return functools.reduce(torch.promote_types, dtypes) if dtypes else made
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
 
 
 def _devices(call: Call) -> list[torch.device]:

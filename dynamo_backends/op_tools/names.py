@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.overrides
-from torch._library.custom_ops import OPDEFS
 
 from ..exporter.upstream_faults import UNINITIALIZED
 from ..graphs.operators import operator_named, packet_named
@@ -113,31 +110,6 @@ def function_of(name: str) -> Callable[..., object]:
     if is_of_dispatcher and parts[0] not in ("aten", "prims", "higher_order"):
         raise LookupError(f"no operator {name!r}; a library that registers it must be imported first")
     raise LookupError(f"{name!r} is neither a registered operator nor a function of PyTorch that computes with tensors")
-
-
-@functools.cache
-def module_of(function: Callable[..., object]) -> str:
-    """The module whose import registers an operator; ``""`` for PyTorch's operators.
-
-    Raises:
-        LookupError: the module is not known, or is the main program, which cannot be imported.
-    """
-    if isinstance(function, torch._ops.OpOverloadPacket):
-        function = getattr(function, function.overloads()[0])
-    if not isinstance(function, torch._ops.OpOverload) or function.namespace in ("aten", "prims"):
-        return ""
-    name = function._schema.name
-    defined = OPDEFS.get(name)
-    if defined is not None:
-        module = defined._init_fn.__module__
-    else:
-        place = re.search(r"registered at (.*):\d+", torch._C._dispatch_dump(function.name()))
-        files = {getattr(item, "__file__", None): key for key, item in list(sys.modules.items())}
-        module = files.get(place[1] if place is not None else "", function.namespace)
-    if module not in sys.modules or module == "__main__":
-        where = "the program itself" if module == "__main__" else "a library whose module is not known"
-        raise LookupError(f"{name} is registered by {where}; --import takes a module that registers it")
-    return module
 
 
 _VIEWS = {"T": "numpy_T", "H": "matrix_H", "__getitem__": "select", "__iter__": "unbind", "to": "alias"}

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from .call import Call, describe, signature
+from .call import Call, describe
 from .tool import OpTool
 
 
@@ -31,7 +31,7 @@ class OpObserve(OpTool):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._seen: dict[object, Signature] = {}
+        self._seen: dict[str, Signature] = {}
 
     @property
     def signatures(self) -> list[Signature]:
@@ -39,13 +39,12 @@ class OpObserve(OpTool):
         return list(self._seen.values())
 
     def _after(self, call: Call, before: object, result: object) -> None:
-        key = (call.name, signature(call.args), signature(call.kwargs) if call.kwargs else None)
-        seen = self._seen.get(key)
+        text = str(call)
+        seen = self._seen.get(text)
         if seen is not None:
             seen.count += 1
             return
-        seen = Signature(str(call), describe(result), call.source, call.place.module)
-        self._seen[key] = seen
+        seen = self._seen[text] = Signature(text, describe(result), call.source, call.place.module)
         self._print(f"{seen.call} -> {seen.result}  {seen.source}  {seen.module}".rstrip())
 
     def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:

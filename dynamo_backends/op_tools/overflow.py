@@ -14,26 +14,21 @@ from torch.utils import _pytree as pytree
 from ..common.text_table import fit_table
 from ..numerics.element_records import Extent
 from ..numerics.value_range import extent
-from .call import Call, is_readable
+from .call import Call, CallText, is_readable
 from .gradients import Gradients
 from .names import has_no_values, may_write
 from .tool import OpTool
 
 
-@dataclasses.dataclass(frozen=True)
-class Overflow:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overflow(CallText):
     """A result or gradient with NaN or infinity, made from finite arguments."""
 
-    name: str  # of the operator
-    number: int  # of the call, counted for each operator
     value: str  # "output", "gradient of args[0]"
     nan: int  # how many elements
     infinite: int
     smallest: float | None  # of the finite elements; None if there are none
     largest: float | None
-    call: str  # the operator with its arguments, as text
-    source: str  # see ``Place.source``
-    module: str  # see ``Place.module``
 
     def __str__(self) -> str:
         counts = [f"{count} {what}" for count, what in ((self.nan, "NaN"), (self.infinite, "infinite")) if count]
@@ -79,8 +74,8 @@ class OpOverflowCheck(OpTool):
         name, number, text, place = call.name, call.number, str(call), call.place
 
         def note(value: str, found: Extent) -> None:
-            counts = found.nan, found.infinite, found.smallest, found.largest
-            self._note(Overflow(name, number, value, *counts, text, place.source, place.module))
+            words = CallText(name=name, number=number, call=text, source=place.source, module=place.module)
+            self._note(Overflow(**vars(words), **vars(found), value=value))
 
         if not has_no_values(call.in_pytorch):
             for value, found in _not_finite(call.results).items():

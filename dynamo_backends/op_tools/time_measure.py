@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .call import Call
-from .clocks import Clock, device_of
+from .clocks import Clock
 from .gradients import Gradients
 from .tool import OpTool
 
@@ -40,26 +40,15 @@ class OpTimeMeasure(OpTool):
 
     _computes = False
     _sees_gradients = True
-    _times_gradients = True
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._forwards: list[tuple[str, str, Clock]] = []  # the operator, the call as text, its clock
-        self._backwards: list[tuple[str, Sequence[Clock]]] = []  # the clocks of a call's nodes
+        self._operators: dict[str, OperatorTime] = {}
 
     @property
     def operators(self) -> list[OperatorTime]:
-        """The operators, the slowest first. It synchronizes with an accelerator."""
-        found: dict[str, OperatorTime] = {}
-        for name, call, clock in list(self._forwards):
-            operator = found.setdefault(name, OperatorTime(name))
-            operator.calls += 1
-            operator.forward += clock.seconds
-            if clock.seconds >= operator.slowest_seconds:
-                operator.slowest, operator.slowest_seconds = call, clock.seconds
-        for name, clocks in list(self._backwards):
-            found[name].backward += sum(clock.seconds for clock in clocks)
-        return sorted(found.values(), key=lambda operator: -operator.total)
+        """The operators, the slowest first."""
+        return sorted(self._operators.values(), key=lambda operator: -operator.total)
 
     def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         operators = self.operators
@@ -74,18 +63,22 @@ class OpTimeMeasure(OpTool):
         return ["operator", "calls", *times_in_ms, "share (%)", "slowest call"], rows
 
     def _before(self, call: Call) -> Clock:
-        return Clock(device_of(call.tensors.values()))
+        return Clock()
 
     def _execute(self, call: Call, clock: Clock | None) -> Any:
         with clock or contextlib.nullcontext():
             return call.function(*call.args, **call.kwargs)
 
     def _after(self, call: Call, clock: Clock, result: object) -> Callable[[Gradients], None]:
-        name = call.name
-        self._forwards.append((name, str(call), clock))
+        with self._lock:
+            operator = self._operators.setdefault(call.name, OperatorTime(call.name))
+            operator.calls += 1
+            operator.forward += clock.seconds
+            if clock.seconds >= operator.slowest_seconds:
+                operator.slowest, operator.slowest_seconds = str(call), clock.seconds
 
         def finished(gradients: Gradients) -> None:
-            if gradients.clocks:
-                self._backwards.append((name, gradients.clocks))
+            with self._lock:
+                operator.backward += sum(clock.seconds for clock in gradients.clocks)
 
         return finished

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import torch
 
@@ -17,7 +17,8 @@ from ..common.operator_watchers import watchers_disabled
 from ..common.text_table import fit_table
 from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
-from .call import Call, results_of
+from ..numerics.function_runs import version_of
+from .call import Call, named_results
 from .dispatch_modes import InstalledMode, in_transform, without_modes
 from .gradients import CallStart, Gradients, Hooks
 from .names import function_name, is_query
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
     from typing import Self
 
 logger = logging.getLogger(__name__)
+
+
+class Placed(Protocol):
+    """What has a line of the user's code."""
+
+    @property
+    def source(self) -> str: ...
 
 
 class OpTool:
@@ -52,9 +60,6 @@ class OpTool:
 
     _sees_gradients = False
     """Whether ``_after`` reads ``call.results``, and may return a callback for the call's gradients."""
-
-    _times_gradients = False
-    """Whether the nodes of a call's backward are timed."""
 
     def __init__(
         self,
@@ -194,11 +199,14 @@ class OpTool:
 
     def _finish(self, call: Call, start: CallStart | None, before: Any, result: Any) -> None:
         if start is not None:
-            call.results = results_of(call, result, start.versions)
+            versions = zip(call.tensors.items(), start.versions, strict=True)
+            written = call.written
+            changed = {name: value for (name, value), old in versions if version_of(value) != old or name in written}
+            call.results = named_results(result, changed)
         callback = self._after(call, before, result)
         if start is not None and callback is not None:
             finished = functools.partial(self._guard, f"the gradients of {call.name}", callback)
-            self._hooks.watch(start, call.results, finished, with_times=self._times_gradients)
+            self._hooks.watch(start, call.results, finished)
 
     def _chosen_name(self, function: Callable[..., Any]) -> str:
         """The name of an operator that the filter accepts; else ``""``."""
@@ -212,7 +220,7 @@ class OpTool:
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
         return function_name(function) if self.level == "torch" else str(function)
 
-    def _skip(self, name: str, reason: str, call: Call | None = None) -> None:
+    def _skip(self, name: str, reason: str, call: Placed | None = None) -> None:
         """Records, and logs once for each operator, why the tool was not applied to a call."""
         self._skipped_calls[name] += 1
         if name not in self._skipped:
