@@ -29,11 +29,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ahead_of_time
 import numpy as np
 import torch
 from torch._dynamo.utils import counters
 
-from dynamo_backends.bench import ahead_of_time
 from dynamo_backends.bench.case import Case
 from dynamo_backends.bench.loading import Inputs, LoadedCase, load
 from dynamo_backends.bench.models import MODELS

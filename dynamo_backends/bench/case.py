@@ -16,11 +16,9 @@ CACHES = ("dynamic", "static")
 EAGER = "eager"
 DYNAMO_EAGER = "dynamo_eager"
 EXPORT = "onnx_export"
-INDUCTOR_FREEZING = "inductor_freezing"
 OWN_NAMES = {
     EAGER: "PyTorch, not compiled",
     DYNAMO_EAGER: 'torch.compile(backend="eager"): Dynamo alone',
-    INDUCTOR_FREEZING: "inductor with constant weights (torch._inductor.config.freezing); inference only",
     EXPORT: "torch.onnx.export(dynamo=True) and an ONNX Runtime session; inference only",
 }
 """The names ``--backends`` takes besides those of backends registered with PyTorch."""
@@ -30,19 +28,13 @@ TORCH_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 
 OPTIMIZERS = ("sgd", "adamw")
 
-FLOAT = ":float"
-"""Follows the name of a backend that runs the model as it was before ``--quantize``, as in ``eager:float``."""
-
 SCHEMES = {
     "int8-weights": "Int8WeightOnlyConfig",
     "int8-dynamic": "Int8DynamicActivationInt8WeightConfig",
-    "int4-weights": "IntxWeightOnlyConfig(torch.int4, PerGroup(32))",
-    "int4-dynamic": "Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32))",
-    "int8-static": "pt2e with X86InductorQuantizer, calibrated with the inputs",
+    "int4-weights": "IntxWeightOnlyConfig",
+    "int4-dynamic": "Int8DynamicActivationIntxWeightConfig",
 }
-"""What ``--quantize`` takes, and what it is in torchao."""
-
-INSTALL_TORCHAO = "pip install 'torchao>=0.18'"
+"""What ``--quantize`` takes, and the configuration of torchao; those of 4 bits have groups of 32."""
 
 OURS = ("onnxrt", "onnx_debug", "fx_debug")
 """The backends that take our options."""
@@ -69,7 +61,6 @@ class Case:
     dynamic: bool = False  # whether to compile with ``dynamic=True`` and run several sizes
     cache: str = ""  # for ``decode``, one of ``CACHES``
     optimizer: str = ""  # for ``train``, one of ``OPTIMIZERS`` or none
-    beams: int = 1  # for ``decode``; 1 is greedy
     tokens: int = 32  # for ``decode``, how many to generate
     quantize: str = ""  # one of ``SCHEMES`` or none
     threads: int | None = None  # of PyTorch and of each session; ``None`` for PyTorch's default
@@ -77,11 +68,9 @@ class Case:
 
     @property
     def label(self) -> str:
-        words = {"train": ["training step"], "decode": [f"decode, {self.cache} cache"]}.get(self.mode, [self.mode])
-        words += [self.optimizer] * bool(self.optimizer)
-        words += [f"{self.beams} beams"] * (self.beams > 1) + ["dynamic"] * self.dynamic
-        words += [self.quantize] * bool(self.quantize)
-        return f"{self.model}: {', '.join(words)}"
+        mode = {"train": "training step", "decode": f"decode, {self.cache} cache"}.get(self.mode, self.mode)
+        words = mode, self.optimizer, "dynamic" * self.dynamic, self.quantize
+        return f"{self.model}: {', '.join(filter(None, words))}"
 
 
 def check_model(name: str) -> None:
@@ -146,32 +135,16 @@ def split_mode(backend: str) -> tuple[str, str]:
     return (name, mode) if name and mode in TORCH_MODES else (backend, "")
 
 
-def check_quantize(mode: str, scheme: str) -> None:
-    """Checks ``--quantize`` without PyTorch.
+def check_backends(names: Sequence[str]) -> None:
+    """Checks ``--backends`` without PyTorch.
 
     Raises:
-        UsageError: the mode does not support the scheme, or torchao is not installed.
-    """
-    if mode == "train":
-        raise UsageError("--quantize is for inference; torchao's integers have no gradients. Leave out --train")
-    if mode == "decode" and scheme == "int8-static":
-        raise UsageError("--quantize int8-static exports a forward, which has no generate(). Leave out --decode")
-    if importlib.util.find_spec("torchao") is None:
-        raise UsageError(f"--quantize needs torchao, which is not installed: {INSTALL_TORCHAO}")
-
-
-def check_backends(names: Sequence[str], scheme: str = "") -> None:
-    """Checks ``--backends`` without PyTorch; ``scheme`` is that of ``--quantize``.
-
-    Raises:
-        UsageError: an empty or repeated name, ``:float`` without a scheme, or a file that does not exist.
+        UsageError: an empty or repeated name, or a file that does not exist.
     """
     if not names or not all(names):
         raise UsageError("--backends takes comma-separated names: eager,inductor,onnxrt")
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--backends has {name!r} twice")
-        if name.endswith(FLOAT) and not scheme:
-            raise UsageError(f"backend {name!r}: {FLOAT} requires --quantize")
-        if ":" in split_mode(name.removesuffix(FLOAT))[0]:
-            check_place(name.removesuffix(FLOAT), "backend")
+        if ":" in split_mode(name)[0]:
+            check_place(name, "backend")

@@ -102,12 +102,9 @@ def _encoder(summary: str, model: str, **settings: Any) -> ModelEntry:
     return ModelEntry(summary, _transformer(model, settings), _text, _TEXTS)
 
 
-def _decoder(summary: str, model: str, **settings: Any) -> ModelEntry:
-    return ModelEntry(summary, _transformer(model, settings), _text, _TEXTS, prompt=_prompt)
-
-
-def _encoder_decoder(summary: str, model: str, **settings: Any) -> ModelEntry:
-    return ModelEntry(summary, _transformer(model, settings), _text_to_text, _TEXTS, prompt=_prompt)
+def _generating(summary: str, model: str, **settings: Any) -> ModelEntry:
+    inputs = _text_to_text if model.endswith("ConditionalGeneration") else _text
+    return ModelEntry(summary, _transformer(model, settings), inputs, _TEXTS, prompt=_prompt)
 
 
 def _vision(summary: str, model: str, **settings: Any) -> ModelEntry:
@@ -177,26 +174,27 @@ MODELS: dict[str, ModelEntry] = {
     "llama-seed": ModelEntry(
         "Llama of the demo, 1 layer of 512", _demo_llama, _demo_llama_inputs, ((2, 1024), (3, 512), (4, 256))
     ),
-    "llama": _decoder(
+    "llama": _generating(
         "Llama, 4 layers of 256, grouped heads", "LlamaForCausalLM", **_TOKENS, **_sizes(4, 256, 8, 704), **_GROUPED
     ),
-    "llama-ungrouped": _decoder("Llama, 4 layers of 256", "LlamaForCausalLM", **_TOKENS, **_sizes(4, 256, 4, 704)),
-    "qwen2": _decoder(
+    "llama-ungrouped": _generating("Llama, 4 layers of 256", "LlamaForCausalLM", **_TOKENS, **_sizes(4, 256, 4, 704)),
+    "qwen2": _generating(
         "Qwen2, 6 layers of 384, grouped heads", "Qwen2ForCausalLM", **_TOKENS, **_sizes(6, 384, 6, 1024), **_GROUPED
     ),
-    "mixtral": _decoder(
+    "mixtral": _generating(
         "Mixtral, 2 layers of 256, 4 experts", "MixtralForCausalLM", **_TOKENS, **_sizes(2, 256, 8, 512), **_GROUPED,
         num_local_experts=4,
     ),
-    "gpt2": _decoder(
+    "gpt2": _generating(
         "GPT-2, 4 layers of 256", "GPT2LMHeadModel", **_TOKENS, n_layer=4, n_embd=256, n_head=4, n_positions=512
     ),
-    "gpt-neox": _decoder("GPT-NeoX, 6 layers of 256", "GPTNeoXForCausalLM", **_TOKENS, **_sizes(6, 256, 4, 1024)),
-    "t5": _encoder_decoder(
+    "gpt-neox": _generating("GPT-NeoX, 6 layers of 256", "GPTNeoXForCausalLM", **_TOKENS, **_sizes(6, 256, 4, 1024)),
+    "t5": _generating(
         "T5, 3 + 3 layers of 256", "T5ForConditionalGeneration", vocab_size=VOCABULARY, **_T5_SIZES,
         decoder_start_token_id=0,
     ),
-    "bart": _encoder_decoder("BART, 3 + 3 layers of 256", "BartForConditionalGeneration", **_BART_SIZES),
+    "bart": _generating(
+        "BART, 3 + 3 layers of 256", "BartForConditionalGeneration", **_BART_SIZES),
     "bert": _encoder("BERT, 4 layers of 256", "BertForMaskedLM", **_TOKENS, **_sizes(4, 256, 4, 1024)),
     "bert-base": _encoder("BERT base, complete", "BertForMaskedLM"),
     "roberta": _encoder("RoBERTa, 6 layers of 384", "RobertaForMaskedLM", **_TOKENS, **_sizes(6, 384, 6, 1536)),
