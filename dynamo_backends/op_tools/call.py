@@ -67,8 +67,8 @@ class Call:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments by position: ``args[0]``, ``args[1][2]``, ``kwargs[weight]``."""
-        return dict(named_tensors(self.args, "args")) | dict(named_tensors(self.kwargs, "kwargs"))
+        """See ``named_arguments``."""
+        return named_arguments(self.args, self.kwargs)
 
     @property
     def written(self) -> set[str]:
@@ -132,6 +132,11 @@ def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]
     elif isinstance(value, (Mapping, list, tuple)):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from named_tensors(item, f"{name}[{key}]")
+
+
+def named_arguments(args: object, kwargs: object) -> dict[str, torch.Tensor]:
+    """The tensors of arguments, by name: ``args[0]``, ``args[1][2]``, ``kwargs[weight]``."""
+    return dict(named_tensors(args, "args")) | dict(named_tensors(kwargs, "kwargs"))
 
 
 AFTER = " after it"

@@ -13,7 +13,6 @@ The function is any: an ATen operator, one composed of many, a user's own.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -24,7 +23,6 @@ from torch.utils import _pytree as pytree
 from ..numerics import operator_facts as facts
 from ..numerics.exact import WIDER, is_floating
 from ..numerics.function_runs import (
-    Context,
     FunctionRun,
     Recording,
     Rerun,
@@ -79,22 +77,17 @@ class CallExecution:
         mode: Rerun | None = None,
         *,
         function: Callable[..., Any] | None = None,
-        timer: Context = contextlib.nullcontext,
     ) -> FunctionRun:
-        """Calls the function, or another on another runtime. To be used after the call itself.
-
-        ``timer`` creates a context for the function.
-        """
-        call = functools.partial(self._call, function=function or self.function, timer=timer)
+        """Calls the function, or another on another runtime. To be used after the call itself."""
+        call = functools.partial(self._call, function or self.function)
         is_elsewhere = function is not None
         return FunctionRun(call, leaves, [True] * len(leaves), self.random_state, mode, is_elsewhere=is_elsewhere)
 
-    def _call(self, *leaves: object, function: Callable[..., Any], timer: Context) -> tuple[Any, Sequence[Any]]:
+    def _call(self, function: Callable[..., Any], *leaves: object) -> tuple[Any, Sequence[Any]]:
         """Calls a function; returns its result, and the arguments that it got."""
         given = [passed(leaf) if self._writes and requires_grad(leaf) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(given, self._spec)
-        with timer():
-            return function(*args, **kwargs), given
+        return function(*args, **kwargs), given
 
     def check(self, actual: Values, values_of: ValuesOf, dtypes: Sequence[torch.dtype] = ()) -> FunctionCheck:
         """Compares values of the call with float64.
@@ -117,7 +110,7 @@ class CallExecution:
         dtypes = [*dtypes, *(leaf.dtype for leaf in self._own if is_floating(leaf))]
         leaves = self.leaves(wide=True)
         return FunctionCheck(
-            functools.partial(self._call, function=self.function, timer=contextlib.nullcontext),
+            functools.partial(self._call, self.function),
             leaves,
             self.random_state,
             values_of=values_of,
@@ -172,7 +165,7 @@ class CallExecution:
         tensors = {name: value for name, value in arguments if isinstance(value, torch.Tensor)}
         return named_results(returned, tensors if self._writes else {})
 
-    def gradients(self, run: FunctionRun, tangents: Values, timer: Context = contextlib.nullcontext) -> Values:
+    def gradients(self, run: FunctionRun, tangents: Values) -> Values:
         """The gradients of the arguments that have one, by name; a repeated argument has the first of its names.
 
         ``tangents`` are the gradients of results, by name.
@@ -183,7 +176,7 @@ class CallExecution:
         if not outputs or not leaves:
             return {}
         given = [tangents[name] for name in outputs]
-        found = run.gradients(list(outputs.values()), given, list(leaves.values()), timer)
+        found = run.gradients(list(outputs.values()), given, list(leaves.values()))
         return {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
 
     def differentiable(self, leaves: Sequence[object]) -> dict[str, torch.Tensor]:

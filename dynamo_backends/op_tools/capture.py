@@ -20,11 +20,10 @@ import torch
 from ..common.text_table import fit_table
 from ..debug.dump_folder import DumpFolder, new_folder, rank
 from .call import AFTER, Call, CallText
-from .captured import FORMAT
 from .gradients import Gradients
 from .names import function_of
 from .tool import OpTool
-from .value_files import NotStoredError, decode, encode
+from .value_files import FORMAT, NotStoredError, decode, encode
 
 logger = logging.getLogger(__name__)
 

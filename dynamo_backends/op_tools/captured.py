@@ -8,27 +8,23 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch.utils import _pytree as pytree
 
-from ..errors import first_line
 from ..numerics.exact import widen
+from ..numerics.function_runs import copies, passed, requires_grad
 from ..numerics.whole_graph import measure
-from .call import AFTER, CallText, named_tensors
-from .call_execution import CallExecution, Values, on_onnx
+from .call import CallText, named_arguments, named_results, named_tensors
+from .call_execution import on_onnx
 from .clocks import Clock
-from .dispatch_modes import without_modes
-from .gradients import Gradients
-from .judge import Comparison, compare_gradients, compare_values
-from .names import function_of, why_not_comparable
-from .value_files import NotStoredError, decode
-
-FORMAT = 3
-"""The version of ``call.json``."""
+from .compare import Comparison, OpAutoCompare
+from .names import function_of
+from .value_files import FORMAT, NotStoredError, decode
 
 _FILES = ("input", "output", "grad_inputs", "grad_outputs", "reference")
 
@@ -124,8 +120,8 @@ def run_call(
     compare: bool = False,
     runtime: str = "torch",
 ) -> RerunResult:
-    """Runs a captured call ``runs`` times, in PyTorch or with ``runtime="onnx"`` on ONNX Runtime, and if asked for
-    compares the last run with float64.
+    """Runs a captured call ``runs`` times, in PyTorch or with ``runtime="onnx"`` on ONNX Runtime, and if asked for once
+    more in PyTorch under ``OpAutoCompare``.
 
     Raises:
         CaptureError: a file is missing or invalid, a value was not stored, or the operator does not exist.
@@ -140,56 +136,57 @@ def run_call(
         raise CaptureError(f"{captured.folder}: {error}") from error
     if not isinstance(args, tuple) or not isinstance(kwargs, dict):
         raise CaptureError(f"{captured.folder / 'input.pth'} does not hold arguments")
-    expected = dict(named_tensors(output.get("output"), "output")) | _tensors(output.get("changed", {}))
-    gradients = Gradients(_tensors(captured.read("grad_outputs")), _tensors(captured.read("grad_inputs")))
-    has_backward = bool(gradients.outputs) and not forward_only
-    clocks: list[Clock] = []
+    tangents = {} if forward_only else _tensors(captured.read("grad_outputs"))
+    state = _tensors(captured.read("rng_state")).get("cpu", torch.get_rng_state())
+    leaves, spec = pytree.tree_flatten((args, kwargs))
 
-    def timer() -> Clock:
-        clocks.append(Clock())
-        return clocks[-1]
+    def run(called: Callable[..., Any]) -> dict[str, torch.Tensor]:
+        """The results of one run, and the gradients of its arguments."""
+        own = copies(leaves)
+        args, kwargs = pytree.tree_unflatten([passed(leaf) if requires_grad(leaf) else leaf for leaf in own], spec)
+        torch.set_rng_state(state)
+        with torch.set_grad_enabled(bool(tangents)):
+            with Clock() as clock:
+                returned = called(*args, **kwargs)
+            result.forward_seconds.append(clock.seconds)
+            found = named_results(returned, named_arguments(args, kwargs))
+            outputs = {name: value for name, value in found.items() if name in tangents and value.requires_grad}
+            if outputs:
+                given = [tangents[name].to(value.dtype) for name, value in outputs.items()]
+                with Clock() as clock:
+                    torch.autograd.backward(list(outputs.values()), given, inputs=list(filter(requires_grad, own)))
+                result.backward_seconds.append(clock.seconds)
+        for name, leaf in named_arguments(*pytree.tree_unflatten(own, spec)).items():
+            if leaf.grad is not None:
+                found[f"gradient of {name}"] = leaf.grad
+        return found
 
-    with without_modes(), torch.random.fork_rng(devices=[]):
-        if (state := _tensors(captured.read("rng_state")).get("cpu")) is not None:
-            torch.set_rng_state(state)
-        execution = CallExecution(function, args, kwargs)
-        elsewhere = on_onnx(function) if runtime == "onnx" else None
+    with torch.random.fork_rng(devices=[]):
+        called = on_onnx(function) if runtime == "onnx" else function
         for _ in range(runs):
-            clocks.clear()
-            with torch.set_grad_enabled(has_backward):
-                run = execution.run(execution.leaves(), function=elsewhere, timer=timer)
-            inputs = execution.gradients(run, gradients.outputs, timer) if has_backward else {}
-            result.forward_seconds.append(clocks[0].seconds)
-            result.backward_seconds += [clock.seconds for clock in clocks[1:]]
-        results = {key: value for key, value in execution.results(run).items() if key in expected or AFTER not in key}
-        result.difference_to_captured = _differences(expected, results)
-        for name, difference in _differences(gradients.inputs, inputs).items():
-            result.difference_to_captured[f"gradient of {name}"] = difference
+            found = run(called)
+        expected = dict(named_tensors(output.get("output"), "output")) | _tensors(output.get("changed", {}))
+        for name, value in _tensors(captured.read("grad_inputs")).items():
+            expected[f"gradient of {name}"] = value
+        result.difference_to_captured = _differences(expected, found)
         if compare:
-            try:
-                outputs = {name: value for name, value in gradients.outputs.items() if name in results}
-                result.verdicts, result.not_compared = _compare(execution, results, Gradients(outputs, dict(inputs)))
-            except Exception as error:  # whatever the operator raises in float64
-                result.not_compared = f"{type(error).__name__}: {first_line(str(error))}"
+            reference = "onnx" if runtime == "onnx" else "float64"
+            with _Compare(reference=reference, predicate=lambda call: call.function is function) as tool:
+                run(function)
+            del result.forward_seconds[runs:], result.backward_seconds[runs:]
+            result.verdicts, result.not_compared = tool.comparisons, "; ".join(tool.unchecked.values())
     return result
 
 
-def _compare(execution: CallExecution, results: Values, gradients: Gradients) -> tuple[list[Comparison], str]:
-    """The comparison of a run with float64, or the reason why there is none."""
-    reason = why_not_comparable(execution.function)
-    if not reason:
-        args, kwargs = execution.arguments()
-        torch.set_rng_state(execution.random_state)
-        with execution.recording:  # records decisions and random numbers for float64
-            execution.function(*args, **kwargs)
-        reason = execution.recording.failure
-    if reason:
-        return [], reason
-    compared, _ = compare_values(execution, results)
-    return compared + (compare_gradients(execution, gradients) if gradients.inputs else []), ""
+class _Compare(OpAutoCompare):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(capture=None, quiet=True, **arguments)
+
+    def _skip(self, name: str, reason: str, call: object = None) -> None:
+        super()._skip(name, reason)  # the line is ours
 
 
-def _differences(expected: Mapping[str, torch.Tensor], actual: Values) -> dict[str, float]:
+def _differences(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The largest difference between values of the same name and shape."""
     pairs = ((name, value, actual.get(name)) for name, value in expected.items())
     return {

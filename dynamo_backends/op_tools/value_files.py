@@ -13,6 +13,9 @@ import torch
 from ..debug.tensor_files import summary
 from .call import is_readable
 
+FORMAT = 3
+"""The version of ``call.json``."""
+
 _TYPE = "__type__"
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.device)
 """Types that ``torch.load(weights_only=True)`` reads."""

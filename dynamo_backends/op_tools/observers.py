@@ -1,11 +1,12 @@
-"""``OpOverflowCheck``: finds the operators that make NaN or infinity from finite arguments."""
+"""The tools that observe calls: ``OpObserve``, ``OpTimeMeasure`` and ``OpOverflowCheck``."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,125 @@ from torch.utils import _pytree as pytree
 from ..common.text_table import fit_table
 from ..numerics.element_records import Extent
 from ..numerics.value_range import extent
-from .call import Call, CallText, is_readable
+from .call import Call, CallText, describe, is_readable
+from .clocks import Clock
 from .gradients import Gradients
 from .names import has_no_values, may_write
 from .tool import OpTool
+
+
+@dataclasses.dataclass
+class Signature:
+    """Calls of one operator with the same dtypes, shapes and plain values."""
+
+    call: str  # the operator and its arguments, as text
+    result: str  # as text
+    source: str  # of the first call, see ``Place.source``
+    module: str  # of the first call, see ``Place.module``
+    count: int = 1
+
+
+class OpObserve(OpTool):
+    """Prints each signature at its first call, and a table of counts at the end.
+
+    Takes the arguments of ``OpTool``.
+    """
+
+    _computes = False
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._seen: dict[str, Signature] = {}
+
+    @property
+    def signatures(self) -> list[Signature]:
+        """The signatures, in the order of their first calls."""
+        return list(self._seen.values())
+
+    def _after(self, call: Call, before: object, result: object) -> None:
+        text = str(call)
+        seen = self._seen.get(text)
+        if seen is not None:
+            seen.count += 1
+            return
+        seen = self._seen[text] = Signature(text, describe(result), call.source, call.place.module)
+        self._print(f"{seen.call} -> {seen.result}  {seen.source}  {seen.module}".rstrip())
+
+    def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        seen = sorted(self._seen.values(), key=lambda seen: -seen.count)
+        rows = [(item.call, item.result, item.count, item.source, item.module) for item in seen]
+        return ["call", "result", "calls", "line", "module"], rows
+
+
+@dataclasses.dataclass
+class OperatorTime:
+    """The time of all calls of an operator, in seconds."""
+
+    name: str
+    calls: int = 0
+    forward: float = 0.0
+    backward: float = 0.0
+    slowest: str = ""  # the slowest forward call, as text
+    slowest_seconds: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+class OpTimeMeasure(OpTool):
+    """Times each operator, and prints a table at the end, the slowest operator first.
+
+    At the level ``torch`` the backward time of an operator is that of its autograd nodes. At the level ``aten`` the
+    operators of the backward have rows of their own.
+
+    Takes the arguments of ``OpTool``.
+    """
+
+    _computes = False
+    _sees_gradients = True
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._operators: dict[str, OperatorTime] = {}
+
+    @property
+    def operators(self) -> list[OperatorTime]:
+        """The operators, the slowest first."""
+        return sorted(self._operators.values(), key=lambda operator: -operator.total)
+
+    def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        operators = self.operators
+        total = sum(operator.total for operator in operators) or 1.0
+        rows = []
+        for operator in operators:
+            times = operator.forward, operator.backward, operator.total, operator.slowest_seconds
+            numbers = [*(seconds * 1e3 for seconds in times), 100 * operator.total / total]
+            arguments = operator.slowest.removeprefix(operator.name)
+            rows.append((operator.name, operator.calls, *(f"{number:.4g}" for number in numbers), arguments))
+        times_in_ms = ["forward (ms)", "backward (ms)", "total (ms)", "slowest (ms)"]
+        return ["operator", "calls", *times_in_ms, "share (%)", "slowest call"], rows
+
+    def _before(self, call: Call) -> Clock:
+        return Clock()
+
+    def _execute(self, call: Call, clock: Clock | None) -> Any:
+        with clock or contextlib.nullcontext():
+            return call.function(*call.args, **call.kwargs)
+
+    def _after(self, call: Call, clock: Clock, result: object) -> Callable[[Gradients], None]:
+        with self._lock:
+            operator = self._operators.setdefault(call.name, OperatorTime(call.name))
+            operator.calls += 1
+            operator.forward += clock.seconds
+            if clock.seconds >= operator.slowest_seconds:
+                operator.slowest, operator.slowest_seconds = str(call), clock.seconds
+
+        def finished(gradients: Gradients) -> None:
+            with self._lock:
+                operator.backward += sum(clock.seconds for clock in gradients.clocks)
+
+        return finished
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
