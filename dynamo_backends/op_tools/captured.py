@@ -1,4 +1,4 @@
-"""Captured calls: finds them in a folder, and runs them again, in time and against float64.
+"""Captured calls: finds them in a folder, and runs them again.
 
 Only tensors and plain values are read from files, and only PyTorch's functions and registered operators are run.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,8 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from ..numerics.exact import widen
-from ..numerics.function_runs import copies, passed, requires_grad
-from ..numerics.whole_graph import measure
-from .call import CallText, named_arguments, named_results, named_tensors
-from .call_execution import on_onnx
-from .clocks import Clock
-from .compare import Comparison, OpAutoCompare
+from ..numerics.function_runs import passed
+from .call import CallText, named_arguments, named_results
 from .names import function_of
 from .value_files import FORMAT, NotStoredError, decode
 
@@ -93,42 +89,19 @@ def _described(file: Path) -> CapturedCall:
     return dataclasses.replace(found, folder=folder, bytes=size, files=files, not_again=found.not_again or reason)
 
 
-@dataclasses.dataclass
-class RerunResult:
-    """The outcome of running a captured call again."""
-
-    operator: str
-    call: str  # as text
-    folder: str
-    forward_seconds: list[float] = dataclasses.field(default_factory=list)  # of each run
-    backward_seconds: list[float] = dataclasses.field(default_factory=list)  # empty without a backward
-    verdicts: list[Comparison] = dataclasses.field(default_factory=list)  # the comparison with float64, if asked for
-    difference_to_captured: dict[str, float] = dataclasses.field(default_factory=dict)  # the largest of each value
-    not_compared: str = ""  # why a requested comparison is missing
-
-    @property
-    def ok(self) -> bool:
-        """Whether all comparisons with float64 passed."""
-        return all(item.allclose for item in self.verdicts)
-
-
 def run_call(
-    captured: CapturedCall,
-    *,
-    runs: int = 1,
-    forward_only: bool = False,
-    compare: bool = False,
-    runtime: str = "torch",
-) -> RerunResult:
-    """Runs a captured call ``runs`` times, in PyTorch or with ``runtime="onnx"`` on ONNX Runtime, and if asked for once
-    more in PyTorch under ``OpAutoCompare``.
+    captured: CapturedCall, tool: AbstractContextManager[object], *, forward_only: bool = False
+) -> dict[str, torch.Tensor]:
+    """Runs a captured call again with a tool, and its backward if gradients were captured.
+
+    Returns:
+        The results by name: ``output``, ``output[1]``, ``args[0] after it``.
 
     Raises:
         CaptureError: a file is missing or invalid, a value was not stored, or the operator does not exist.
-        Whatever the operator or the runtime raises.
+        Whatever the operator raises.
     """
-    result = RerunResult(captured.name, captured.call, str(captured.folder))
-    given, output = captured.read("input"), captured.read("output")
+    given = captured.read("input")
     try:
         args, kwargs = decode(given.get("args")), decode(given.get("kwargs"))
         function = function_of(captured.name)
@@ -136,65 +109,20 @@ def run_call(
         raise CaptureError(f"{captured.folder}: {error}") from error
     if not isinstance(args, tuple) or not isinstance(kwargs, dict):
         raise CaptureError(f"{captured.folder / 'input.pth'} does not hold arguments")
-    tangents = {} if forward_only else _tensors(captured.read("grad_outputs"))
-    state = _tensors(captured.read("rng_state")).get("cpu", torch.get_rng_state())
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-
-    def run(called: Callable[..., Any]) -> dict[str, torch.Tensor]:
-        """The results of one run, and the gradients of its arguments."""
-        own = copies(leaves)
-        args, kwargs = pytree.tree_unflatten([passed(leaf) if requires_grad(leaf) else leaf for leaf in own], spec)
-        torch.set_rng_state(state)
-        with torch.set_grad_enabled(bool(tangents)):
-            with Clock() as clock:
-                returned = called(*args, **kwargs)
-            result.forward_seconds.append(clock.seconds)
-            found = named_results(returned, named_arguments(args, kwargs))
-            outputs = {name: value for name, value in found.items() if name in tangents and value.requires_grad}
+    tangents = {} if forward_only else captured.read("grad_outputs")
+    state = captured.read("rng_state").get("cpu")
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(bool(tangents)):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _passed, (args, kwargs))
+        if isinstance(state, torch.Tensor):
+            torch.set_rng_state(state)
+        with tool:
+            returned = function(*args, **kwargs)
+            results = named_results(returned, named_arguments(args, kwargs))
+            outputs = {name: value for name, value in results.items() if name in tangents and value.requires_grad}
             if outputs:
-                given = [tangents[name].to(value.dtype) for name, value in outputs.items()]
-                with Clock() as clock:
-                    torch.autograd.backward(list(outputs.values()), given, inputs=list(filter(requires_grad, own)))
-                result.backward_seconds.append(clock.seconds)
-        for name, leaf in named_arguments(*pytree.tree_unflatten(own, spec)).items():
-            if leaf.grad is not None:
-                found[f"gradient of {name}"] = leaf.grad
-        return found
-
-    with torch.random.fork_rng(devices=[]):
-        called = on_onnx(function) if runtime == "onnx" else function
-        for _ in range(runs):
-            found = run(called)
-        expected = dict(named_tensors(output.get("output"), "output")) | _tensors(output.get("changed", {}))
-        for name, value in _tensors(captured.read("grad_inputs")).items():
-            expected[f"gradient of {name}"] = value
-        result.difference_to_captured = _differences(expected, found)
-        if compare:
-            reference = "onnx" if runtime == "onnx" else "float64"
-            with _Compare(reference=reference, predicate=lambda call: call.function is function) as tool:
-                run(function)
-            del result.forward_seconds[runs:], result.backward_seconds[runs:]
-            result.verdicts, result.not_compared = tool.comparisons, "; ".join(tool.unchecked.values())
-    return result
+                torch.autograd.backward(list(outputs.values()), [tangents[name] for name in outputs])
+    return results
 
 
-class _Compare(OpAutoCompare):
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(capture=None, quiet=True, **arguments)
-
-    def _skip(self, name: str, reason: str, call: object = None) -> None:
-        super()._skip(name, reason)  # the line is ours
-
-
-def _differences(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The largest difference between values of the same name and shape."""
-    pairs = ((name, value, actual.get(name)) for name, value in expected.items())
-    return {
-        name: measure(ours.detach().cpu(), widen(value)).max_abs
-        for name, value, ours in pairs
-        if ours is not None and ours.shape == value.shape
-    }
-
-
-def _tensors(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+def _passed(leaf: torch.Tensor) -> torch.Tensor:
+    return passed(leaf) if leaf.requires_grad else leaf  # a leaf of autograd may not be written to

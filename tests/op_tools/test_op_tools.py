@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import io
@@ -32,7 +33,7 @@ from dynamo_backends.cli import main
 from dynamo_backends.common import operator_watchers
 from dynamo_backends.numerics import rule, whole_graph
 from dynamo_backends.op_tools.capture import operator_folder
-from dynamo_backends.op_tools.captured import find_calls
+from dynamo_backends.op_tools.captured import find_calls, run_call
 from dynamo_backends.op_tools.names import function_name, function_of, is_query
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -356,7 +357,7 @@ class TestCompare:
         assert torch.equal(torch.load(call / "input.pth", weights_only=True)["args"][0], x.sin())
         reference = torch.load(call / "reference.pth", weights_only=True)["output"]
         assert torch.allclose(reference, x.sin().double().exp())
-        assert main(["op", "run", str(call), "--compare"]) == 1
+        assert main(["op", "run", str(call)]) == 1
 
     def test_the_table_starts_with_what_is_wrong_and_then_with_the_largest_share(
         self, library: torch.library.Library
@@ -840,27 +841,23 @@ class TestCommand:
         assert main(["op", "ls", str(captured), "--json"]) == 0
         assert {call["name"] for call in json.loads(capsys.readouterr().out)} >= {"torch.nn.functional.dropout"}
 
-    @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-    def test_run(self, captured: Path, runtime: str, capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize("reference", ["float64", "onnx"])
+    def test_run(self, captured: Path, reference: str, capsys: pytest.CaptureFixture[str]) -> None:
         call = str(captured / "torch.nn.functional.linear" / "0")
-        assert main(["op", "run", call, "--runs", "3", "--compare", "--runtime", runtime, "--json"]) == 0
-        (ran,) = json.loads(capsys.readouterr().out)["ran"]
-        assert len(ran["forward_seconds"]) == len(ran["backward_seconds"]) == 3
-        assert {verdict["value"] for verdict in ran["verdicts"]} == {
-            "output",
-            "gradient of args[0]",
-            "gradient of args[1]",
-        }
-        assert max(ran["difference_to_captured"].values()) < 1e-5
+        assert main(["op", "run", call, "--reference", reference, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["comparisons"]
+        assert {item["value"] for item in found} == {"output", "gradient of args[0]", "gradient of args[1]"}
         assert main(["op", "run", call, "--forward-only"]) == 0
-        assert "run" in capsys.readouterr().out
+        assert "gradient" not in capsys.readouterr().out
 
     def test_all_of_a_folder_again_with_the_same_random_numbers(
         self, captured: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["op", "run", str(captured), "--compare", "--json"]) == 0
-        ran = {item["operator"]: item for item in json.loads(capsys.readouterr().out)["ran"]}
-        assert ran["torch.nn.functional.dropout"]["difference_to_captured"]["output"] == 0
+        assert main(["op", "run", str(captured), "--json"]) == 0
+        found = {item["name"] for item in json.loads(capsys.readouterr().out)["comparisons"]}
+        assert found >= {"torch.nn.functional.dropout", "torch.nn.functional.linear", "torch.Tensor.__getitem__"}
+        (dropout,) = find_calls(captured / "torch.nn.functional.dropout")
+        assert torch.equal(run_call(dropout, contextlib.nullcontext())["output"], dropout.read("output")["output"])
 
     def test_what_ls_suggests_runs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
