@@ -14,17 +14,34 @@ from ..common.operator_watchers import watchers_disabled
 from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..graphs.operators import is_collective
-from ..numerics.function_runs import version_of
+from ..numerics.function_runs import is_strided, storage_of, version_of
 from .call import Call, are_readable
-from .names import changes_shape, is_of_pytorch, may_write, returns_view
+from .names import is_of_pytorch, may_write
 from .tool import OpTool, dtype_name, logger
+
+
+class _Copy:
+    """A converted argument: its name, the user's tensor and the converted one. Created before the call."""
+
+    def __init__(self, name: str, original: torch.Tensor, converted: torch.Tensor) -> None:
+        self.name, self.original, self.converted = name, original, converted
+        self._version, self._layout = version_of(converted), self._layout_now()
+
+    def is_written(self, call: Call) -> bool:
+        return version_of(self.converted) != self._version or self.name in call.written
+
+    def is_reshaped(self) -> bool:
+        return self._layout_now() != self._layout
+
+    def _layout_now(self) -> object:
+        return self.converted.shape, self.converted.stride() if is_strided(self.converted) else None
 
 
 class _Conversion(OpTool):
     """Runs a chosen call on converted arguments, and converts its results back.
 
     The conversions are operators, so gradients flow through them. What the call writes into its arguments is copied to
-    the user's tensors. Operators that may return a view are not converted: the result would be a copy.
+    the user's tensors. Operators that return a view are not converted: the result would be a copy.
     """
 
     _computes = False
@@ -54,43 +71,47 @@ class _Conversion(OpTool):
     def _execute(self, call: Call, before: object) -> Any:
         reason = self._why_not(call)
         if reason:
-            self._skip(call.name, reason, call)
-            return call.function(*call.args, **call.kwargs)
-        names = {id(value): name for name, value in reversed(call.tensors.items())}
-        copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # the user's, the converted one, its version
+            return self._unconverted(call, reason)
+        copies: list[_Copy] = []
         is_copied = False
         try:
             own = self._own_dtypes(call)
             made = {id(value): self._convert(value) for value in call.tensors.values()}
-            originals = {id(value): value for value in call.tensors.values() if made[id(value)] is not value}
-            copies = [(value, made[key], version_of(made[key])) for key, value in originals.items()]
-            is_copied = call.written <= {names[key] for key in originals}
+            first = {id(value): (name, value) for name, value in reversed(call.tensors.items())}
+            copies = [_Copy(*first[key], copy) for key, copy in made.items() if copy is not first[key][1]]
+            is_copied = call.written <= {copy.name for copy in copies}
             args, kwargs = pytree.tree_map(
                 lambda leaf: made[id(leaf)] if isinstance(leaf, torch.Tensor) else self._convert(leaf),
                 (call.args, call.kwargs),
             )
-            result = call.in_pytorch(*args, **kwargs)
+            leaves, spec = pytree.tree_flatten(call.in_pytorch(*args, **kwargs))
         except Exception as error:
             if may_write(call.function, call.kwargs) and not is_copied:
                 raise  # an argument may be half written
-            self._skip(call.name, f"the converted call fails: {first_line(str(error))}", call)
-            return call.function(*call.args, **call.kwargs)
-        for original, copy, version in copies:
-            is_written = version_of(copy) != version or names[id(original)] in call.written
-            if is_written or self._is_updated(call, original, copy):
-                if original.shape != copy.shape:  # ``out=`` of another size
-                    original.resize_(copy.shape)
-                original.copy_(copy)
+            return self._unconverted(call, f"the converted call fails: {first_line(str(error))}")
+        written = [copy for copy in copies if copy.is_written(call) or self._is_updated(call, copy)]
+        memories = {storage_of(copy.converted) for copy in copies if copy not in written}
+        if any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in memories for leaf in leaves):
+            return self._unconverted(call, "it returns a view of its argument")
+        if any(copy.is_reshaped() and copy.name != "kwargs[out]" for copy in written):
+            return self._unconverted(call, "it changes the shape of its argument")
+        for copy in written:
+            if copy.original.shape != copy.converted.shape:  # ``out=`` of another size
+                copy.original.resize_(copy.converted.shape)
+            copy.original.copy_(copy.converted)
         with self._lock:
             self._converted[call.name] += 1
-        users = {id(copy): original for original, copy, _ in copies}
-        leaves, spec = pytree.tree_flatten(result)
+        users = {id(copy.converted): copy.original for copy in copies}
         dtypes = own if len(own) == len(leaves) else [_promoted(call)] * len(leaves)
         for i, (leaf, dtype) in enumerate(zip(leaves, dtypes, strict=True)):
             if isinstance(leaf, torch.Tensor):
                 back = leaf.to(_devices(call)[0], dtype if leaf.is_floating_point() else None)
                 leaves[i] = users.get(id(leaf), back)
         return pytree.tree_unflatten(leaves, spec)
+
+    def _unconverted(self, call: Call, reason: str) -> Any:
+        self._skip(call.name, reason, call)
+        return call.function(*call.args, **call.kwargs)
 
     def _own_dtypes(self, call: Call) -> list[torch.dtype | None]:
         """The dtypes of the results without conversion; ``[]`` if they are not known.
@@ -114,22 +135,16 @@ class _Conversion(OpTool):
                 self._dtypes[key] = [getattr(leaf, "dtype", None) for leaf in leaves]
         return self._dtypes[key]
 
-    def _is_updated(self, call: Call, original: torch.Tensor, copy: torch.Tensor) -> bool:
+    def _is_updated(self, call: Call, copy: _Copy) -> bool:
         """Whether a tensor is a running statistic of a normalization that the call changed. PyTorch updates them, but
         neither the schema nor the version counter shows it."""
-        may_be = "_norm" in call.name and copy.dim() == 1 and not copy.requires_grad
-        return may_be and not torch.equal(copy, self._convert(original))
+        may_be = "_norm" in call.name and copy.converted.dim() == 1 and not copy.converted.requires_grad
+        return may_be and not torch.equal(copy.converted, self._convert(copy.original))
 
     def _why_not(self, call: Call) -> str:
         if is_collective(call.function):
             return "a collective must run once in all processes"
-        if not are_readable((call.args, call.kwargs)):
-            return "not all arguments are plain tensors"
-        if not isinstance(call.function, RunnableRegion) and returns_view(call.function):
-            return "it may return a view"
-        if changes_shape(call.function):
-            return "it changes the shape of its argument"
-        return ""
+        return "" if are_readable((call.args, call.kwargs)) else "not all arguments are plain tensors"
 
     def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         rows = [(name, count, "") for name, count in self._converted.most_common()]

@@ -20,7 +20,7 @@ from ..graphs.artifacts import RunnableRegion
 from ..numerics.function_runs import version_of
 from .call import Call, named_results
 from .dispatch_modes import InstalledMode, in_transform, without_modes
-from .gradients import CallStart, Gradients, Hooks
+from .gradients import CallHooks, Gradients
 from .names import function_name, is_query
 from .operator_filter import Names, OperatorFilter
 
@@ -87,7 +87,8 @@ class OpTool:
         self._skipped_calls: Counter[str] = Counter()
         self._local = threading.local()
         self._threads = 0
-        self._hooks = Hooks()
+        self._handles: list[Any] = []  # of hooks
+        self._clean_up_at = 2_000
 
     def start(self) -> Self:
         """Applies the tool to this thread.
@@ -101,7 +102,6 @@ class OpTool:
             if not self._threads:
                 self._filter = OperatorFilter(type(self).__name__, *self._patterns)
                 self._chosen_names.clear()
-                self._hooks.is_on = True
                 self._begin()
             self._threads += 1
         self._local.mode = InstalledMode(self._handle, self.level)
@@ -122,7 +122,9 @@ class OpTool:
             self._threads -= 1
             is_last = not self._threads
         if is_last:
-            self._hooks.end()
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
             self._guard("its summary", self._end)
             for text in self._filter.unmatched():
                 logger.warning("%s: %s", type(self).__name__, text)
@@ -191,22 +193,29 @@ class OpTool:
         call = Call(name, function, args, kwargs, number, self.level, has_gradients)
         if self._predicate is not None and not self._guard(f"the predicate on {name}", self._predicate, call):
             return function(*args, **kwargs)
-        start = self._guard(name, CallStart, call) if self._sees_gradients else None
+        hooks = self._guard(name, CallHooks, call, lambda: self.is_running) if self._sees_gradients else None
         before = self._guard(name, self._before, call)
         result = self._execute(call, before)
-        self._guard(name, self._finish, call, start, before, result)
+        self._guard(name, self._finish, call, hooks, before, result)
         return result
 
-    def _finish(self, call: Call, start: CallStart | None, before: Any, result: Any) -> None:
-        if start is not None:
-            versions = zip(call.tensors.items(), start.versions, strict=True)
-            written = call.written
-            changed = {name: value for (name, value), old in versions if version_of(value) != old or name in written}
+    def _finish(self, call: Call, hooks: CallHooks | None, before: Any, result: Any) -> None:
+        if hooks is not None:
+            written, tensors = call.written, call.tensors.items()
+            changed = {
+                name: value
+                for (name, value), version in zip(tensors, hooks.versions, strict=True)
+                if version_of(value) != version or name in written
+            }
             call.results = named_results(result, changed)
         callback = self._after(call, before, result)
-        if start is not None and callback is not None:
-            finished = functools.partial(self._guard, f"the gradients of {call.name}", callback)
-            self._hooks.watch(start, call.results, finished)
+        if hooks is None or callback is None:
+            return
+        hooks.add(call.results, functools.partial(self._guard, f"the gradients of {call.name}", callback))
+        self._handles += hooks.handles
+        if len(self._handles) > self._clean_up_at:  # drop handles of freed graphs
+            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+            self._clean_up_at = max(self._clean_up_at, 2 * len(self._handles))
 
     def _chosen_name(self, function: Callable[..., Any]) -> str:
         """The name of an operator that the filter accepts; else ``""``."""
