@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -84,7 +83,7 @@ def check_model(name: str) -> None:
         return
     if name not in MODELS:
         if name.endswith(".py"):
-            raise UsageError(_functions_to_name(name))
+            raise UsageError(f"MODEL {name!r}: expected file.py:function, which returns (model, inputs)")
         hint = " Or file.py:function, or package.module:function."
         raise UsageError(unknown_name("model", name, list(MODELS)) + hint)
     if MODELS[name].needs_transformers and importlib.util.find_spec("transformers") is None:
@@ -92,24 +91,6 @@ def check_model(name: str) -> None:
             f"model {name!r} needs transformers, which is not installed: pip install 'transformers>=5'. Without it: "
             + ", ".join(other for other, entry in MODELS.items() if not entry.needs_transformers)
         )
-
-
-def _functions_to_name(file: str) -> str:
-    """The message for a file without a function: those that can be called without arguments. The file is not run."""
-    if not Path(file).is_file():
-        return f"MODEL {file!r}: there is no file {file}"
-    try:
-        statements = ast.parse(Path(file).read_bytes(), file).body
-    except SyntaxError as error:
-        return f"MODEL {file!r} is not valid Python: {error}"
-    names = []
-    for item in statements:
-        if isinstance(item, ast.FunctionDef) and not item.name.startswith("_"):
-            given = item.args
-            required = len(given.posonlyargs + given.args) - len(given.defaults) + given.kw_defaults.count(None)
-            names += [f"{file}:{item.name}"] * (not required)
-    found = f"functions of the file that need no arguments: {', '.join(names) or 'none'}"
-    return f"MODEL {file!r}: expected file.py:function, which returns (model, inputs); {found}"
 
 
 def check_place(text: str, what: str) -> tuple[str, str]:

@@ -130,8 +130,8 @@ def load(case: Case) -> LoadedCase:
 def _from_list(case: Case) -> LoadedCase:
     entry = MODELS[case.model]
     if case.mode == "decode":
-        if entry.prompt is None:
-            names = ", ".join(name for name, other in MODELS.items() if other.prompt is not None)
+        if not entry.generates:
+            names = ", ".join(name for name, other in MODELS.items() if other.generates)
             raise UsageError(f"--decode needs a model with generate(); {case.model!r} has none, these have: {names}")
         return LoadedCase(entry.build(), [Inputs((), entry.prompt())])
     model = entry.build()

@@ -87,15 +87,6 @@ class CaseResult:
     threads: int = 0  # of PyTorch in the workers
     rows: dict[str, Measurement] = dataclasses.field(default_factory=dict)  # by backend
 
-    @property
-    def summary(self) -> str:
-        """The times in one line."""
-        times = (
-            f"{name} {row.status if row.milliseconds is None else f'{row.milliseconds:.4g} ms'}"
-            for name, row in self.rows.items()
-        )
-        return self.message or ", ".join(times)
-
     def summarize(self) -> None:
         """Sets the medians of the rows; the first is the baseline."""
         tokens = self.case.tokens * self.batch if self.case.mode == "decode" else None
@@ -109,7 +100,6 @@ class Bench:
 
     settings: BenchSettings
     say: Callable[[str], None]  # called with the current activity
-    done: Callable[[str], None] = lambda text: None  # called with a line about each finished case
     keep: Callable[[str, str], None] = lambda name, text: None  # called with each worker's name and standard error
 
     def run(self, cases: Sequence[Case]) -> Json:
@@ -133,7 +123,6 @@ class Bench:
                         raise
                     result = CaseResult(case, message=str(error))
                 results.append(result)
-                self.done(f"{label}: {result.summary}")
         except KeyboardInterrupt:
             if not results:
                 raise

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +99,21 @@ def _epilog() -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
-    with _progress(arguments.verbose) as (say, done, keep):
-        results = Bench(settings, say, done, keep).run(_cases(arguments))
+    start = time.perf_counter()
+    console = Console(stderr=True, highlight=False)
+
+    def keep(name: str, text: str) -> None:
+        if arguments.verbose and text.strip():
+            console.print(f"--- {name}\n{text}", markup=False, soft_wrap=True)
+
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not console.is_terminal and ("round" not in text or " round 1 " in text):
+                console.print(f"{time.perf_counter() - start:6.0f} s  {text}", markup=False, soft_wrap=True)
+
+        results = Bench(settings, say, keep).run(_cases(arguments))
     text = table(results)
     if arguments.json == "-":
         sys.stdout.write(json.dumps(results, indent=1) + "\n")
@@ -157,33 +168,3 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
         for model in arguments.models
         for cache in caches
     ]
-
-
-@contextlib.contextmanager
-def _progress(verbose: bool) -> Iterator[tuple[Any, Any, Any]]:
-    """The callbacks of ``Bench``, which print to standard error.
-
-    On a terminal the current activity is a line that changes; otherwise each activity, but only the first round, has a
-    line.
-    """
-    console = Console(stderr=True, highlight=False)
-    start = time.perf_counter()
-
-    def keep(name: str, text: str) -> None:
-        if verbose and text.strip():
-            console.print(f"--- {name}", markup=False)
-            console.print(text, markup=False, soft_wrap=True)
-
-    def done(text: str) -> None:
-        console.print(f"{time.perf_counter() - start:6.0f} s  {text}", markup=False, soft_wrap=True)
-
-    if console.is_terminal:
-        with console.status("starting") as status:
-            yield status.update, done, keep
-        return
-
-    def say(text: str) -> None:
-        if "round" not in text or " round 1 " in text:
-            done(text)
-
-    yield say, done, keep

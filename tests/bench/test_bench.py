@@ -598,13 +598,10 @@ def test_what_was_done_before_an_interruption_is_kept(
 
     arguments_of_load: list[str] = []
     monkeypatch.setattr(in_process, "ask", interrupted)
-    done: list[str] = []
     cases = [Case(f"{file}:linear"), Case(f"{file}:linear", "train")]
-    found = Bench(BenchSettings(["eager"], rounds=2), lambda text: None, done.append).run(cases)
+    found = Bench(BenchSettings(["eager"], rounds=2), lambda text: None).run(cases)
     assert len(found["cases"]) == 1 and found["interrupted"]
     assert exit_code(found) == 2
-    [line] = done
-    assert line.startswith("1/2 ") and " ms" in line
     with pytest.raises(KeyboardInterrupt):
         Bench(BenchSettings(["eager"]), lambda text: None).run(cases[1:])
 
