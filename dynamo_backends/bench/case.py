@@ -25,8 +25,6 @@ OWN_NAMES = {
 TORCH_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """The modes of ``torch.compile`` that may follow a backend's name, as in ``onnxrt:max-autotune``."""
 
-OPTIMIZERS = ("sgd", "adamw")
-
 SCHEMES = {
     "int8-weights": "Int8WeightOnlyConfig",
     "int8-dynamic": "Int8DynamicActivationInt8WeightConfig",
@@ -59,7 +57,6 @@ class Case:
     mode: str = "inference"  # or ``train`` or ``decode``
     dynamic: bool = False  # whether to compile with ``dynamic=True`` and run several sizes
     cache: str = ""  # for ``decode``, one of ``CACHES``
-    optimizer: str = ""  # for ``train``, one of ``OPTIMIZERS`` or none
     tokens: int = 32  # for ``decode``, how many to generate
     quantize: str = ""  # one of ``SCHEMES`` or none
     threads: int | None = None  # of PyTorch and of each session; ``None`` for PyTorch's default
@@ -68,7 +65,7 @@ class Case:
     @property
     def label(self) -> str:
         mode = {"train": "training step", "decode": f"decode, {self.cache} cache"}.get(self.mode, self.mode)
-        words = mode, self.optimizer, "dynamic" * self.dynamic, self.quantize
+        words = mode, "dynamic" * self.dynamic, self.quantize
         return f"{self.model}: {', '.join(filter(None, words))}"
 
 

@@ -91,6 +91,10 @@ def _image(torch: Any, rows: int, pixels: int) -> Inputs:
     return {"pixel_values": torch.randn(rows, 3, pixels, pixels)}
 
 
+def _sound(torch: Any, rows: int, samples: int) -> Inputs:
+    return {"input_values": torch.randn(rows, samples)}
+
+
 def _text_and_image(torch: Any, rows: int, pixels: int) -> Inputs:
     return {**_text(torch, rows, 77), **_image(torch, rows, pixels)}
 
@@ -208,10 +212,7 @@ MODELS: dict[str, ModelEntry] = {
     "regnet": _vision("RegNet, 1 + 2 + 4 + 1 layers from 32", "RegNetForImageClassification", **_REGNET),
     "resnet50": _vision("ResNet-50, complete", "ResNetForImageClassification"),
     "clip": ModelEntry("CLIP, 4 + 4 layers of 256", "CLIPModel", _text_and_image, _IMAGES, _CLIP),
-    "wav2vec2": ModelEntry(
-        "Wav2Vec2, 4 layers of 256, two seconds", "Wav2Vec2ForCTC", lambda torch, *size: {"input_values": torch.randn(size)},
-        _SOUNDS, _WAV2VEC2,
-    ),
+    "wav2vec2": ModelEntry("Wav2Vec2, 4 layers of 256, two seconds", "Wav2Vec2ForCTC", _sound, _SOUNDS, _WAV2VEC2),
     "whisper": ModelEntry(
         "Whisper, 3 + 3 layers of 256, five seconds", "WhisperForConditionalGeneration", _whisper, _TEXTS, _WHISPER
     ),

@@ -15,8 +15,6 @@ from .loading import SEED, Inputs, LoadedCase
 Forward: TypeAlias = Callable[..., Any]
 """A model, compiled or not. If it has a method ``bound``, the function that this returns for ``Inputs`` is timed."""
 
-_OPTIMIZERS = {"sgd": functools.partial(torch.optim.SGD, momentum=0.9), "adamw": torch.optim.AdamW}
-
 
 def loss_of(output: object) -> torch.Tensor:
     """The loss to train on: the model's own, a result of one element, or the mean square of the first float result.
@@ -44,10 +42,7 @@ class Steps:
         self.case = case
         self.loaded = loaded
         self.trained = [tensor for tensor in loaded.tensors if tensor.requires_grad]
-        # At so small a learning rate, many steps change no result by much.
-        self._optimizer = _OPTIMIZERS[case.optimizer](self.trained, lr=1e-6) if case.optimizer else None
-        self._optimizer_step = self._optimizer.step if self._optimizer is not None else None
-        fixed = {id(tensor) for tensor in loaded.model.parameters() if self._optimizer is None}
+        fixed = set(map(id, loaded.model.parameters()))
         changing = [tensor for tensor in loaded.tensors if id(tensor) not in fixed]
         self._first_values = [(tensor, tensor.detach().clone()) for tensor in changing]
         if case.mode == "decode":
@@ -74,14 +69,7 @@ class Steps:
             tensor.grad = None
         output = forward(*inputs.args, **inputs.kwargs)
         loss_of(output).backward()
-        if self._optimizer_step is not None:
-            self._optimizer_step()
         return output
-
-    def compile_optimizer(self, settings: Mapping[str, Any]) -> None:
-        """Compiles the optimizer's step, if there is one, with these arguments of ``torch.compile``."""
-        if self._optimizer is not None:
-            self._optimizer_step = torch.compile(self._optimizer.step, **settings)
 
     def generate(self, inputs: Inputs, *, cache: str | None = None) -> list[torch.Tensor]:
         """Generates tokens with the model, whose ``forward`` is compiled; ``cache`` is by default the case's.
@@ -106,7 +94,7 @@ class Steps:
     def results(self, forward: Forward) -> list[list[object]]:
         """The results to judge, for each size: the leaves of the output, and in training the gradients.
 
-        The seed, buffers, inputs and trained weights are reset before each size.
+        The seed, buffers and inputs are reset before each size.
         """
         results = []
         for call in self.calls(forward):
@@ -119,7 +107,7 @@ class Steps:
         return results
 
     def restore(self) -> None:
-        """Resets buffers, inputs, and weights that an optimizer changes to their first values."""
+        """Resets buffers and inputs to their first values."""
         with torch.no_grad():
             for tensor, value in self._first_values:
                 if not torch.equal(tensor, value):

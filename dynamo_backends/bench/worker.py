@@ -136,7 +136,6 @@ class RequestHandler:
             settings["mode"] = mode
         if name in OURS and self.case.options:
             settings["options"] = _options_of_ours(self.case)
-        self.steps.compile_optimizer(settings)
         if self.case.mode == "decode":  # ``generate`` is a method of the model
             model.forward = torch.compile(model.forward, **settings)
             return model

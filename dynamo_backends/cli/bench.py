@@ -14,7 +14,6 @@ from rich.console import Console
 
 from ..bench.case import (
     CACHES,
-    OPTIMIZERS,
     OWN_NAMES,
     SCHEMES,
     Case,
@@ -50,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--train", action="store_true", help="time a training step: forward, loss, backward")
     modes.add_argument("--decode", action="store_true", help="time generate(), with a dynamic and a static cache")
-    parser.add_argument(
-        "--optimizer", choices=OPTIMIZERS, default="", help="with --train: include the optimizer's step, compiled too"
-    )
     parser.add_argument("--dynamic", action="store_true", help="compile with dynamic=True and run several sizes")
     parser.add_argument("--cache", choices=CACHES, help="with --decode: only this kind of cache")
     parser.add_argument(
@@ -143,8 +139,6 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
         raise UsageError("--quantize is for inference; torchao's integers have no gradients. Leave out --train")
     if not arguments.decode and (arguments.cache is not None or arguments.tokens is not None):
         raise UsageError("--cache and --tokens require --decode")
-    if arguments.optimizer and not arguments.train:
-        raise UsageError("--optimizer requires --train")
     if arguments.json not in (None, "-"):
         Path(arguments.json).open("a").close()  # raises before anything is measured if it cannot be written
     return BenchSettings(backends, arguments.rounds, arguments.again, arguments.timeout)
@@ -159,7 +153,6 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             mode,
             dynamic=arguments.dynamic,
             cache=cache,
-            optimizer=arguments.optimizer,
             tokens=arguments.tokens or TOKENS,
             quantize=arguments.quantize,
             threads=arguments.threads,

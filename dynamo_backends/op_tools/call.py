@@ -17,7 +17,7 @@ from ..graphs.locations import is_of_pytorch_or_ours, is_user_file, location_tex
 from .names import may_write
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class CallText:
     """A call in words."""
 
@@ -45,8 +45,7 @@ class Call:
     @property
     def place(self) -> Place:
         """Where it is called. Read it first while the call runs."""
-        if self._place is None:
-            self._place = Place()
+        self._place = self._place or Place()
         return self._place
 
     @property

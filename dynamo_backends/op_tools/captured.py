@@ -29,7 +29,7 @@ class CaptureError(ValueError):
     """A folder is not a capture, or cannot be read."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class CapturedCall(CallText):
     """One captured call: the content of its ``call.json``, and what its folder has."""
 

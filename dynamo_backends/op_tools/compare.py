@@ -38,7 +38,7 @@ class NoDerivativeError(RuntimeError):
     """There is no derivative by differences in float64."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Comparison(CallText):
     """The comparison of one result or gradient of a call with the reference."""
 

@@ -17,7 +17,7 @@ from ..graphs.operators import is_collective
 from ..numerics.function_runs import is_strided, storage_of, version_of
 from .call import Call, are_readable
 from .names import is_of_pytorch, may_write
-from .tool import OpTool, dtype_name, logger
+from .tool import OpTool, logger
 
 
 class _Copy:
@@ -196,7 +196,7 @@ class OpDtypeCast(_Conversion):
         if not dtypes:
             return "it has no floating-point arguments"
         if dtypes == {self._dtype}:
-            return f"its arguments are {dtype_name(*dtypes)}"
+            return f"its arguments are {str(self._dtype).removeprefix('torch.')}"
         if _first(call, torch.dtype) is not None:
             return "it has a dtype argument"
         return super()._why_not(call)

@@ -22,14 +22,11 @@ from .names import has_no_values, may_write
 from .tool import OpTool
 
 
-@dataclasses.dataclass
-class Signature:
-    """Calls of one operator with the same dtypes, shapes and plain values."""
+@dataclasses.dataclass(kw_only=True)
+class Signature(CallText):
+    """Calls of one operator with the same dtypes, shapes and plain values; in words the first of them."""
 
-    call: str  # the operator and its arguments, as text
     result: str  # as text
-    source: str  # of the first call, see ``Place.source``
-    module: str  # of the first call, see ``Place.module``
     count: int = 1
 
 
@@ -56,7 +53,7 @@ class OpObserve(OpTool):
         if seen is not None:
             seen.count += 1
             return
-        seen = self._seen[text] = Signature(text, describe(result), call.source, call.place.module)
+        seen = self._seen[text] = Signature(**vars(call.text), result=describe(result))
         self._print(f"{seen.call} -> {seen.result}  {seen.source}  {seen.module}".rstrip())
 
     def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
@@ -136,7 +133,7 @@ class OpTimeMeasure(OpTool):
         return finished
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Overflow(CallText):
     """A result or gradient with NaN or infinity, made from finite arguments."""
 

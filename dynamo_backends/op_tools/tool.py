@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
@@ -18,7 +18,7 @@ from ..common.text_table import fit_table
 from ..errors import first_line
 from ..graphs.artifacts import RunnableRegion
 from ..numerics.function_runs import version_of
-from .call import Call, named_results
+from .call import Call, CallText, named_results
 from .dispatch_modes import InstalledMode, in_transform, without_modes
 from .gradients import CallHooks, Gradients
 from .names import function_name, is_query
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 logger = logging.getLogger(__name__)
-
-
-class Placed(Protocol):
-    """What has a line of the user's code."""
-
-    @property
-    def source(self) -> str: ...
 
 
 class OpTool:
@@ -229,7 +222,7 @@ class OpTool:
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
         return function_name(function) if self.level == "torch" else str(function)
 
-    def _skip(self, name: str, reason: str, call: Placed | None = None) -> None:
+    def _skip(self, name: str, reason: str, call: Call | CallText | None = None) -> None:
         """Records, and logs once for each operator, why the tool was not applied to a call."""
         self._skipped_calls[name] += 1
         if name not in self._skipped:
@@ -253,8 +246,3 @@ class OpTool:
     def _print(self, text: str) -> None:
         if not self._quiet:
             print(text, file=self._stream or sys.stdout)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32``."""
-    return str(dtype).removeprefix("torch.")

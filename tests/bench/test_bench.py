@@ -346,12 +346,9 @@ def test_a_wrong_result_has_no_time(file: str, backend: str, mode: str, in_proce
     assert "wrong" in table.table(found)
 
 
-def test_an_optimizer_steps_and_is_judged_from_the_first_weights(file: str, in_process: type[InProcess]) -> None:
-    for optimizer, backends in zip(case.OPTIMIZERS, ("eager,onnxrt", "onnxrt:max-autotune"), strict=True):
-        asked = Case(f"{file}:convolution", "train", optimizer=optimizer)
-        assert optimizer in asked.label
-        found = bench(asked, backends=backends)
-        assert set(status(found).values()) == {"right"}, found
+def test_a_backend_with_a_mode_trains(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:convolution", "train"), backends="onnxrt:max-autotune")
+    assert set(status(found).values()) == {"right"}, found
 
 
 def test_a_mode_may_follow_a_backend() -> None:
@@ -628,16 +625,15 @@ def test_geometric_means_are_of_cases_both_are_right_on() -> None:
 # -------------------------------------------------------------------------------------------------------- measuring
 
 
-def test_a_call_is_timed_after_a_warm_up_and_many_times_if_it_is_short() -> None:
-    calls = 0
+def test_the_first_call_of_a_turn_is_not_timed() -> None:
+    calls = []
 
     def call() -> None:
-        nonlocal calls
-        calls += 1
-        time.sleep(1e-3 if calls > 1 else 0.1)
+        calls.append(None)
+        time.sleep(0.2 if len(calls) == 1 else 0)
 
-    assert 1 <= timing.milliseconds(call) < 50
-    assert calls > 10
+    assert timing.milliseconds(call) < 100
+    assert len(calls) > 10, "short calls are timed together"
 
 
 def test_memory_is_that_of_this_process() -> None:
@@ -694,7 +690,7 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     except SystemExit as caught:  # the parser's
         code = int(str(caught.code))
     assert code == 2
-    return capsys.readouterr().err
+    return "".join(capsys.readouterr())
 
 
 @pytest.mark.sampled(5)
@@ -711,7 +707,6 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bert", "--tokens", "8"], "--tokens.* --decode"),
         (["bert", "--train", "--decode"], "--decode.* --train"),
         (["bert", "--rounds", "0"], "--rounds.* 1"),
-        (["bert", "--optimizer", "sgd"], "--optimizer.* --train"),
         (["bert", "--quantize", "int3"], "--quantize.* 'int3'.*int8-weights"),
         (["mlp", "--quantize", "int8-weights", "--train"], "--quantize.* --train"),
         (["bert", "--options", "opset"], "NAME=VALUE"),
