@@ -187,11 +187,13 @@ class Bench:
                             workers[backend].close()
 
             def start(backend: str, row: Measurement) -> None:
-                workers[backend] = stack.enter_context(self._worker(backend, folder / _file_name(backend)))
+                workers[backend] = stack.enter_context(
+                    self._worker(backend, folder / str(self.settings.backends.index(backend)))
+                )
                 vars(row).update(first(backend, workers[backend]))
 
             def start_again(backend: str, row: Measurement) -> None:
-                with self._worker(backend, folder / _file_name(backend)) as worker:
+                with self._worker(backend, folder / str(self.settings.backends.index(backend))) as worker:
                     row.again_seconds = first(backend, worker)["first_seconds"]
 
             each("first result", start)
@@ -224,10 +226,6 @@ class Bench:
             raise WorkerError("wrong", wrong)
         if wrong:
             row.status, row.message = NOT_CHECKED, f"{unchecked}; {wrong}"
-
-
-def _file_name(backend: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in backend)
 
 
 def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> dict[str, Json]:

@@ -117,12 +117,7 @@ def _difference(check: ResultCheck, actual: Sequence[object]) -> str:
     if len(actual) != len(check.eager):
         return f"{len(actual)} results instead of {len(check.eager)}"
     for position, value in enumerate(actual):
-        eager = check.eager[position]
-        if (eager is None) != (value is None):
-            message = "no gradient, but eager has one" if value is None else "a gradient, but eager has none"
-        else:
-            message = str(check.judge(position, value))
-        if message:
+        if message := str(check.judge(position, value)):
             return f"result {position}: {message}"
     return ""
 

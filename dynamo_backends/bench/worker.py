@@ -29,7 +29,8 @@ from typing import Any
 import torch
 
 from ..common.python_process import answer_requests
-from . import memory, timing
+from ..errors import first_line
+from . import machine, timing
 from .case import EAGER, EXPORT, OURS, Case, UsageError, split_mode
 from .loading import check_registered, compile_backend, load, quantize
 from .processes import WorkerError
@@ -84,8 +85,8 @@ class RequestHandler:
     def first(self, results: str) -> dict[str, object]:
         """Compiles and calls the model once for each size, then writes the results to judge."""
         gc.collect()
-        self._bytes_before = memory.resident()
-        self._is_peak_reset = memory.reset_peak()
+        self._bytes_before = machine.resident()
+        self._is_peak_reset = machine.reset_peak()
         start = time.perf_counter()
         self._forward = self._compiled()
         first, *others = self.steps.calls(self._forward)
@@ -116,7 +117,7 @@ class RequestHandler:
         for tensor in self.steps.trained:
             tensor.grad = None
         gc.collect()
-        memories = {"steady_bytes": self._above_before(memory.resident()), "peak_bytes": self._peak()}
+        memories = {"steady_bytes": self._above_before(machine.resident()), "peak_bytes": self._peak()}
         torch.save(self.steps.results(self._forward), results)
         return {**memories, **_counters()}
 
@@ -143,7 +144,7 @@ class RequestHandler:
         return compiled
 
     def _peak(self) -> int | None:
-        return self._above_before(memory.peak()) if self._is_peak_reset else None
+        return self._above_before(machine.peak()) if self._is_peak_reset else None
 
     def _above_before(self, value: int | None) -> int | None:
         """Bytes above the memory before compilation; ``None`` if the system does not report memory."""
@@ -181,19 +182,10 @@ def error_line(error: BaseException) -> str:
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return error_line(inner)
-    line = _line(error)
+    line = f"{type(error).__name__}: {first_line(_COLOURS.sub('', str(error)).strip())[:200]}".removesuffix(": ")
     if type(error).__name__ in ("InvalidCxxCompiler", "CppCompileError"):
         return f"inductor needs a working C++ compiler (g++ or clang++, or CXX=...); {line}"
-    cause = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    return line if cause is error else f"{line} Caused by {_line(cause)}"
-
-
-def _line(error: BaseException) -> str:
-    """The type of an error and the first non-empty line of its message, without colours."""
-    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return line if error.__cause__ is None else f"{line} Caused by {error_line(error.__cause__)}"
 
 
 def main() -> None:

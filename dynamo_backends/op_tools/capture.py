@@ -10,14 +10,12 @@ import re
 import shlex
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..common.text_table import fit_table
 from ..debug.dump_folder import DumpFolder, new_folder, rank
 from .call import AFTER, Call, CallText
 from .gradients import Gradients
@@ -70,8 +68,8 @@ class OpCapture(OpTool):
         self._first = first
         self._max_bytes = max_bytes if max_bytes >= 0 else 2**63
         self._min_free_bytes = min_free_bytes
-        self._written: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
+        self._written = 0
+        self._bytes = 0
         self._is_full = False
         self.folder = CaptureFolder(folder)
 
@@ -122,7 +120,7 @@ class OpCapture(OpTool):
         self.folder.write_text(f"{relative}/call.json", json.dumps(description, indent=1))
         self._save(relative, "input", stored)
         with self._lock:
-            self._written[call.name] += 1
+            self._written += 1
         return relative
 
     def _has_space(self) -> bool:
@@ -143,16 +141,12 @@ class OpCapture(OpTool):
         path = f"{relative}/{what}.pth"
         if self.folder.write_with(path, lambda target: torch.save(stored, target)):
             with self._lock:
-                self._bytes[relative.split("/")[0]] += self.folder.path(path).stat().st_size
+                self._bytes += self.folder.path(path).stat().st_size
             self._print(f"{self.folder.path(path)} saved")
 
     def _end(self) -> None:
-        rows = [
-            (name, self._counts[name], count, f"{self._bytes[operator_folder(name)] / 1e6:.1f} MB")
-            for name, count in self._written.most_common()
-        ]
-        if rows and self.folder.location is not None:
-            self._print("\n" + fit_table(rows, ["operator", "calls", "captured", "size"]))
+        if self._written and self.folder.location is not None:
+            self._print(f"\n{self._written} calls captured, {self._bytes / 1e6:.1f} MB")
             self._print(f"try: {shlex.join(['dynamo-backends', 'op', 'ls', '--', str(self.folder.location)])}")
 
 

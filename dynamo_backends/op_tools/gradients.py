@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,29 @@ from torch.autograd import Variable
 
 from ..numerics.function_runs import version_of
 from .call import Call
-from .clocks import Clock
 from .dispatch_modes import without_modes
 
 _ACCUMULATES = 2**64 - 1
 """The sequence number of the nodes that accumulate the gradient of a leaf."""
+
+
+class Clock:
+    """Measures the seconds of a block; waits for the accelerator, if there is one."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> Clock:
+        self._began = _now()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds = _now() - self._began
+
+
+def _now() -> float:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 @dataclasses.dataclass

@@ -16,8 +16,7 @@ from ..common.text_table import fit_table
 from ..numerics.element_records import Extent
 from ..numerics.value_range import extent
 from .call import Call, CallText, describe, is_readable
-from .clocks import Clock
-from .gradients import Gradients
+from .gradients import Clock, Gradients
 from .names import has_no_values, may_write
 from .tool import OpTool
 
