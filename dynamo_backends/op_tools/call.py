@@ -37,7 +37,6 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     number: int = 0  # how many calls of this operator the tool saw before
-    level: str = "torch"  # or "aten"
     has_gradients: bool = False  # autograd records the call
     results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # set after the call, if tools need it
     _place: Place | None = None

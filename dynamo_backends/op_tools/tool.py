@@ -183,7 +183,7 @@ class OpTool:
             number = self._counts[name]
             self._counts[name] = number + 1
         has_gradients = self.level == "torch" and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        call = Call(name, function, args, kwargs, number, self.level, has_gradients)
+        call = Call(name, function, args, kwargs, number, has_gradients)
         if self._predicate is not None and not self._guard(f"the predicate on {name}", self._predicate, call):
             return function(*args, **kwargs)
         hooks = self._guard(name, CallHooks, call, lambda: self.is_running) if self._sees_gradients else None
