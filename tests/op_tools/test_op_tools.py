@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from onnxscript import opset18
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForSequenceClassification
 
-from dynamo_backends import op_tools
+from dynamo_backends import op_tools, register_converter
 from dynamo_backends.cli import main
 from dynamo_backends.common import operator_watchers
 from dynamo_backends.numerics import rule, whole_graph
@@ -325,6 +326,10 @@ def library() -> Iterator[torch.library.Library]:
     library._destroy()
 
 
+def _swish(x: torch.Tensor, beta: float) -> torch.Tensor:
+    return x * torch.sigmoid(x * beta)
+
+
 def _bent(x: torch.Tensor) -> torch.Tensor:
     return x.sin()
 
@@ -495,6 +500,17 @@ class TestCompare:
             ("torch.nn.functional.gelu", "output"),
         }
         assert set(tool.unchecked) == {"torch.ops.op_tools_test.wrong"}
+
+    def test_a_wrong_converter_is_found_on_onnx_runtime_alone(self) -> None:
+        swish = torch.library.custom_op("op_tools_test_onnx::swish", mutates_args=())(_swish)
+        swish.register_fake(lambda x, beta: torch.empty_like(x))
+        register_converter(swish)(lambda x, beta: opset18.Mul(x, opset18.Sigmoid(x)))  # beta is missing
+        for reference, failed in (("float64", []), ("onnx", [1])):
+            with op_tools.OpAutoCompare(reference=reference, include="*swish*", capture=None, quiet=True) as tool:
+                for beta in (1.0, 2.0):
+                    swish(torch.arange(4.0), beta)
+            assert [item.number for item in tool.failed] == failed and not tool.unchecked
+        assert tool.failed[0].max_diff == pytest.approx(0.2024, abs=1e-3)
 
     def test_with_onnx_runtime_conditions_are_tried_in_pytorch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def needs_a_try(*values: Any) -> tuple[rule.Measure, rule.Beyond]:
