@@ -158,7 +158,7 @@ def measure(name: str, layers: int, width: int, threads: int, mode: str, clock: 
     import torch
     import torch._dynamo
 
-    from dynamo_backends.bench.memory import peak
+    from dynamo_backends.bench.machine import peak
 
     torch.set_num_threads(threads)
     module, step = build(name, layers, width)

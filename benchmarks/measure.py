@@ -32,8 +32,9 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.counting import count_attentions, count_operators
 from benchmarks.exported import export
 from benchmarks.models import MODELS
+from dynamo_backends.bench import timing
 from dynamo_backends.bench.steps import loss_of
-from dynamo_backends.bench.timing import median_difference, median_ratio, spread, turn_of, wait_until_quiet
+from dynamo_backends.bench.timing import median_ratio, spread
 from dynamo_backends.debug.optimized_models import save_optimized
 from dynamo_backends.graphs.artifacts import GraphName, Runner
 from dynamo_backends.options import parse_options
@@ -384,15 +385,20 @@ def _latency(functions: Mapping[str, Callable[[], object]], rounds: int) -> Json
 
 def milliseconds_by_round(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """How long one call of each function took in each round, in turns of another order each time."""
-    turns = {name: turn_of(function) for name, function in functions.items()}
     found: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)
     for i in range(rounds):
         random.Random(i).shuffle(order)  # what is first in a round is a hundredth slower
         for name in order:
-            found[name].append(turns[name].milliseconds(functions[name]))
-            wait_until_quiet()
+            found[name].append(timing.milliseconds(functions[name]))
     return found
+
+
+def median_difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> tuple[float, float]:
+    """The median of the difference in each round, and its standard error: from the interquartile range, which is 1.349
+    deviations of a normal distribution."""
+    differences = [a - b for a, b in zip(minuend, subtrahend, strict=True)]
+    return statistics.median(differences), 1.2533 * spread(differences) / 1.349 / math.sqrt(len(differences))
 
 
 def _relative_error(actual: object, expected: object) -> float:

@@ -35,7 +35,6 @@ NOTICED_BY = {
     "torch._inductor.output_code": "test_saved_graphs.py",
     "torch._inductor.pattern_matcher": "test_patterns.py",
     "torch._library": "test_editing.py",
-    "torch._library.custom_ops": "test_op_tools.py",
     "torch._logging": "test_torch_logs.py",
     "torch._ops": "test_operators.py",
     "torch._prims_common": "test_special_values.py",

@@ -29,12 +29,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ahead_of_time
 import numpy as np
 import torch
 from dynamo_backends.cli.show_file import saved_programs
 from torch._dynamo.utils import counters
 
-from dynamo_backends.bench import ahead_of_time
 from dynamo_backends.bench.case import Case
 from dynamo_backends.bench.loading import Inputs, LoadedCase, load
 from dynamo_backends.bench.models import MODELS

@@ -60,7 +60,7 @@ import sys  # noqa: E402
 folder = tempfile.mkdtemp()
 with op_tools.OpCapture(folder, include="*gelu*", quiet=True):
     step()
-for words in (["ls", folder], ["run", folder, "--compare", "--runtime", "onnx"]):
+for words in (["ls", folder], ["run", folder, "--reference", "onnx"]):
     done = subprocess.run([sys.executable, "-m", "dynamo_backends", "op", *words], capture_output=True, text=True)
     print(done.stdout.replace(folder, "captured"))
     assert done.returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,9 @@ CACHES = ("dynamic", "static")
 EAGER = "eager"
 DYNAMO_EAGER = "dynamo_eager"
 EXPORT = "onnx_export"
-INDUCTOR_FREEZING = "inductor_freezing"
 OWN_NAMES = {
     EAGER: "PyTorch, not compiled",
     DYNAMO_EAGER: 'torch.compile(backend="eager"): Dynamo alone',
-    INDUCTOR_FREEZING: "inductor with constant weights (torch._inductor.config.freezing); inference only",
     EXPORT: "torch.onnx.export(dynamo=True) and an ONNX Runtime session; inference only",
 }
 """The names ``--backends`` takes besides those of backends registered with PyTorch."""
@@ -28,21 +25,13 @@ OWN_NAMES = {
 TORCH_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """The modes of ``torch.compile`` that may follow a backend's name, as in ``onnxrt:max-autotune``."""
 
-OPTIMIZERS = ("sgd", "adamw")
-
-FLOAT = ":float"
-"""Follows the name of a backend that runs the model as it was before ``--quantize``, as in ``eager:float``."""
-
 SCHEMES = {
     "int8-weights": "Int8WeightOnlyConfig",
     "int8-dynamic": "Int8DynamicActivationInt8WeightConfig",
-    "int4-weights": "IntxWeightOnlyConfig(torch.int4, PerGroup(32))",
-    "int4-dynamic": "Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32))",
-    "int8-static": "pt2e with X86InductorQuantizer, calibrated with the inputs",
+    "int4-weights": "IntxWeightOnlyConfig",
+    "int4-dynamic": "Int8DynamicActivationIntxWeightConfig",
 }
-"""What ``--quantize`` takes, and what it is in torchao."""
-
-INSTALL_TORCHAO = "pip install 'torchao>=0.18'"
+"""What ``--quantize`` takes, and the configuration of torchao; those of 4 bits have groups of 32."""
 
 OURS = ("onnxrt", "onnx_debug", "fx_debug")
 """The backends that take our options."""
@@ -68,8 +57,6 @@ class Case:
     mode: str = "inference"  # or ``train`` or ``decode``
     dynamic: bool = False  # whether to compile with ``dynamic=True`` and run several sizes
     cache: str = ""  # for ``decode``, one of ``CACHES``
-    optimizer: str = ""  # for ``train``, one of ``OPTIMIZERS`` or none
-    beams: int = 1  # for ``decode``; 1 is greedy
     tokens: int = 32  # for ``decode``, how many to generate
     quantize: str = ""  # one of ``SCHEMES`` or none
     threads: int | None = None  # of PyTorch and of each session; ``None`` for PyTorch's default
@@ -77,11 +64,9 @@ class Case:
 
     @property
     def label(self) -> str:
-        words = {"train": ["training step"], "decode": [f"decode, {self.cache} cache"]}.get(self.mode, [self.mode])
-        words += [self.optimizer] * bool(self.optimizer)
-        words += [f"{self.beams} beams"] * (self.beams > 1) + ["dynamic"] * self.dynamic
-        words += [self.quantize] * bool(self.quantize)
-        return f"{self.model}: {', '.join(words)}"
+        mode = {"train": "training step", "decode": f"decode, {self.cache} cache"}.get(self.mode, self.mode)
+        words = mode, "dynamic" * self.dynamic, self.quantize
+        return f"{self.model}: {', '.join(filter(None, words))}"
 
 
 def check_model(name: str) -> None:
@@ -95,7 +80,7 @@ def check_model(name: str) -> None:
         return
     if name not in MODELS:
         if name.endswith(".py"):
-            raise UsageError(_functions_to_name(name))
+            raise UsageError(f"MODEL {name!r}: expected file.py:function, which returns (model, inputs)")
         hint = " Or file.py:function, or package.module:function."
         raise UsageError(unknown_name("model", name, list(MODELS)) + hint)
     if MODELS[name].needs_transformers and importlib.util.find_spec("transformers") is None:
@@ -103,24 +88,6 @@ def check_model(name: str) -> None:
             f"model {name!r} needs transformers, which is not installed: pip install 'transformers>=5'. Without it: "
             + ", ".join(other for other, entry in MODELS.items() if not entry.needs_transformers)
         )
-
-
-def _functions_to_name(file: str) -> str:
-    """The message for a file without a function: those that can be called without arguments. The file is not run."""
-    if not Path(file).is_file():
-        return f"MODEL {file!r}: there is no file {file}"
-    try:
-        statements = ast.parse(Path(file).read_bytes(), file).body
-    except SyntaxError as error:
-        return f"MODEL {file!r} is not valid Python: {error}"
-    names = []
-    for item in statements:
-        if isinstance(item, ast.FunctionDef) and not item.name.startswith("_"):
-            given = item.args
-            required = len(given.posonlyargs + given.args) - len(given.defaults) + given.kw_defaults.count(None)
-            names += [f"{file}:{item.name}"] * (not required)
-    found = f"functions of the file that need no arguments: {', '.join(names) or 'none'}"
-    return f"MODEL {file!r}: expected file.py:function, which returns (model, inputs); {found}"
 
 
 def check_place(text: str, what: str) -> tuple[str, str]:
@@ -146,32 +113,16 @@ def split_mode(backend: str) -> tuple[str, str]:
     return (name, mode) if name and mode in TORCH_MODES else (backend, "")
 
 
-def check_quantize(mode: str, scheme: str) -> None:
-    """Checks ``--quantize`` without PyTorch.
+def check_backends(names: Sequence[str]) -> None:
+    """Checks ``--backends`` without PyTorch.
 
     Raises:
-        UsageError: the mode does not support the scheme, or torchao is not installed.
-    """
-    if mode == "train":
-        raise UsageError("--quantize is for inference; torchao's integers have no gradients. Leave out --train")
-    if mode == "decode" and scheme == "int8-static":
-        raise UsageError("--quantize int8-static exports a forward, which has no generate(). Leave out --decode")
-    if importlib.util.find_spec("torchao") is None:
-        raise UsageError(f"--quantize needs torchao, which is not installed: {INSTALL_TORCHAO}")
-
-
-def check_backends(names: Sequence[str], scheme: str = "") -> None:
-    """Checks ``--backends`` without PyTorch; ``scheme`` is that of ``--quantize``.
-
-    Raises:
-        UsageError: an empty or repeated name, ``:float`` without a scheme, or a file that does not exist.
+        UsageError: an empty or repeated name, or a file that does not exist.
     """
     if not names or not all(names):
         raise UsageError("--backends takes comma-separated names: eager,inductor,onnxrt")
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--backends has {name!r} twice")
-        if name.endswith(FLOAT) and not scheme:
-            raise UsageError(f"backend {name!r}: {FLOAT} requires --quantize")
-        if ":" in split_mode(name.removesuffix(FLOAT))[0]:
-            check_place(name.removesuffix(FLOAT), "backend")
+        if ":" in split_mode(name)[0]:
+            check_place(name, "backend")

@@ -25,9 +25,8 @@ from ..errors import first_line
 from ..graphs.locations import is_user_file, short_file
 from .case import (
     DYNAMO_EAGER,
-    FLOAT,
-    INDUCTOR_FREEZING,
     OWN_NAMES,
+    SCHEMES,
     Case,
     ModelError,
     UsageError,
@@ -131,8 +130,8 @@ def load(case: Case) -> LoadedCase:
 def _from_list(case: Case) -> LoadedCase:
     entry = MODELS[case.model]
     if case.mode == "decode":
-        if entry.prompt is None:
-            names = ", ".join(name for name, other in MODELS.items() if other.prompt is not None)
+        if not entry.generates:
+            names = ", ".join(name for name, other in MODELS.items() if other.generates)
             raise UsageError(f"--decode needs a model with generate(); {case.model!r} has none, these have: {names}")
         return LoadedCase(entry.build(), [Inputs((), entry.prompt())])
     model = entry.build()
@@ -210,7 +209,7 @@ def check_registered(names: Iterable[str]) -> None:
     from torch._dynamo import list_backends
 
     known = [*OWN_NAMES, *list_backends(exclude_tags=())]
-    for name in (split_mode(backend.removesuffix(FLOAT))[0] for backend in names):
+    for name in (split_mode(backend)[0] for backend in names):
         if ":" in name:
             from_place(name, "backend")
         elif name not in known:
@@ -219,6 +218,26 @@ def check_registered(names: Iterable[str]) -> None:
 
 def compile_backend(name: str) -> str | Callable[..., Any]:
     """The argument ``backend`` of ``torch.compile`` for a name."""
-    if name in (DYNAMO_EAGER, INDUCTOR_FREEZING):
-        return {DYNAMO_EAGER: "eager", INDUCTOR_FREEZING: "inductor"}[name]
-    return from_place(name, "backend") if ":" in name else name
+    return from_place(name, "backend") if ":" in name else "eager" if name == DYNAMO_EAGER else name
+
+
+@torch.no_grad()
+def quantize(model: torch.nn.Module, scheme: str) -> None:
+    """Quantizes a model with torchao, as ``SCHEMES`` says.
+
+    Raises:
+        UsageError: torchao is not installed, or cannot quantize the model.
+    """
+    try:
+        from torchao import quantization
+        from torchao.quantization.granularity import PerGroup
+    except ImportError:
+        raise UsageError("--quantize needs torchao: pip install 'torchao>=0.18'") from None
+    before = [type(weight) for weight in model.parameters()]
+    try:
+        arguments = (torch.int4, PerGroup(32)) if scheme.startswith("int4") else ()
+        quantization.quantize_(model, getattr(quantization, SCHEMES[scheme])(*arguments))
+    except Exception as error:
+        raise UsageError(f"--quantize {scheme}: {first_line(str(error))}") from error
+    if [type(weight) for weight in model.parameters()] == before:
+        raise UsageError(f"--quantize {scheme}: the model has nothing to quantize, no torch.nn.Linear")

@@ -1,10 +1,11 @@
-"""The machine and the library versions of a measurement."""
+"""The machine and the library versions of a measurement; the memory of this process (Linux only, else ``None``)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -31,3 +32,31 @@ def _processor() -> str:
     lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "processor of unknown make"
+
+
+def resident() -> int | None:
+    """The resident memory in bytes."""
+    return _field("VmRSS")
+
+
+def peak() -> int | None:
+    """The peak of the resident memory since ``reset_peak``, in bytes."""
+    return _field("VmHWM")
+
+
+def reset_peak() -> bool:
+    """Resets the peak; returns whether the system can."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # see proc(5)
+    except OSError:
+        return False
+    return True
+
+
+def _field(name: str) -> int | None:
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    match = re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None

@@ -18,7 +18,7 @@ from .timing import median_ratio, spread
 
 Json: TypeAlias = "dict[str, Any]"
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the JSON. It grows when a field is removed or changes its meaning."""
 
 RIGHT = "right"
@@ -33,9 +33,7 @@ class BenchSettings:
 
     backends: Sequence[str]  # in the order of the table; the first is the baseline
     rounds: int = 9  # timed rounds
-    starts: int = 1  # processes of each backend whose first result is timed; the last one runs the rounds
     again: bool = False  # whether to time the first result of another process that finds filled compiler caches
-    saved: bool = False  # whether to time the first result of a process that loads what another one compiled and saved
     timeout: float = 600.0  # seconds for each request to a worker
 
 
@@ -45,17 +43,13 @@ class Measurement:
 
     status: str = RIGHT  # see ``TIMED``
     message: str = ""  # the reason if it is not ``right``
-    first_seconds: float | None = None  # the median of ``first_each``
-    first_each: list[float] = dataclasses.field(default_factory=list)  # to the first result, of each process
-    other_sizes_seconds: list[float] = dataclasses.field(default_factory=list)  # to the first result of further sizes
+    first_seconds: float | None = None  # to the first result
     again_seconds: float | None = None  # to the first result of a process with filled caches
-    saved_seconds: float | None = None  # to the first result of a process that loads a saved compile
-    relative_error: float | None = None  # with ``quantize``: against the model before it
     milliseconds: float | None = None  # of a call: the mean over the sizes, the median of the rounds
     spread: float | None = None  # the interquartile range of the rounds
     rounds: list[float] = dataclasses.field(default_factory=list)  # milliseconds of a call in each round
     tokens_per_second: float | None = None  # of generation, over all rows of the batch
-    microseconds_outside_sessions: float | None = None  # of a call; in generation, of a token
+    times_as_fast: float | None = None  # as the baseline: the median of the ratios within rounds
     peak_bytes: int | None = None  # peak_bytes, steady_bytes: above the memory before compilation
     steady_bytes: int | None = None
     graphs: int | None = None  # graphs, graph_breaks: of Dynamo
@@ -66,21 +60,19 @@ class Measurement:
     def is_timed(self) -> bool:
         return self.status in TIMED
 
-    def fill(self, fields: Json) -> None:
-        vars(self).update(fields)
-
     def fail(self, status: str, message: str) -> None:
         """Discards the measurements; the counters stay."""
         failed = Measurement(status, message, graphs=self.graphs, graph_breaks=self.graph_breaks, events=self.events)
-        self.fill(vars(failed))
+        vars(self).update(vars(failed))
 
-    def summarize(self, tokens: int | None) -> None:
+    def summarize(self, tokens: int | None, baseline: Measurement) -> None:
         """Sets the medians; ``tokens`` is how many a call generates."""
         if self.is_timed and self.rounds:
-            self.first_seconds = statistics.median(self.first_each)
             self.milliseconds = statistics.median(self.rounds)
             self.spread = spread(self.rounds)
             self.tokens_per_second = None if tokens is None else tokens / self.milliseconds * 1e3
+            if len(baseline.rounds) == len(self.rounds):
+                self.times_as_fast = median_ratio(baseline.rounds, self.rounds)
 
 
 @dataclasses.dataclass
@@ -90,35 +82,16 @@ class CaseResult:
     case: Case
     message: str = ""  # the reason if nothing was measured
     parameters: int = 0
-    bytes_of_weights: int = 0
-    bytes_quantized: int | None = None  # of the weights with ``quantize``
     batch: int = 1
     sizes: list[str] = dataclasses.field(default_factory=list)  # of the inputs
     threads: int = 0  # of PyTorch in the workers
     rows: dict[str, Measurement] = dataclasses.field(default_factory=dict)  # by backend
 
-    @property
-    def summary(self) -> str:
-        """The times in one line."""
-        times = (
-            f"{name} {row.status if row.milliseconds is None else f'{row.milliseconds:.4g} ms'}"
-            for name, row in self.rows.items()
-        )
-        return self.message or ", ".join(times)
-
-    def times_as_fast(self, backend: str, other: str) -> float | None:
-        """The time of ``other`` by that of ``backend``, the median over the rounds; ``None`` if one has no time."""
-        ours, theirs = self.rows[backend], self.rows[other]
-        if not ours.rounds or len(ours.rounds) != len(theirs.rounds):
-            return None
-        return median_ratio(theirs.rounds, ours.rounds)
-
-    def as_json(self) -> Json:
-        ratios = {
-            backend: {other: self.times_as_fast(backend, other) for other in self.rows if other != backend}
-            for backend in self.rows
-        }
-        return {"label": self.case.label, **dataclasses.asdict(self), "times_as_fast": ratios}
+    def summarize(self) -> None:
+        """Sets the medians of the rows; the first is the baseline."""
+        tokens = self.case.tokens * self.batch if self.case.mode == "decode" else None
+        for row in self.rows.values():
+            row.summarize(tokens, next(iter(self.rows.values())))
 
 
 @dataclasses.dataclass
@@ -127,7 +100,6 @@ class Bench:
 
     settings: BenchSettings
     say: Callable[[str], None]  # called with the current activity
-    done: Callable[[str], None] = lambda text: None  # called with a line about each finished case
     keep: Callable[[str, str], None] = lambda name, text: None  # called with each worker's name and standard error
 
     def run(self, cases: Sequence[Case]) -> Json:
@@ -151,7 +123,6 @@ class Bench:
                         raise
                     result = CaseResult(case, message=str(error))
                 results.append(result)
-                self.done(f"{label}: {result.summary}")
         except KeyboardInterrupt:
             if not results:
                 raise
@@ -163,7 +134,7 @@ class Bench:
             "interrupted": is_interrupted,
             "machine": {**machine(), "threads": max((result.threads for result in results), default=0)},
             "settings": dataclasses.asdict(self.settings),
-            "cases": [result.as_json() for result in results],
+            "cases": [{"label": result.case.label, **dataclasses.asdict(result)} for result in results],
             "times_as_fast": geometric_means(results, self.settings.backends),
         }
 
@@ -173,14 +144,13 @@ class Bench:
         Raises:
             UsageError: the model, a backend or an option does not exist.
         """
-        result = CaseResult(case)
-        case_as_json = dataclasses.asdict(case)
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamo_backends_bench_")))
+            result = CaseResult(case)
             try:
-                judge = stack.enter_context(self._process("reference", folder / "reference"))
+                judge = stack.enter_context(self._worker("reference", folder / "reference"))
                 self.say(f"{label}: eager and float64")
-                facts = judge.ask("load", case=case_as_json, backend="eager")
+                facts = judge.ask("load", case=dataclasses.asdict(case), backend="eager")
                 fingerprint = facts.pop("fingerprint")
                 result = CaseResult(case, **facts)
                 judge.ask("expect", backends=self.settings.backends)
@@ -191,133 +161,85 @@ class Bench:
             rows = result.rows = {backend: Measurement() for backend in self.settings.backends}
             workers: dict[str, Process] = {}
 
-            @contextlib.contextmanager
-            def worker_of(backend: str) -> Iterator[tuple[Measurement, Process]]:
-                """Puts an error of the worker into its row and closes it."""
-                try:
-                    yield rows[backend], workers[backend]
-                except WorkerError as error:
-                    rows[backend].fail(error.kind, str(error))
-                    workers[backend].close()
+            def ask(backend: str, worker: Process, what: str) -> Json:
+                """The answer of a worker, whose results must be right."""
+                results = folder / f"{what}.pt"
+                answer = worker.ask(what, results=str(results))
+                self._judge(judge, rows[backend], results)
+                return answer
 
-            def timed_backends() -> list[str]:
-                return [backend for backend, row in rows.items() if row.is_timed]
+            def first(backend: str, worker: Process) -> Json:
+                loaded = worker.ask("load", case=dataclasses.asdict(case), backend=backend)
+                if loaded["fingerprint"] != fingerprint:
+                    message = "its process built other weights or inputs than the reference process"
+                    raise WorkerError("failed", f"{message}: seed all random numbers in {case.model}")
+                return ask(backend, worker, "first")
 
-            for number in range(self.settings.starts):
-                for backend in timed_backends():
-                    self.say(f"{label}: {backend}, first result")
-                    if backend in workers:
-                        workers[backend].close()
-                    process = self._process(backend, folder / f"{_file_name(backend)}_{number}")
-                    workers[backend] = stack.enter_context(process)
-                    with worker_of(backend) as (row, worker):
-                        if worker.ask("load", case=case_as_json, backend=backend)["fingerprint"] != fingerprint:
-                            message = "its process built other weights or inputs than the reference process"
-                            raise WorkerError("failed", f"{message}: seed all random numbers in {case.model}")
-                        first = worker.ask("first", results=str(folder / "first.pt"))
-                        row.first_each.append(first.pop("seconds"))
-                        row.fill(first)
-                        self._judge(judge, backend, row, folder / "first.pt")
-            for backend in timed_backends() if self.settings.again else ():
-                self.say(f"{label}: {backend}, first result with filled caches")
-                with self._extra(rows[backend], "with filled caches"):
-                    rows[backend].again_seconds = self._first_seconds(
-                        case, backend, folder / f"{_file_name(backend)}_0"
-                    )
-            for backend in timed_backends() if self.settings.saved else ():
-                self.say(f"{label}: {backend}, first result of a saved compile")
-                saved, results = str(folder / "saved"), folder / "saved.pt"
-                with self._extra(rows[backend], "saved"):
-                    with self._loaded(case, backend, folder / "saving") as worker:
-                        worker.ask("save", path=saved)
-                    seconds = self._first_seconds(case, backend, folder / "loading", results=str(results), saved=saved)
-                    self._judge(judge, backend, rows[backend], results)
-                    rows[backend].saved_seconds = seconds
+            def each(what: str, step: Callable[[str, Measurement], None]) -> None:
+                """A step of each backend that is right so far; an error of its worker is its status."""
+                for backend, row in rows.items():
+                    if row.is_timed:
+                        self.say(f"{label}: {backend}, {what}")
+                        try:
+                            step(backend, row)
+                        except WorkerError as error:
+                            row.fail(error.kind, str(error))
+                            workers[backend].close()
+
+            def start(backend: str, row: Measurement) -> None:
+                workers[backend] = stack.enter_context(
+                    self._worker(backend, folder / str(self.settings.backends.index(backend)))
+                )
+                vars(row).update(first(backend, workers[backend]))
+
+            def start_again(backend: str, row: Measurement) -> None:
+                with self._worker(backend, folder / str(self.settings.backends.index(backend))) as worker:
+                    row.again_seconds = first(backend, worker)["first_seconds"]
+
+            each("first result", start)
+            if self.settings.again:
+                each("first result with filled caches", start_again)
             for number in range(self.settings.rounds):
-                self.say(f"{label}: round {number + 1} of {self.settings.rounds}")
-                for backend in timed_backends():
-                    with worker_of(backend) as (row, worker):
-                        row.rounds.append(worker.ask("turn")["milliseconds"])
-            for backend in timed_backends():
-                with worker_of(backend) as (row, worker):
-                    row.fill(worker.ask("finish", results=str(folder / "last.pt")))
-                    self._judge(judge, backend, row, folder / "last.pt")
-        for row in rows.values():
-            row.summarize(case.tokens * result.batch if case.mode == "decode" else None)
+                what = f"round {number + 1} of {self.settings.rounds}"
+                each(what, lambda backend, row: row.rounds.append(workers[backend].ask("turn")["milliseconds"]))
+            each("last result", lambda backend, row: vars(row).update(ask(backend, workers[backend], "finish")))
+        result.summarize()
         return result
 
-    def _first_seconds(self, case: Case, backend: str, caches: Path, **arguments: str) -> float:
-        """The time to the first result of another process."""
-        with self._loaded(case, backend, caches) as worker:
-            seconds: float = worker.ask("first", **{"results": str(caches / "first.pt"), **arguments})["seconds"]
-            return seconds
-
-    @staticmethod
     @contextlib.contextmanager
-    def _extra(row: Measurement, what: str) -> Iterator[None]:
-        """What fails inside is a message of the row, except a wrong result."""
-        try:
-            yield
-        except WorkerError as error:
-            if error.kind == "wrong":
-                row.fail(error.kind, f"{what}: {error}")
-            elif error.kind != "not supported":
-                row.message = f"{what}: {error.kind}: {error}"
-
-    @contextlib.contextmanager
-    def _loaded(self, case: Case, backend: str, caches: Path) -> Iterator[Process]:
-        """A process that has the model and its inputs."""
-        with self._process(backend, caches) as worker:
-            worker.ask("load", case=dataclasses.asdict(case), backend=backend)
-            yield worker
-
-    @contextlib.contextmanager
-    def _process(self, name: str, caches: Path) -> Iterator[Process]:
+    def _worker(self, name: str, caches: Path) -> Iterator[Process]:
         caches.mkdir(parents=True, exist_ok=True)
         process = Process(self.settings.timeout, fresh_caches(str(caches)), lambda errors: self.keep(name, errors))
         with contextlib.closing(process):
             yield process
 
     @staticmethod
-    def _judge(judge: Process, backend: str, row: Measurement, results: Path) -> None:
+    def _judge(judge: Process, row: Measurement, results: Path) -> None:
         """Raises ``WorkerError`` if the results are wrong."""
         try:
-            answer = judge.ask("judge", results=str(results), backend=backend)
+            answer = judge.ask("judge", results=str(results))
         except WorkerError as error:
             row.status, row.message = NOT_CHECKED, f"the reference process: {error.kind}: {error}"
             return
         wrong, unchecked = answer["wrong"], answer["unchecked"]
-        row.relative_error = answer.get("relative_error")
         if wrong and not unchecked:
             raise WorkerError("wrong", wrong)
         if wrong:
             row.status, row.message = NOT_CHECKED, f"{unchecked}; {wrong}"
 
 
-def _file_name(backend: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in backend)
-
-
-def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> dict[str, dict[str, Json]]:
-    """How many times as fast each backend is as each other, over the cases on which both have a time.
+def geometric_means(results: Sequence[CaseResult], backends: Sequence[str]) -> dict[str, Json]:
+    """How many times as fast each backend is as the baseline, over the cases on which both have a time.
 
     Returns:
-        ``geometric_mean``, ``worst``, ``worst_case`` (its label) and ``cases`` (how many), by backend and other.
+        ``geometric_mean``, ``worst``, ``worst_case`` (its label) and ``cases`` (how many), by backend.
     """
-    means: dict[str, dict[str, Json]] = {}
-    for backend in backends:
-        for other in (name for name in backends if name != backend):
-            ratios = [
-                (ratio, result.case.label)
-                for result in results
-                if result.rows and (ratio := result.times_as_fast(backend, other)) is not None
-            ]
-            if ratios:
-                worst, label = min(ratios)
-                means.setdefault(backend, {})[other] = {
-                    "geometric_mean": statistics.geometric_mean(ratio for ratio, _ in ratios),
-                    "worst": worst,
-                    "worst_case": label,
-                    "cases": len(ratios),
-                }
+    means: dict[str, Json] = {}
+    for backend in backends[1:]:
+        rows = [(result.rows[backend].times_as_fast, result.case.label) for result in results if result.rows]
+        ratios = [(ratio, label) for ratio, label in rows if ratio is not None]
+        if ratios:
+            worst, label = min(ratios)
+            mean = statistics.geometric_mean(ratio for ratio, _ in ratios)
+            means[backend] = {"geometric_mean": mean, "worst": worst, "worst_case": label, "cases": len(ratios)}
     return means

@@ -9,7 +9,7 @@ This module imports PyTorch and ``transformers`` only when it builds a model, so
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Size: TypeAlias = "tuple[int, int]"
 Inputs: TypeAlias = "dict[str, torch.Tensor]"
+Draw: TypeAlias = "Callable[[Any, int, int], Inputs]"
+"""Draws the keyword arguments of a call: from the module ``torch``, for rows and tokens, pixels or samples of each."""
 
 VOCABULARY = 4096
 PROMPT: Size = (1, 16)
@@ -32,86 +34,86 @@ class ModelEntry:
     """A model of the list."""
 
     summary: str  # a few words for ``--help``
-    build: Callable[[], torch.nn.Module]  # with random weights
-    inputs: Callable[[Size], Inputs]  # the keyword arguments of a call
-    sizes: Sequence[Size]  # rows, and tokens, pixels or samples of each; without ``--dynamic`` only the first is used
+    model: str | Callable[[], torch.nn.Module]  # the name of a class of ``transformers``, or what builds the model
+    draw: Draw
+    sizes: Sequence[Size]  # without ``--dynamic`` only the first is used
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the configuration
+    generates: bool = False  # whether the model has ``generate``
     needs_transformers: bool = True
-    prompt: Callable[[], Inputs] | None = None  # the keyword arguments of ``generate``, if the model has it
 
+    def build(self) -> torch.nn.Module:
+        """The model with random weights.
 
-def _tokens(*shape: int) -> torch.Tensor:
-    import torch
-
-    return torch.randint(3, VOCABULARY, shape)
-
-
-def _normal(*shape: int) -> torch.Tensor:
-    import torch
-
-    return torch.randn(shape)
-
-
-def _text(size: Size) -> Inputs:
-    """Tokens, and a mask that pads the end of the last row."""
-    import torch
-
-    mask = torch.ones(size, dtype=torch.int64)
-    mask[-1, -size[1] // 8 :] = 0
-    return {"input_ids": _tokens(*size), "attention_mask": mask}
-
-
-def _prompt() -> Inputs:
-    import torch
-
-    return {"input_ids": _tokens(*PROMPT), "attention_mask": torch.ones(PROMPT, dtype=torch.int64)}
-
-
-def _text_to_text(size: Size) -> Inputs:
-    return {**_text(size), "decoder_input_ids": _tokens(size[0], size[1] // 2)}
-
-
-def _image(size: Size) -> Inputs:
-    return {"pixel_values": _normal(size[0], 3, size[1], size[1])}
-
-
-def _whisper_inputs(size: Size) -> Inputs:
-    return {"input_features": _normal(size[0], 80, 500), "decoder_input_ids": _tokens(size[0], size[1] // 4)}
-
-
-def _transformer(model: str, settings: dict[str, Any]) -> Callable[[], torch.nn.Module]:
-    """Builds a model of ``transformers`` from its class name and the settings of its configuration.
-
-    Without dropout: each compiler draws other random numbers, and gradients could not be compared.
-    """
-
-    def build() -> torch.nn.Module:
+        Without dropout: each compiler draws other random numbers, and gradients could not be compared.
+        """
+        if not isinstance(self.model, str):
+            return self.model()
         import transformers
 
-        model_class = getattr(transformers, model)
-        config = model_class.config_class(**settings)
+        model_class = getattr(transformers, self.model)
+        config = model_class.config_class(**self.settings)
         for name, value in vars(config).items():
             if "drop" in name and isinstance(value, float):
                 setattr(config, name, 0.0)
         module: torch.nn.Module = model_class(config)
         return module
 
-    return build
+    def inputs(self, size: Size) -> Inputs:
+        """The keyword arguments of a call."""
+        import torch
+
+        return self.draw(torch, *size)
+
+    def prompt(self) -> Inputs:
+        """The keyword arguments of ``generate``."""
+        import torch
+
+        return {"input_ids": _tokens(torch, *PROMPT), "attention_mask": torch.ones(PROMPT, dtype=torch.int64)}
+
+
+def _tokens(torch: Any, *shape: int) -> torch.Tensor:
+    drawn: torch.Tensor = torch.randint(3, VOCABULARY, shape)
+    return drawn
+
+
+def _text(torch: Any, rows: int, length: int) -> Inputs:
+    """Tokens, and a mask that pads the end of the last row."""
+    mask = torch.ones(rows, length, dtype=torch.int64)
+    mask[-1, -length // 8 :] = 0
+    return {"input_ids": _tokens(torch, rows, length), "attention_mask": mask}
+
+
+def _text_to_text(torch: Any, rows: int, length: int) -> Inputs:
+    return {**_text(torch, rows, length), "decoder_input_ids": _tokens(torch, rows, length // 2)}
+
+
+def _image(torch: Any, rows: int, pixels: int) -> Inputs:
+    return {"pixel_values": torch.randn(rows, 3, pixels, pixels)}
+
+
+def _sound(torch: Any, rows: int, samples: int) -> Inputs:
+    return {"input_values": torch.randn(rows, samples)}
+
+
+def _text_and_image(torch: Any, rows: int, pixels: int) -> Inputs:
+    return {**_text(torch, rows, 77), **_image(torch, rows, pixels)}
+
+
+def _whisper(torch: Any, rows: int, length: int) -> Inputs:
+    return {"input_features": torch.randn(rows, 80, 500), "decoder_input_ids": _tokens(torch, rows, length // 4)}
 
 
 def _encoder(summary: str, model: str, **settings: Any) -> ModelEntry:
-    return ModelEntry(summary, _transformer(model, settings), _text, _TEXTS)
+    return ModelEntry(summary, model, _text, _TEXTS, settings)
 
 
-def _decoder(summary: str, model: str, **settings: Any) -> ModelEntry:
-    return ModelEntry(summary, _transformer(model, settings), _text, _TEXTS, prompt=_prompt)
-
-
-def _encoder_decoder(summary: str, model: str, **settings: Any) -> ModelEntry:
-    return ModelEntry(summary, _transformer(model, settings), _text_to_text, _TEXTS, prompt=_prompt)
+def _generating(summary: str, model: str, **settings: Any) -> ModelEntry:
+    draw = _text_to_text if model.endswith("ConditionalGeneration") else _text
+    return ModelEntry(summary, model, draw, _TEXTS, settings, generates=True)
 
 
 def _vision(summary: str, model: str, **settings: Any) -> ModelEntry:
-    return ModelEntry(summary, _transformer(model, settings), _image, _IMAGES)
+    return ModelEntry(summary, model, _image, _IMAGES, settings)
 
 
 def _sizes(layers: int, width: int, heads: int, feed_forward: int) -> dict[str, int]:
@@ -136,10 +138,10 @@ def _demo_llama() -> torch.nn.Module:
     return llama.build("model")
 
 
-def _demo_llama_inputs(size: Size) -> Inputs:
+def _demo_text(torch: Any, rows: int, length: int) -> Inputs:
     from . import llama
 
-    return dict(zip(("input_ids", "attention_mask"), llama.inputs("model", *size), strict=True))
+    return dict(zip(("input_ids", "attention_mask"), llama.inputs("model", rows, length), strict=True))
 
 
 _TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -171,32 +173,33 @@ _CONVNEXT = {"hidden_sizes": [48, 96, 192, 384], "depths": [2, 2, 2, 2]}
 # fmt: off
 MODELS: dict[str, ModelEntry] = {
     "mlp": ModelEntry(
-        "two linear layers of 64", _mlp, lambda size: {"input": _normal(*size)}, ((8, 64), (16, 64), (32, 64)),
-        needs_transformers=False,
+        "two linear layers of 64", _mlp, lambda torch, *size: {"input": torch.randn(size)},
+        ((8, 64), (16, 64), (32, 64)), needs_transformers=False,
     ),
     "llama-seed": ModelEntry(
-        "Llama of the demo, 1 layer of 512", _demo_llama, _demo_llama_inputs, ((2, 1024), (3, 512), (4, 256))
+        "Llama of the demo, 1 layer of 512", _demo_llama, _demo_text, ((2, 1024), (3, 512), (4, 256))
     ),
-    "llama": _decoder(
+    "llama": _generating(
         "Llama, 4 layers of 256, grouped heads", "LlamaForCausalLM", **_TOKENS, **_sizes(4, 256, 8, 704), **_GROUPED
     ),
-    "llama-ungrouped": _decoder("Llama, 4 layers of 256", "LlamaForCausalLM", **_TOKENS, **_sizes(4, 256, 4, 704)),
-    "qwen2": _decoder(
+    "llama-ungrouped": _generating("Llama, 4 layers of 256", "LlamaForCausalLM", **_TOKENS, **_sizes(4, 256, 4, 704)),
+    "qwen2": _generating(
         "Qwen2, 6 layers of 384, grouped heads", "Qwen2ForCausalLM", **_TOKENS, **_sizes(6, 384, 6, 1024), **_GROUPED
     ),
-    "mixtral": _decoder(
+    "mixtral": _generating(
         "Mixtral, 2 layers of 256, 4 experts", "MixtralForCausalLM", **_TOKENS, **_sizes(2, 256, 8, 512), **_GROUPED,
         num_local_experts=4,
     ),
-    "gpt2": _decoder(
+    "gpt2": _generating(
         "GPT-2, 4 layers of 256", "GPT2LMHeadModel", **_TOKENS, n_layer=4, n_embd=256, n_head=4, n_positions=512
     ),
-    "gpt-neox": _decoder("GPT-NeoX, 6 layers of 256", "GPTNeoXForCausalLM", **_TOKENS, **_sizes(6, 256, 4, 1024)),
-    "t5": _encoder_decoder(
+    "gpt-neox": _generating("GPT-NeoX, 6 layers of 256", "GPTNeoXForCausalLM", **_TOKENS, **_sizes(6, 256, 4, 1024)),
+    "t5": _generating(
         "T5, 3 + 3 layers of 256", "T5ForConditionalGeneration", vocab_size=VOCABULARY, **_T5_SIZES,
         decoder_start_token_id=0,
     ),
-    "bart": _encoder_decoder("BART, 3 + 3 layers of 256", "BartForConditionalGeneration", **_BART_SIZES),
+    "bart": _generating(
+        "BART, 3 + 3 layers of 256", "BartForConditionalGeneration", **_BART_SIZES),
     "bert": _encoder("BERT, 4 layers of 256", "BertForMaskedLM", **_TOKENS, **_sizes(4, 256, 4, 1024)),
     "bert-base": _encoder("BERT base, complete", "BertForMaskedLM"),
     "roberta": _encoder("RoBERTa, 6 layers of 384", "RobertaForMaskedLM", **_TOKENS, **_sizes(6, 384, 6, 1536)),
@@ -208,17 +211,10 @@ MODELS: dict[str, ModelEntry] = {
     "mobilenetv2": _vision("MobileNetV2, complete", "MobileNetV2ForImageClassification"),
     "regnet": _vision("RegNet, 1 + 2 + 4 + 1 layers from 32", "RegNetForImageClassification", **_REGNET),
     "resnet50": _vision("ResNet-50, complete", "ResNetForImageClassification"),
-    "clip": ModelEntry(
-        "CLIP, 4 + 4 layers of 256", _transformer("CLIPModel", _CLIP),
-        lambda size: {**_text((size[0], 77)), **_image(size)}, _IMAGES,
-    ),
-    "wav2vec2": ModelEntry(
-        "Wav2Vec2, 4 layers of 256, two seconds", _transformer("Wav2Vec2ForCTC", _WAV2VEC2),
-        lambda size: {"input_values": _normal(*size)}, _SOUNDS,
-    ),
+    "clip": ModelEntry("CLIP, 4 + 4 layers of 256", "CLIPModel", _text_and_image, _IMAGES, _CLIP),
+    "wav2vec2": ModelEntry("Wav2Vec2, 4 layers of 256, two seconds", "Wav2Vec2ForCTC", _sound, _SOUNDS, _WAV2VEC2),
     "whisper": ModelEntry(
-        "Whisper, 3 + 3 layers of 256, five seconds", _transformer("WhisperForConditionalGeneration", _WHISPER),
-        _whisper_inputs, _TEXTS,
+        "Whisper, 3 + 3 layers of 256, five seconds", "WhisperForConditionalGeneration", _whisper, _TEXTS, _WHISPER
     ),
 }
 # fmt: on

@@ -38,7 +38,7 @@ class Process:
         self._keep = keep
         self._timeout = timeout
         self._worker = Worker(f"{__package__}.worker", environment)
-        self._ended: WorkerError | None = None
+        self._end: WorkerError | None = None
 
     def ask(self, what: str, **arguments: object) -> dict[str, Any]:
         """The answer to a request.
@@ -46,24 +46,21 @@ class Process:
         Raises:
             WorkerError: the worker raised, crashed or timed out. After a crash or timeout every request raises.
         """
-        if self._ended is not None:
-            raise self._ended
-        try:
-            answer = self._worker.ask({"do": what, **arguments}, self._timeout)
-        except WorkerStartError as error:
-            self._ended = WorkerError("crashed", str(error))
-            raise self._ended from None
-        if isinstance(answer, WorkerExit):
-            if answer.timed_out:
-                self._ended = WorkerError("timed out", f"took longer than {self._timeout:g} s")
-            else:
-                parts = (exit_code_text(answer.code), last_error(self._worker.errors))
-                self._ended = WorkerError("crashed", ": ".join(filter(None, parts)))
-            raise self._ended
-        if "error" in answer:
-            raise WorkerError(**answer["error"])
-        result: dict[str, Any] = answer["ok"]
-        return result
+        if self._end is None:
+            try:
+                answer = self._worker.ask({"do": what, **arguments}, self._timeout)
+            except WorkerStartError as error:
+                answer = {"error": {"kind": "crashed", "message": str(error)}}
+            if not isinstance(answer, WorkerExit):
+                if "error" in answer:
+                    raise WorkerError(**answer["error"])
+                result: dict[str, Any] = answer["ok"]
+                return result
+            parts = (exit_code_text(answer.code), last_error(self._worker.errors))
+            crash = WorkerError("crashed", ": ".join(filter(None, parts)))
+            timeout = WorkerError("timed out", f"took longer than {self._timeout:g} s")
+            self._end = timeout if answer.timed_out else crash
+        raise self._end
 
     def close(self) -> None:
         """Ends the process and its children."""

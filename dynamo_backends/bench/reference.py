@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.exact import is_floating
 from ..numerics.function_runs import FunctionRun, is_strided
+from ..numerics.verdicts import difference_in_kind
 from ..numerics.whole_graph import FunctionCheck, ResultCheck
 from .loading import SEED, Inputs, errors_of_user
-from .steps import Steps, generated, leaves_of, loss_of
+from .steps import Steps, leaves_of, loss_of
 
 
 class CaseJudge:
@@ -34,12 +34,12 @@ class CaseJudge:
         steps.restore()
         try:
             self._expected = [self._expect(inputs) for inputs in steps.loaded.inputs]
-        except Exception as error:  # whatever the model raises in float64, or as a function of its state
+        except Exception as error:  # whatever the model raises as a function of its state
             traceback.print_exc()
-            self.unchecked = f"it does not run in float64: {type(error).__name__}: {first_line(str(error))}"
+            self.unchecked = f"it does not run again: {type(error).__name__}: {first_line(str(error))}"
             self._expected = []
 
-    def difference(self, results: Sequence[Sequence[object]]) -> str:
+    def difference(self, results: Sequence[Sequence[Any]]) -> str:
         """A message about the first wrong result, ``""`` if all are right.
 
         Args:
@@ -48,48 +48,18 @@ class CaseJudge:
         if not self._expected:
             return "there is no reference to compare with"
         for size, (expected, actual) in enumerate(zip(self._expected, results, strict=True)):
-            if message := self._difference(expected, actual):
+            judge = text_difference if self._steps.case.mode == "decode" else _difference
+            if message := judge(expected, actual):
                 return f"size {size + 1}: {message}" if len(self._expected) > 1 else message
         return ""
-
-    def _difference(self, check: ResultCheck, actual: Sequence[object]) -> str:
-        if len(actual) != len(check.eager):
-            return f"{len(actual)} results instead of {len(check.eager)}"
-        is_quantized = bool(self._steps.case.quantize)
-        if self._steps.case.mode == "decode":
-            compare = text_difference if self._steps.case.beams == 1 else beams_difference
-            return compare(check, actual, is_quantized=is_quantized)
-        for position, value in enumerate(actual):
-            if message := value_difference(check, position, value, is_quantized=is_quantized):
-                return f"result {position}: {message}"
-        return ""
-
-    def relative_error(self, results: Sequence[Sequence[Any]]) -> float | None:
-        """The root mean square error of a result against eager's, divided by the root mean square of that.
-
-        The largest of all floating-point results; of generated text, of the logits that ``text_difference`` compares.
-        ``None`` if there is none, or a result is NaN or infinite and eager's is not.
-        """
-        errors = []
-        for check, actual in zip(self._expected, results, strict=False):
-            eager: list[Any] = list(check.eager.values())
-            pairs = list(zip(eager, actual, strict=False))
-            if self._steps.case.mode == "decode" and self._steps.case.beams == 1:
-                (tokens, logits), (actual_tokens, actual_logits) = eager, actual
-                steps = map(_comparable_steps, tokens, actual_tokens)
-                pairs = [(logits[:count, row], actual_logits[:count, row]) for row, count in enumerate(steps)]
-            errors += [_relative(ours, theirs) for theirs, ours in pairs if is_floating(theirs) and is_floating(ours)]
-        return max(errors) if errors and all(map(math.isfinite, errors)) else None
 
     def _expect(self, inputs: Inputs) -> ResultCheck:
         """Runs the model in eager and in float64 on copies of its state and inputs."""
         steps, model = self._steps, self._steps.loaded.model
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        if steps.case.quantize:  # torchao's tensors have no copy in float64; they stay in the model
-            state = {name: tensor for name, tensor in state.items() if is_strided(tensor)}
+        state = {name: tensor for name, tensor in state.items() if is_strided(tensor)}  # torchao's stay in the model
         leaves, tree = pytree.tree_flatten((inputs.args, inputs.kwargs))
-        is_trained = steps.case.mode == "train"
-        is_decoding = steps.case.mode == "decode"
+        is_trained, is_decoding = steps.case.mode == "train", steps.case.mode == "decode"
         subject = _Generating(steps) if is_decoding else model
         prefix = "model." if is_decoding else ""
 
@@ -111,35 +81,23 @@ class CaseJudge:
                 loss, weights = once.returned[0], [once.leaves[i] for i in trained]
                 found = once.gradients([loss], [torch.ones_like(loss)], weights)
                 return dict(enumerate([*values[1:], *found]))
-            if is_decoding and steps.case.beams == 1:
+            if is_decoding:
                 tokens, logits = values
                 texts.append(tokens)
-                values[1] = _comparable(texts[0], tokens, logits)
+                values[1] = logits.masked_fill(~_comparable(texts[0], tokens), math.nan)
             return dict(enumerate(values))
 
+        seeded = torch.get_rng_state()
         with torch.set_grad_enabled(is_trained):
-            check = self._check(run, arguments, values_of)
+            try:
+                check = FunctionCheck(run, arguments, seeded, values_of=values_of)
+                _ = check.exact  # float64 runs
+            except Exception:  # whatever the model, or torchao, raises for float64: perturbed runs of eager judge
+                traceback.print_exc()
+                check = FunctionCheck(run, arguments, seeded, values_of=values_of, is_wide=False)
         if check.draws:
             self.unchecked = "the model draws random numbers"
         return check
-
-    def _check(
-        self,
-        run: Callable[..., list[object]],
-        arguments: Sequence[object],
-        values_of: Callable[[FunctionRun], dict[object, object]],
-    ) -> FunctionCheck:
-        """The check of a step; of a quantized model that has no float64, by eager alone."""
-        state = torch.get_rng_state()
-        try:
-            check = FunctionCheck(run, arguments, state, values_of=values_of)
-            _ = check.exact  # float64 runs
-            return check
-        except Exception:  # whatever torchao raises for float64
-            if not self._steps.case.quantize:
-                raise
-            traceback.print_exc()
-            return FunctionCheck(run, arguments, state, values_of=values_of, is_wide=False)
 
 
 class _Generating(torch.nn.Module):
@@ -150,54 +108,21 @@ class _Generating(torch.nn.Module):
         self.model = steps.loaded.model
         self._steps = steps
 
-    def forward(self, *args: object, **kwargs: object) -> list[object]:
-        output = self._steps.generate(Inputs(args, kwargs), with_scores=True, cache="dynamic")
-        return generated(output, self._steps.case.beams)
+    def forward(self, *args: object, **kwargs: Any) -> list[torch.Tensor]:
+        return self._steps.generate(Inputs(args, kwargs), cache="dynamic")
 
 
-def value_difference(check: ResultCheck, key: object, actual: object, *, is_quantized: bool = False) -> str:
-    """A message if a result is not right, else ``""``.
-
-    Where rounding decides between two integers, an element of a quantized model may be far from eager's; all elements
-    together may have twice the root mean square change of a perturbed run.
-    """
-    eager = check.eager[key]
-    if (eager is None) != (actual is None):
-        return "no gradient, but eager has one" if actual is None else "a gradient, but eager has none"
-    message = str(check.judge(key, actual))
-    if message or not is_quantized or not is_floating(actual):
-        return message
-    error, limit = _relative(actual, check.exact[key]), 2 * check.largest_change[key] + _ROUNDING
-    return f"relative error {error:.3g}, tolerance {limit:.3g}" if error > limit else ""
+def _difference(check: ResultCheck, actual: Sequence[object]) -> str:
+    """A message about the first wrong result of a size, ``""`` if all are right."""
+    if len(actual) != len(check.eager):
+        return f"{len(actual)} results instead of {len(check.eager)}"
+    for position, value in enumerate(actual):
+        if message := str(check.judge(position, value)):
+            return f"result {position}: {message}"
+    return ""
 
 
-_ROUNDING = 2.0**-16
-"""A relative error of a whole result in float32 that the tolerance of each element judges better."""
-
-
-def _relative(value: Any, reference: Any) -> float:
-    """The relative error of a tensor: the root mean square of the difference by that of the reference."""
-    if value.shape != reference.shape:
-        return math.inf
-    ours, right = value.double(), reference.double()
-    difference = torch.where(ours == right, 0.0, ours - right)  # infinities are equal, too
-    return float(difference.norm() / right.nan_to_num(0.0, 0.0, 0.0).norm().clamp(min=torch.finfo(right.dtype).tiny))
-
-
-def _comparable_steps(expected: torch.Tensor, actual: torch.Tensor) -> int:
-    """How many steps of two texts have comparable logits: until and including the first token that differs."""
-    differing = (expected != actual).nonzero()
-    return int(differing[0]) + 1 if len(differing) else len(expected)
-
-
-def _comparable(expected: torch.Tensor, tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The logits of texts with NaN where they follow another token than eager's."""
-    for row, (theirs, ours) in enumerate(zip(expected, tokens, strict=True)):
-        logits[_comparable_steps(theirs, ours) :, row] = math.nan
-    return logits
-
-
-def text_difference(check: ResultCheck, actual: Sequence[Any], *, is_quantized: bool = False) -> str:
+def text_difference(check: ResultCheck, actual: Sequence[torch.Tensor]) -> str:
     """A message if a generated text is wrong, else ``""``.
 
     Logits are compared up to and including the first token that differs, since until there both texts are the same.
@@ -206,29 +131,23 @@ def text_difference(check: ResultCheck, actual: Sequence[Any], *, is_quantized: 
     Args:
         check: of tokens (rows, steps), and of logits (steps, rows, vocabulary) of eager's text.
         actual: tokens and logits.
-        is_quantized: see ``value_difference``.
     """
-    tokens, logits = check.eager[0], check.eager[1]
-    actual_tokens, actual_logits = actual
-    assert isinstance(tokens, torch.Tensor) and isinstance(logits, torch.Tensor)
-    if tokens.shape != actual_tokens.shape or logits.shape != actual_logits.shape:
-        return f"tokens {tuple(actual_tokens.shape)} instead of {tuple(tokens.shape)}"
-    if logits.dtype != actual_logits.dtype:
-        return f"dtype {actual_logits.dtype} instead of {logits.dtype}"
-    for row, (theirs, ours) in enumerate(zip(tokens, actual_tokens, strict=True)):
-        steps = _comparable_steps(theirs, ours)
-        compared = logits.clone()
-        compared[:steps, row] = actual_logits[:steps, row]
-        if message := value_difference(check, 1, compared, is_quantized=is_quantized):
-            return f"logits of row {row}, up to token {steps}: {message}"
-        chosen = actual_logits[steps - 1, row]
-        if theirs[steps - 1] != ours[steps - 1] and chosen[ours[steps - 1]] < chosen.max():
-            return f"token {steps} of row {row} is not the likeliest by its own logits"
+    for name, ours, theirs in zip(("tokens", "logits"), actual, check.eager.values(), strict=True):
+        if complaint := difference_in_kind(ours, theirs):
+            return f"{name}: {complaint}"
+    (tokens, logits), expected = actual, check.eager[0]
+    assert isinstance(expected, torch.Tensor)
+    comparable = _comparable(expected, tokens)
+    if message := str(check.judge(1, torch.where(comparable, logits, check.eager[1]))):
+        return f"logits (step, row, token): {message}"
+    chosen = tokens.T[:, :, None]
+    parted = comparable & (chosen != expected.T[:, :, None])
+    for step, row, _ in (parted & (logits.gather(2, chosen) < logits.amax(2, keepdim=True))).nonzero().tolist():
+        return f"token {step + 1} of row {row} is not the likeliest by its own logits"
     return ""
 
 
-def beams_difference(check: ResultCheck, actual: Sequence[object], *, is_quantized: bool = False) -> str:
-    """A message if the score of each text of a beam search is not eager's up to rounding, else ``""``; of tokens
-    (rows, length) and the score of each row."""
-    message = value_difference(check, 1, actual[1], is_quantized=is_quantized)
-    return f"score of the texts: {message}" if message else ""
+def _comparable(expected: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Whether the logits (steps, rows, 1) of two texts follow the same tokens (rows, steps)."""
+    is_same = (expected == tokens).T.cumprod(0).bool()
+    return torch.cat([torch.ones_like(is_same[:1]), is_same[:-1]])[:, :, None]

@@ -15,8 +15,6 @@ from .loading import SEED, Inputs, LoadedCase
 Forward: TypeAlias = Callable[..., Any]
 """A model, compiled or not. If it has a method ``bound``, the function that this returns for ``Inputs`` is timed."""
 
-_OPTIMIZERS = {"sgd": functools.partial(torch.optim.SGD, momentum=0.9), "adamw": torch.optim.AdamW}
-
 
 def loss_of(output: object) -> torch.Tensor:
     """The loss to train on: the model's own, a result of one element, or the mean square of the first float result.
@@ -44,10 +42,7 @@ class Steps:
         self.case = case
         self.loaded = loaded
         self.trained = [tensor for tensor in loaded.tensors if tensor.requires_grad]
-        # At so small a learning rate, many steps change no result by much.
-        self._optimizer = _OPTIMIZERS[case.optimizer](self.trained, lr=1e-6) if case.optimizer else None
-        self._optimizer_step = self._optimizer.step if self._optimizer is not None else None
-        fixed = {id(tensor) for tensor in loaded.model.parameters() if self._optimizer is None}
+        fixed = set(map(id, loaded.model.parameters()))
         changing = [tensor for tensor in loaded.tensors if id(tensor) not in fixed]
         self._first_values = [(tensor, tensor.detach().clone()) for tensor in changing]
         if case.mode == "decode":
@@ -56,79 +51,55 @@ class Steps:
             if config.pad_token_id is None:
                 config.pad_token_id = 0
 
-    def calls(self, forward: Forward) -> list[Callable[[], object]]:
+    def calls(self, forward: Forward) -> list[Callable[[], Any]]:
         """A call for each size; in inference without any code of the bench around it."""
-        return [self._call(forward, inputs) for inputs in self.loaded.inputs]
+        kind = {"decode": lambda forward, inputs: self.generate(inputs), "train": self._train}.get(self.case.mode)
+        if kind is not None:
+            return [functools.partial(kind, forward, inputs) for inputs in self.loaded.inputs]
+        return [functools.partial(forward, *inputs.args, **inputs.kwargs) for inputs in self.loaded.inputs]
 
     def timed(self, forward: Forward) -> Callable[[], object]:
         """The function to time: a call, or a call of each size in turn."""
         bound = getattr(forward, "bound", None)
-        calls = self.calls(forward) if bound is None else [bound(inputs) for inputs in self.loaded.inputs]
-        if len(calls) == 1:
-            return calls[0]
-
-        def each_size() -> None:
-            for call in calls:
-                call()
-
-        return each_size
-
-    def _call(self, forward: Forward, inputs: Inputs) -> Callable[[], object]:
-        if self.case.mode == "decode":
-            return functools.partial(self.generate, inputs)
-        if self.case.mode == "train":
-            return functools.partial(self._train, forward, inputs)
-        return functools.partial(forward, *inputs.args, **inputs.kwargs)
+        calls = self.calls(forward) if bound is None else list(map(bound, self.loaded.inputs))
+        return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
 
     def _train(self, forward: Forward, inputs: Inputs) -> object:
         for tensor in self.trained:
             tensor.grad = None
         output = forward(*inputs.args, **inputs.kwargs)
         loss_of(output).backward()
-        if self._optimizer_step is not None:
-            self._optimizer_step()
         return output
 
-    def compile_optimizer(self, settings: Mapping[str, Any]) -> None:
-        """Compiles the optimizer's step, if there is one, with these arguments of ``torch.compile``."""
-        if self._optimizer is not None:
-            self._optimizer_step = torch.compile(self._optimizer.step, **settings)
+    def generate(self, inputs: Inputs, *, cache: str | None = None) -> list[torch.Tensor]:
+        """Generates tokens with the model, whose ``forward`` is compiled; ``cache`` is by default the case's.
 
-    def generate(self, inputs: Inputs, *, with_scores: bool = False, cache: str | None = None) -> Any:
-        """Generates tokens with the model, whose ``forward`` is compiled.
-
-        Args:
-            inputs: the prompt.
-            with_scores: whether to return logits, or with beams scores, too.
-            cache: the kind of cache, by default the case's.
+        Returns:
+            Tokens, int64 (rows, steps), without the prompt, and logits (steps, rows, vocabulary).
         """
         model: Any = self.loaded.model
-        settings: dict[str, Any] = {
-            "max_new_tokens": self.case.tokens,
-            "do_sample": False,
-            "num_beams": self.case.beams,
-            "disable_compile": True,  # only the bench compiles
-            "use_cache": True,
-        }
-        if (cache or self.case.cache) == "static":
-            settings["cache_implementation"] = "static"
-        if with_scores:
-            settings["return_dict_in_generate"] = True
-            settings["output_logits" if self.case.beams == 1 else "output_scores"] = True
-        return model.generate(*inputs.args, **inputs.kwargs, **settings)
+        output = model.generate(
+            *inputs.args,
+            **inputs.kwargs,
+            max_new_tokens=self.case.tokens,
+            do_sample=False,
+            disable_compile=True,  # only the bench compiles
+            use_cache=True,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **({"cache_implementation": "static"} if (cache or self.case.cache) == "static" else {}),
+        )
+        return [output.sequences[:, -self.case.tokens :], torch.stack(list(output.logits))]
 
     def results(self, forward: Forward) -> list[list[object]]:
         """The results to judge, for each size: the leaves of the output, and in training the gradients.
 
-        The seed, buffers, inputs and trained weights are reset before each size.
+        The seed, buffers and inputs are reset before each size.
         """
         results = []
-        for inputs, call in zip(self.loaded.inputs, self.calls(forward), strict=True):
+        for call in self.calls(forward):
             self.restore()
             torch.manual_seed(SEED)
-            if self.case.mode == "decode":
-                results.append(generated(self.generate(inputs, with_scores=True), self.case.beams))
-                continue
             leaves = leaves_of(call())
             if self.case.mode == "train":
                 leaves += [tensor.grad for tensor in self.trained]
@@ -136,7 +107,7 @@ class Steps:
         return results
 
     def restore(self) -> None:
-        """Resets buffers, inputs, and weights that an optimizer changes to their first values."""
+        """Resets buffers and inputs to their first values."""
         with torch.no_grad():
             for tensor, value in self._first_values:
                 if not torch.equal(tensor, value):
@@ -146,16 +117,3 @@ class Steps:
 def leaves_of(output: object) -> list[object]:
     """The tensors and numbers of a result."""
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, (torch.Tensor, bool, int, float))]
-
-
-def generated(output: Any, beams: int) -> list[object]:
-    """The results of ``generate`` to judge.
-
-    Returns:
-        Tokens, int64 (rows, tokens), without the prompt if ``beams`` is 1; and the logits (steps, rows, vocabulary), or
-        with beams the score of each row.
-    """
-    if beams > 1:
-        return [output.sequences.clone(), output.sequences_scores.clone()]
-    logits = torch.stack(list(output.logits))
-    return [output.sequences[:, -logits.shape[0] :].clone(), logits]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,12 @@ from rich.console import Console
 
 from ..bench.case import (
     CACHES,
-    OPTIMIZERS,
     OWN_NAMES,
     SCHEMES,
     Case,
     UsageError,
     check_backends,
     check_model,
-    check_quantize,
 )
 from ..bench.measuring import TIMED, Bench, BenchSettings
 from ..bench.models import MODELS
@@ -31,7 +27,6 @@ from ..bench.table import table
 from .common import MODEL_HELP, add_options_argument, positive
 
 BACKENDS = "eager,inductor,onnxrt,onnx_export"
-BACKENDS_QUANTIZED = "eager:float,eager,inductor,inductor_freezing,onnxrt"
 TOKENS = Case.tokens
 
 DETAILS = (
@@ -48,17 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backends",
         metavar="NAMES",
-        help=f"comma-separated; the first is the baseline (default: {BACKENDS}; with --quantize {BACKENDS_QUANTIZED})",
+        default=BACKENDS,
+        help="comma-separated; the first is the baseline (default: %(default)s)",
     )
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--train", action="store_true", help="time a training step: forward, loss, backward")
     modes.add_argument("--decode", action="store_true", help="time generate(), with a dynamic and a static cache")
-    parser.add_argument(
-        "--optimizer", choices=OPTIMIZERS, default="", help="with --train: include the optimizer's step, compiled too"
-    )
     parser.add_argument("--dynamic", action="store_true", help="compile with dynamic=True and run several sizes")
     parser.add_argument("--cache", choices=CACHES, help="with --decode: only this kind of cache")
-    parser.add_argument("--beams", type=positive, default=1, metavar="N", help="with --decode: beams (default: 1)")
     parser.add_argument(
         "--tokens", type=positive, metavar="N", help=f"with --decode: tokens to generate (default: {TOKENS})"
     )
@@ -66,13 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="threads of PyTorch and of each session")
     parser.add_argument("--rounds", type=positive, default=9, metavar="N", help="timed rounds (default: %(default)s)")
     parser.add_argument(
-        "--starts", type=positive, default=1, metavar="N", help="processes whose first result is timed (default: 1)"
-    )
-    parser.add_argument(
         "--again", action="store_true", help="also time the first result of a new process with filled compiler caches"
-    )
-    parser.add_argument(
-        "--saved", action="store_true", help="also time the first result of a new process that loads a saved compile"
     )
     add_options_argument(parser, "onnxrt, onnx_debug and fx_debug")
     parser.add_argument(
@@ -98,7 +84,7 @@ def _epilog() -> str:
             "file.py:function; package.module:function; and",
             *backends,
             "",
-            "--quantize SCHEME, by torchao (a backend such as eager:float runs the model before quantization):",
+            "--quantize SCHEME, a configuration of torchao:",
             *(f"  {name:<16} {summary}" for name, summary in SCHEMES.items()),
             "",
             "Exit codes: 0 all results are right; 1 a backend was wrong, failed, crashed or timed out; 2 a model could",
@@ -109,8 +95,21 @@ def _epilog() -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
-    with _progress(arguments.verbose) as (say, done, keep):
-        results = Bench(settings, say, done, keep).run(_cases(arguments))
+    start = time.perf_counter()
+    console = Console(stderr=True, highlight=False)
+
+    def keep(name: str, text: str) -> None:
+        if arguments.verbose and text.strip():
+            console.print(f"--- {name}\n{text}", markup=False, soft_wrap=True)
+
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not console.is_terminal and ("round" not in text or " round 1 " in text):
+                console.print(f"{time.perf_counter() - start:6.0f} s  {text}", markup=False, soft_wrap=True)
+
+        results = Bench(settings, say, keep).run(_cases(arguments))
     text = table(results)
     if arguments.json == "-":
         sys.stdout.write(json.dumps(results, indent=1) + "\n")
@@ -134,42 +133,26 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
     """The settings; ``UsageError`` if an argument is invalid."""
     for name in arguments.models:
         check_model(name)
-    mode = _mode(arguments)
-    default = BACKENDS_QUANTIZED if arguments.quantize else BACKENDS
-    backends = [name.strip() for name in (default if arguments.backends is None else arguments.backends).split(",")]
-    check_backends(backends, arguments.quantize)
-    if arguments.quantize:
-        check_quantize(mode, arguments.quantize)
-    if not arguments.decode and (arguments.cache is not None or arguments.beams != 1 or arguments.tokens is not None):
-        raise UsageError("--cache, --beams and --tokens require --decode")
-    if arguments.optimizer and not arguments.train:
-        raise UsageError("--optimizer requires --train")
+    backends = [name.strip() for name in arguments.backends.split(",")]
+    check_backends(backends)
+    if arguments.quantize and arguments.train:
+        raise UsageError("--quantize is for inference; torchao's integers have no gradients. Leave out --train")
+    if not arguments.decode and (arguments.cache is not None or arguments.tokens is not None):
+        raise UsageError("--cache and --tokens require --decode")
     if arguments.json not in (None, "-"):
         Path(arguments.json).open("a").close()  # raises before anything is measured if it cannot be written
-    return BenchSettings(
-        backends,
-        rounds=arguments.rounds,
-        starts=arguments.starts,
-        again=arguments.again,
-        saved=arguments.saved,
-        timeout=arguments.timeout,
-    )
-
-
-def _mode(arguments: argparse.Namespace) -> str:
-    return "train" if arguments.train else "decode" if arguments.decode else "inference"
+    return BenchSettings(backends, arguments.rounds, arguments.again, arguments.timeout)
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:
     caches = ([arguments.cache] if arguments.cache else CACHES) if arguments.decode else [""]
+    mode = "train" if arguments.train else "decode" if arguments.decode else "inference"
     return [
         Case(
             model,
-            _mode(arguments),
+            mode,
             dynamic=arguments.dynamic,
             cache=cache,
-            optimizer=arguments.optimizer,
-            beams=arguments.beams,
             tokens=arguments.tokens or TOKENS,
             quantize=arguments.quantize,
             threads=arguments.threads,
@@ -178,33 +161,3 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
         for model in arguments.models
         for cache in caches
     ]
-
-
-@contextlib.contextmanager
-def _progress(verbose: bool) -> Iterator[tuple[Any, Any, Any]]:
-    """The callbacks of ``Bench``, which print to standard error.
-
-    On a terminal the current activity is a line that changes; otherwise each activity, but only the first round, has a
-    line.
-    """
-    console = Console(stderr=True, highlight=False)
-    start = time.perf_counter()
-
-    def keep(name: str, text: str) -> None:
-        if verbose and text.strip():
-            console.print(f"--- {name}", markup=False)
-            console.print(text, markup=False, soft_wrap=True)
-
-    def done(text: str) -> None:
-        console.print(f"{time.perf_counter() - start:6.0f} s  {text}", markup=False, soft_wrap=True)
-
-    if console.is_terminal:
-        with console.status("starting") as status:
-            yield status.update, done, keep
-        return
-
-    def say(text: str) -> None:
-        if "round" not in text or " round 1 " in text:
-            done(text)
-
-    yield say, done, keep

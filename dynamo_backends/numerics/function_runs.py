@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import fx
@@ -49,8 +49,6 @@ from .exact import (
 from .randomness import CALL_A_RANDOM_OPERATOR, PrivateRandomness, draws_numbers, perturbed
 
 aten = torch.ops.aten
-
-Context: TypeAlias = "Callable[[], contextlib.AbstractContextManager[object]]"
 
 
 class NotRepeatableError(RuntimeError):
@@ -117,16 +115,14 @@ class FunctionRun:
         outputs: Sequence[torch.Tensor],
         tangents: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        timer: Context = contextlib.nullcontext,
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients of the leaves ``inputs``, ``None`` where there is none; ``timer`` is for autograd alone.
+        """The gradients of the leaves ``inputs``, ``None`` where there is none.
 
         ``tangents`` are the gradients of the results ``outputs``, in any dtype.
         """
         with self._context():
             given = [tangent.detach().to(output, copy=True) for output, tangent in zip(outputs, tangents, strict=True)]
-            with timer():
-                return torch.autograd.grad(outputs, inputs, given, allow_unused=True)
+            return torch.autograd.grad(outputs, inputs, given, allow_unused=True)
 
 
 def storage_of(value: torch.Tensor) -> int:

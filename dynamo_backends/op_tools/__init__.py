@@ -15,9 +15,7 @@ block. They use PyTorch's modes and hooks, and replace no function.
 from .capture import OpCapture
 from .compare import OpAutoCompare
 from .conversion import OpDtypeCast, OpFallback
-from .observe import OpObserve
-from .overflow import OpOverflowCheck
-from .time_measure import OpTimeMeasure
+from .observers import OpObserve, OpOverflowCheck, OpTimeMeasure
 from .tool import OpTool
 
 __all__ = [

@@ -1,12 +1,10 @@
-"""One call of an operator; its arguments and results as text and JSON."""
+"""One call of an operator: its arguments, its results, its place; and values as text."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
-import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -15,10 +13,19 @@ from torch.utils import _pytree as pytree
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from ..graphs.locations import is_of_pytorch_or_ours, is_user_file, location_text, short_file
-from ..numerics.function_runs import version_of
 from ..partition.runnable_region import RunnableRegion
-from .call_execution import named_tensors
 from .names import may_write
+
+
+@dataclasses.dataclass(kw_only=True)
+class CallText:
+    """A call in words."""
+
+    name: str = ""  # of the operator
+    number: int = 0  # of the call, counted for each operator
+    call: str = ""  # the operator and its arguments: ``torch.Tensor.add(f32[2, 3], 1)``
+    source: str = ""  # see ``Place.source``
+    module: str = ""  # see ``Place.module``
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,16 +37,14 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     number: int = 0  # how many calls of this operator the tool saw before
-    level: str = "torch"  # or "aten"
     has_gradients: bool = False  # autograd records the call
-    results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # see ``results_of``; set after the call
+    results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # set after the call, if tools need it
     _place: Place | None = None
 
     @property
     def place(self) -> Place:
         """Where it is called. Read it first while the call runs."""
-        if self._place is None:
-            self._place = Place()
+        self._place = self._place or Place()
         return self._place
 
     @property
@@ -48,14 +53,20 @@ class Call:
         return self.place.source
 
     @property
+    def text(self) -> CallText:
+        """The call in words. Read it first while the call runs."""
+        source, module = self.place.source, self.place.module
+        return CallText(name=self.name, number=self.number, call=str(self), source=source, module=module)
+
+    @property
     def in_pytorch(self) -> Callable[..., Any]:
         """The function, or for a region on ONNX Runtime the same computation in PyTorch."""
         return self.function.in_pytorch if isinstance(self.function, RunnableRegion) else self.function
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensor arguments by position: ``args[0]``, ``args[1][2]``, ``kwargs[weight]``."""
-        return dict(named_tensors(self.args, "args")) | dict(named_tensors(self.kwargs, "kwargs"))
+        """See ``named_arguments``."""
+        return named_arguments(self.args, self.kwargs)
 
     @property
     def written(self) -> set[str]:
@@ -67,8 +78,9 @@ class Call:
             schema = self.function._schema.arguments
             names = {i: item.name for i, item in enumerate(schema) if item.alias_info and item.alias_info.is_write}
             return {f"args[{i}]" for i in names if i < len(self.args)} | {f"kwargs[{name}]" for name in names.values()}
-        found = {"kwargs[out]"} if self.kwargs.get("out") is not None else set()
-        return found | ({"args[0]"} if may_write(self.function, self.kwargs) and not found else set())
+        if self.kwargs.get("out") is not None:
+            return {"kwargs[out]"}
+        return {"args[0]"} if may_write(self.function, self.kwargs) else set()
 
     def __str__(self) -> str:
         named = [f"{key}={describe(item)}" for key, item in self.kwargs.items()]
@@ -105,21 +117,34 @@ class Place:
     @property
     def module(self) -> str:
         """The path of the module that made the call, ``layers.0.mlp``; ``""`` in the outermost."""
-        names = [_name_in(outer, inner) for inner, outer in itertools.pairwise(self._modules)]
-        return ".".join(reversed(names))
+        named = self._modules[-1].named_modules() if self._modules else ()
+        return next((name for name, module in named if module is self._modules[0]), "")
 
 
-_names_in: MutableMapping[torch.nn.Module, MutableMapping[torch.nn.Module, str]] = weakref.WeakKeyDictionary()
-"""The names of the modules in a module."""
+def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in nested lists, tuples and dictionaries, with their names: ``output``, ``output[1]``. Autograd's
+    zeros without memory are left out: PyTorch crashes where they are read."""
+    if isinstance(value, torch.Tensor):
+        if not value._is_zerotensor():
+            yield name, value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from named_tensors(item, f"{name}[{key}]")
 
 
-def _name_in(outer: torch.nn.Module, inner: torch.nn.Module) -> str:
-    """The name of a module in another, or of its class if it has none."""
-    names = _names_in.get(outer, {})
-    if inner not in names:
-        found = {module: name for name, module in outer.named_modules()}
-        names = _names_in[outer] = weakref.WeakKeyDictionary({inner: type(inner).__name__} | found)
-    return names[inner]
+def named_arguments(args: object, kwargs: object) -> dict[str, torch.Tensor]:
+    """The tensors of arguments, by name: ``args[0]``, ``args[1][2]``, ``kwargs[weight]``."""
+    return dict(named_tensors(args, "args")) | dict(named_tensors(kwargs, "kwargs"))
+
+
+AFTER = " after it"
+
+
+def named_results(returned: object, changed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a call returned, and the arguments that it changed and did not return: ``args[0] after it``."""
+    found = dict(named_tensors(returned, "output"))
+    known = set(map(id, found.values()))
+    return found | {name + AFTER: value for name, value in changed.items() if id(value) not in known}
 
 
 def is_readable(value: object) -> bool:
@@ -150,55 +175,3 @@ def describe(value: object) -> str:
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
     text = repr(value)
     return text if len(text) <= 60 else text[:59] + "…"
-
-
-def signature(value: Any) -> object:
-    """A key of a value: dtype, shape and device of tensors, the value of everything else."""
-    if isinstance(value, torch.Tensor):
-        return (value.dtype, value.shape, value.device.type)
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return (kind, *[signature(item) for item in value])
-    if isinstance(value, Mapping):
-        return tuple([(key, signature(item)) for key, item in value.items()])
-    if kind in _VALUES:
-        return (kind, value)  # 1, 1.0 and True are equal
-    return repr(value)
-
-
-_VALUES = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
-
-
-def as_json(value: object) -> Any:
-    """A value for JSON: of tensors shape, stride, dtype, device, layout and ``requires_grad``."""
-    if isinstance(value, torch.Tensor):
-        strided = value.layout is torch.strided and not value.is_nested
-        return {
-            "shape": list(value.shape) if not value.is_nested else "nested",
-            "stride": list(value.stride()) if strided else None,
-            "dtype": str(value.dtype).removeprefix("torch."),
-            "device": str(value.device),
-            "requires_grad": value.requires_grad,
-            "layout": str(value.layout).removeprefix("torch."),
-        }
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return repr(value)
-
-
-def results_of(call: Call, result: object, versions: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The tensors that a call returned, and the arguments that it changed and did not return, by name.
-
-    ``versions`` are the version counters of ``call.tensors`` before the call.
-    """
-    found = dict(named_tensors(result, "output"))
-    returned = {id(value) for value in found.values()}
-    for (name, value), version in zip(call.tensors.items(), versions, strict=True):
-        is_written = version_of(value) != version or name in call.written
-        if id(value) not in returned and is_written:
-            found[f"{name} after it"] = value
-    return found

@@ -5,7 +5,7 @@
     execution = CallExecution(function, args, kwargs)      # before the call
     with execution.recording:
         result = function(*args, **kwargs)
-    check = execution.check(results, execution.results)    # against float64
+    check = execution.check({"output": result}, execution.results)    # against float64
     check.judge("output", result).is_wrong
 
 The function is any: an ATen operator, one composed of many, a user's own.
@@ -13,9 +13,8 @@ The function is any: an ATen operator, one composed of many, a user's own.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -24,7 +23,6 @@ from torch.utils import _pytree as pytree
 from ..numerics import operator_facts as facts
 from ..numerics.exact import WIDER, is_floating
 from ..numerics.function_runs import (
-    Context,
     FunctionRun,
     Recording,
     Rerun,
@@ -34,40 +32,18 @@ from ..numerics.function_runs import (
     version_of,
 )
 from ..numerics.whole_graph import FunctionCheck
+from .call import named_results
 from .names import function_name, is_of_pytorch, may_write
 
-Tensors: TypeAlias = Mapping[str, torch.Tensor]
-"""Tensors by name: ``output``, ``output[1]``, ``args[0] after it``; gradients by the name of the argument."""
+Values: TypeAlias = Mapping[str, Any]
+"""Tensors, or one number, by name: ``output``, ``output[1]``, ``args[0] after it``; gradients by the argument's."""
 
-ValuesOf: TypeAlias = Callable[[FunctionRun], Tensors]
+ValuesOf: TypeAlias = Callable[[FunctionRun], Values]
 """Returns the values of a run that are compared: ``CallExecution.results``, or gradients."""
-
-_STEP = 1e-6
-"""The step of a numerical derivative, as in ``torch.autograd.gradcheck``."""
-
-_DERIVATIVE_ERROR = 1e-3
-"""The tolerance of a directional derivative, relative to its size, as in ``torch.autograd.gradcheck``."""
-
-_DIFFERENCE_ERROR = 1e-8
-"""The error of a numerical derivative in float64, relative to the results."""
 
 
 class ChangedSinceError(RuntimeError):
     """An argument was changed after the call, so that the call cannot be run again."""
-
-
-class NoDerivativeError(RuntimeError):
-    """There is no derivative by differences in float64."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Derivative:
-    """The derivative of a call in one direction."""
-
-    by_autograd: float
-    by_differences: float
-    allowed: float  # how much they may differ
-    exists: bool  # whether the differences on both sides agree
 
 
 class CallExecution:
@@ -92,9 +68,8 @@ class CallExecution:
         detached = {id(leaf): leaf.detach() for _, leaf in paths if isinstance(leaf, torch.Tensor)}
         self._own = [detached.get(id(leaf), leaf) for _, leaf in paths]
         self._versions = list(map(version_of, self._own))
-        self._before: list[object] | None = None
-        if self._writes or not is_of_pytorch(function):  # a user's function may write, and does not say so
-            self._before = self._copied(self._own)
+        is_copied = self._writes or not is_of_pytorch(function)  # a user's function may write, and does not say so
+        self._before = self._copied(self._own) if is_copied else None
 
     def run(
         self,
@@ -102,33 +77,19 @@ class CallExecution:
         mode: Rerun | None = None,
         *,
         function: Callable[..., Any] | None = None,
-        timer: Context = contextlib.nullcontext,
     ) -> FunctionRun:
-        """Calls the function, or another on another runtime. To be used after the call itself.
+        """Calls the function, or another on another runtime. To be used after the call itself."""
+        call = functools.partial(self._call, function or self.function)
+        is_elsewhere = function is not None
+        return FunctionRun(call, leaves, [True] * len(leaves), self.random_state, mode, is_elsewhere=is_elsewhere)
 
-        ``timer`` creates a context for the function.
-        """
-
-        def call(*leaves: object) -> tuple[Any, Sequence[Any]]:
-            return self._call(*leaves, function=function, timer=timer)
-
-        are_leaves = [True] * len(leaves)
-        return FunctionRun(call, leaves, are_leaves, self.random_state, mode, is_elsewhere=function is not None)
-
-    def _call(
-        self, *leaves: object, function: Callable[..., Any] | None = None, timer: Context = contextlib.nullcontext
-    ) -> tuple[Any, Sequence[Any]]:
+    def _call(self, function: Callable[..., Any], *leaves: object) -> tuple[Any, Sequence[Any]]:
         """Calls a function; returns its result, and the arguments that it got."""
         given = [passed(leaf) if self._writes and requires_grad(leaf) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(given, self._spec)
-        with timer():
-            return (function or self.function)(*args, **kwargs), given
+        return function(*args, **kwargs), given
 
-    def run_wide(self) -> FunctionRun:
-        """A run in float64."""
-        return self.run(self.leaves(wide=True), Rerun(self.recording))
-
-    def check(self, actual: Tensors, values_of: ValuesOf, dtypes: Sequence[torch.dtype] = ()) -> FunctionCheck:
+    def check(self, actual: Values, values_of: ValuesOf, dtypes: Sequence[torch.dtype] = ()) -> FunctionCheck:
         """Compares values of the call with float64.
 
         Args:
@@ -141,15 +102,16 @@ class CallExecution:
             Whatever the function raises in float64.
         """
 
-        def magnitudes() -> Tensors:
+        def magnitudes() -> Values:
             sizes = [leaf.abs() if is_floating(leaf) else leaf for leaf in self.leaves(wide=True)]
             return values_of(self.run(sizes, Rerun(self.recording)))
 
         adds_up = values_of == self.results and all(map(facts.adds_up, self.recording.calls))
         dtypes = [*dtypes, *(leaf.dtype for leaf in self._own if is_floating(leaf))]
+        leaves = self.leaves(wide=True)
         return FunctionCheck(
-            self._call,
-            self.leaves(wide=True),
+            functools.partial(self._call, self.function),
+            leaves,
             self.random_state,
             values_of=values_of,
             written=None if self._writes else (),
@@ -170,7 +132,12 @@ class CallExecution:
         Raises:
             ChangedSinceError: an argument was changed in place since the call.
         """
-        leaves = self._copied(self._before_the_call(), wide=wide, device=device)
+        is_changed = list(map(version_of, self._own)) != self._versions
+        if is_changed and self._before is None:
+            raise ChangedSinceError("an argument was changed in place after the call")
+        self._writes |= is_changed
+        before = self._before if self._before is not None and self._writes else self._own
+        leaves = self._copied(before, wide=wide, device=device)
         for leaf, wanted in zip(leaves, self._requires_grad, strict=True):
             if isinstance(leaf, torch.Tensor):
                 leaf.requires_grad_(wanted)
@@ -189,102 +156,43 @@ class CallExecution:
         known = {id(value): copy(value) for value in values if isinstance(value, torch.Tensor)}
         return [known.get(id(value), value) for value in values]
 
-    def _before_the_call(self) -> list[object]:
-        """The arguments as they were before the call: the caller's own tensors while these are unchanged."""
-        is_unchanged = list(map(version_of, self._own)) == self._versions
-        if self._before is not None and (self._writes or not is_unchanged):
-            self._writes = True
-            return self._before
-        if not is_unchanged:
-            raise ChangedSinceError("an argument was changed in place after the call")
-        self._before = None
-        return self._own
-
-    def results(self, run: FunctionRun) -> dict[str, torch.Tensor]:
-        """The tensors that a run returned, and the arguments that it may have changed."""
+    def results(self, run: FunctionRun) -> Values:
+        """The tensors, or the number, that a run returned, and the arguments that it may have changed."""
         returned, given = run.returned
-        found = dict(named_tensors(returned, "output"))
-        known = {id(value) for value in found.values()}
-        for name, value in zip(self._names, given, strict=True):
-            if isinstance(value, torch.Tensor) and self._writes and id(value) not in known:
-                found[f"{name} after it"] = value
-        return found
+        if isinstance(returned, (bool, int, float)):
+            return {"output": returned}
+        arguments = zip(self._names, given, strict=True)
+        tensors = {name: value for name, value in arguments if isinstance(value, torch.Tensor)}
+        return named_results(returned, tensors if self._writes else {})
 
-    def gradients(
-        self, run: FunctionRun, tangents: Tensors, timer: Context = contextlib.nullcontext
-    ) -> dict[str, torch.Tensor]:
+    def gradients(self, run: FunctionRun, tangents: Values) -> Values:
         """The gradients of the arguments that have one, by name; a repeated argument has the first of its names.
 
         ``tangents`` are the gradients of results, by name.
         """
-        leaves = self._differentiable(run.leaves)
+        leaves = self.differentiable(run.leaves)
         results = self.results(run)
         outputs = {name: value for name, value in results.items() if name in tangents and requires_grad(value)}
         if not outputs or not leaves:
             return {}
         given = [tangents[name] for name in outputs]
-        found = run.gradients(list(outputs.values()), given, list(leaves.values()), timer)
+        found = run.gradients(list(outputs.values()), given, list(leaves.values()))
         return {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
 
-    def _differentiable(self, leaves: Sequence[object]) -> dict[str, torch.Tensor]:
+    def differentiable(self, leaves: Sequence[object]) -> dict[str, torch.Tensor]:
         """The arguments that require gradients, by the first name of each."""
         names = {id(leaf): name for name, leaf in reversed(list(zip(self._names, leaves, strict=True)))}
         return {names[id(leaf)]: leaf for leaf in leaves if requires_grad(leaf)}
 
-    def derivatives(self, tangents: Tensors, generator: torch.Generator) -> dict[str, Derivative]:
-        """The derivatives of the results, multiplied by ``tangents``, in one random direction of each real argument.
 
-        As ``torch.autograd.gradcheck`` with ``fast_mode``, but with the gradients of this call as tangents, and the
-        direction is not normal to the gradient, so that a wrong factor is always seen.
+def on_onnx(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on ONNX Runtime, with its gradients. It raises an error if an operator cannot run there."""
 
-        Raises:
-            NoDerivativeError: float64 lacks an operator.
-            ChangedSinceError: an argument was changed in place since the call.
-        """
-        leaves = self.leaves(wide=True)
-        with torch.enable_grad():
-            run = self.run(leaves, Rerun(self.recording))
-            gradients = self.gradients(run, tangents)
+    def call(*args: Any, **kwargs: Any) -> Any:  # Dynamo compiles Python functions only
+        return function(*args, **kwargs)
 
-        def results_of(leaf: torch.Tensor, moved: torch.Tensor) -> tuple[float, float]:
-            """The sum of the results times their gradients, and of the magnitudes of its terms."""
-            mode = Rerun(self.recording)
-            found = self.results(self.run([moved if item is leaf else item for item in leaves], mode))
-            if mode.inexact:
-                raise NoDerivativeError("; ".join(mode.inexact.values()))
-            terms = [found[name].double() * tangents[name].double() for name in tangents if name in found]
-            return sum(float(term.sum()) for term in terms), sum(float(term.abs().sum()) for term in terms)
-
-        derivatives = {}
-        for name, leaf in self._differentiable(leaves).items():
-            if name not in gradients or not leaf.is_floating_point():
-                continue
-            gradient, start = gradients[name].detach(), leaf.detach()
-            direction = torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf.device)
-            size = float(gradient.norm())
-            if size:
-                along = gradient / size
-                direction += (1 - float((along * direction).sum())) * along
-            points = [results_of(leaf, start + distance * direction) for distance in (-_STEP, 0.0, _STEP)]
-            (behind, _), (here, magnitude), (ahead, _) = points
-            slopes = (here - behind) / _STEP, (ahead - here) / _STEP
-            by_differences = sum(slopes) / 2
-            allowed = _DERIVATIVE_ERROR * max(size, abs(by_differences)) + _DIFFERENCE_ERROR * magnitude
-            exists = abs(slopes[0] - slopes[1]) <= allowed
-            by_autograd = float((gradient * direction).sum())
-            derivatives[name] = Derivative(by_autograd, by_differences, allowed, exists)
-        return derivatives
-
-
-def named_tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in nested lists, tuples and dictionaries, with their names: ``output``, ``output[1]``. Autograd's
-    zeros without memory are left out: PyTorch crashes where they are read."""
-    if isinstance(value, torch.Tensor):
-        if not value._is_zerotensor():
-            yield name, value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from named_tensors(item, f"{name}[{key}]")
+    call.__code__ = call.__code__.replace()  # Dynamo's limit of recompilations is for each code object
+    return torch.compile(call, backend="onnxrt", fullgraph=True, dynamic=False, options={"fallback": "error"})
 
 
 def _name(path: Sequence[Any]) -> str:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
 import shlex
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
-from ..common.text_table import fit_table
 from ..debug.dump_folder import DumpFolder, new_folder, rank
-from .call import Call, as_json
-from .captures import Description, as_argument
+from .call import AFTER, Call, CallText
 from .gradients import Gradients
-from .names import function_of, module_of
+from .names import function_of
 from .tool import OpTool
-from .value_files import NotStoredError, decode, encode
+from .value_files import FORMAT, NotStoredError, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +68,8 @@ class OpCapture(OpTool):
         self._first = first
         self._max_bytes = max_bytes if max_bytes >= 0 else 2**63
         self._min_free_bytes = min_free_bytes
-        self._written: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
+        self._written = 0
+        self._bytes = 0
         self._is_full = False
         self.folder = CaptureFolder(folder)
 
@@ -84,7 +81,7 @@ class OpCapture(OpTool):
         """Writes the arguments; returns the call's folder and the state of the CPU's random numbers."""
         if call.number % self._every or (self._first is not None and call.number // self._every >= self._first):
             return None
-        relative = self.write_call(description_of(call), call.args, call.kwargs)
+        relative = self.write_call(call.text, call.args, call.kwargs)
         return None if relative is None else (relative, torch.get_rng_state())
 
     def _after(
@@ -93,7 +90,7 @@ class OpCapture(OpTool):
         if before is None:
             return None
         relative, rng_state = before
-        changed = {name: value for name, value in call.results.items() if name.endswith(" after it")}
+        changed = {name: value for name, value in call.results.items() if name.endswith(AFTER)}
         self.save(relative, "output", {"output": result, "changed": changed})
         if not torch.equal(rng_state, torch.get_rng_state()):
             self.save(relative, "rng_state", {"cpu": rng_state})
@@ -104,26 +101,26 @@ class OpCapture(OpTool):
 
         return finished
 
-    def write_call(self, description: Description, args: object, kwargs: object) -> str | None:
-        """Writes the description (see ``description_of``) and arguments of a call.
+    def write_call(self, call: CallText, args: object, kwargs: object) -> str | None:
+        """Writes a call and its arguments.
 
         Returns:
             The call's folder, relative to the capture's; ``None`` if the disk is full.
         """
         if not self._has_space():
             return None
-        name = description.operator
-        relative = f"{operator_folder(name)}/{description.number}"
+        relative = f"{operator_folder(call.name)}/{call.number}"
         stored = encode({"args": args, "kwargs": kwargs}, self._max_bytes)
+        description = {"format": FORMAT, **vars(call), "torch": str(torch.__version__)}
         try:
+            function_of(call.name)
             decode(stored)
-        except NotStoredError as error:
-            description.not_again = description.not_again or str(error)
-        text = msgspec.json.format(msgspec.json.encode(description, enc_hook=repr), indent=1).decode()
-        self.folder.write_text(f"{relative}/call.json", text)
+        except (LookupError, NotStoredError) as error:
+            description["not_again"] = str(error)
+        self.folder.write_text(f"{relative}/call.json", json.dumps(description, indent=1))
         self._save(relative, "input", stored)
         with self._lock:
-            self._written[name] += 1
+            self._written += 1
         return relative
 
     def _has_space(self) -> bool:
@@ -144,39 +141,13 @@ class OpCapture(OpTool):
         path = f"{relative}/{what}.pth"
         if self.folder.write_with(path, lambda target: torch.save(stored, target)):
             with self._lock:
-                self._bytes[relative.split("/")[0]] += self.folder.path(path).stat().st_size
+                self._bytes += self.folder.path(path).stat().st_size
             self._print(f"{self.folder.path(path)} saved")
 
     def _end(self) -> None:
-        rows = [
-            (name, self._counts[name], count, f"{self._bytes[operator_folder(name)] / 1e6:.1f} MB")
-            for name, count in self._written.most_common()
-        ]
-        if rows and self.folder.location is not None:
-            self._print("\n" + fit_table(rows, ["operator", "calls", "captured", "size"]))
-            self._print(f"try: {shlex.join(['dynamo-backends', 'op', 'ls', as_argument(self.folder.location)])}")
-
-
-def description_of(call: Call) -> Description:
-    """The content of ``call.json``."""
-    module, not_again = "", ""
-    try:
-        module = module_of(function_of(call.name))
-    except LookupError as error:
-        not_again = str(error.args[0])
-    return Description(
-        operator=call.name,
-        level=call.level,
-        call=str(call),
-        number=call.number,
-        source=call.source,
-        module_path=call.place.module,
-        torch=str(torch.__version__),
-        args=as_json(call.args),
-        kwargs=as_json(call.kwargs),
-        module=module,
-        not_again=not_again,
-    )
+        if self._written and self.folder.location is not None:
+            self._print(f"\n{self._written} calls captured, {self._bytes / 1e6:.1f} MB")
+            self._print(f"try: {shlex.join(['dynamo-backends', 'op', 'ls', '--', str(self.folder.location)])}")
 
 
 class CaptureFolder(DumpFolder):

@@ -13,18 +13,35 @@ from torch.utils import _pytree as pytree
 from ..common.operator_watchers import watchers_disabled
 from ..errors import first_line
 from ..graphs.operators import is_collective
-from ..numerics.function_runs import version_of
+from ..numerics.function_runs import is_strided, storage_of, version_of
 from ..partition.runnable_region import RunnableRegion
-from .call import Call, are_readable, signature
-from .names import changes_shape, is_of_pytorch, may_write, returns_view
-from .tool import OpTool, dtype_name, logger
+from .call import Call, are_readable
+from .names import is_of_pytorch, may_write
+from .tool import OpTool, logger
+
+
+class _Copy:
+    """A converted argument: its name, the user's tensor and the converted one. Created before the call."""
+
+    def __init__(self, name: str, original: torch.Tensor, converted: torch.Tensor) -> None:
+        self.name, self.original, self.converted = name, original, converted
+        self._version, self._layout = version_of(converted), self._layout_now()
+
+    def is_written(self, call: Call) -> bool:
+        return version_of(self.converted) != self._version or self.name in call.written
+
+    def is_reshaped(self) -> bool:
+        return self._layout_now() != self._layout
+
+    def _layout_now(self) -> object:
+        return self.converted.shape, self.converted.stride() if is_strided(self.converted) else None
 
 
 class _Conversion(OpTool):
     """Runs a chosen call on converted arguments, and converts its results back.
 
     The conversions are operators, so gradients flow through them. What the call writes into its arguments is copied to
-    the user's tensors. Operators that may return a view are not converted: the result would be a copy.
+    the user's tensors. Operators that return a view are not converted: the result would be a copy.
     """
 
     _computes = False
@@ -33,7 +50,7 @@ class _Conversion(OpTool):
         super().__init__(**arguments)
         self._device, self._dtype = device, dtype
         self._converted: Counter[str] = Counter()
-        self._dtypes: dict[object, list[torch.dtype]] = {}
+        self._dtypes: dict[object, list[torch.dtype | None]] = {}
 
     @property
     def converted(self) -> dict[str, int]:
@@ -54,42 +71,49 @@ class _Conversion(OpTool):
     def _execute(self, call: Call, before: object) -> Any:
         reason = self._why_not(call)
         if reason:
-            self._skip(call.name, reason, call)
-            return call.function(*call.args, **call.kwargs)
+            return self._unconverted(call, reason)
+        copies: list[_Copy] = []
         is_copied = False
         try:
             own = self._own_dtypes(call)
-            (args, kwargs), converted = self._arguments(call)
-            versions = [version_of(copy) for _, _, copy in converted]
-            statistics = _statistics(call, converted)
-            is_copied = call.written <= {name for name, _, _ in converted}
-            result = call.in_pytorch(*args, **kwargs)
+            made = {id(value): self._convert(value) for value in call.tensors.values()}
+            first = {id(value): (name, value) for name, value in reversed(call.tensors.items())}
+            copies = [_Copy(*first[key], copy) for key, copy in made.items() if copy is not first[key][1]]
+            is_copied = call.written <= {copy.name for copy in copies}
+            args, kwargs = pytree.tree_map(
+                lambda leaf: made[id(leaf)] if isinstance(leaf, torch.Tensor) else self._convert(leaf),
+                (call.args, call.kwargs),
+            )
+            leaves, spec = pytree.tree_flatten(call.in_pytorch(*args, **kwargs))
         except Exception as error:
             if may_write(call.function, call.kwargs) and not is_copied:
                 raise  # an argument may be half written
-            self._skip(call.name, f"the converted call fails: {first_line(str(error))}", call)
-            return call.function(*call.args, **call.kwargs)
-        for (name, original, copy), version in zip(converted, versions, strict=True):
-            is_updated = id(copy) in statistics and not torch.equal(copy, statistics[id(copy)])
-            if version_of(copy) != version or name in call.written or is_updated:
-                if original.shape != copy.shape:  # ``out=`` of another size
-                    original.resize_(copy.shape)
-                original.copy_(copy)
+            return self._unconverted(call, f"the converted call fails: {first_line(str(error))}")
+        written = [copy for copy in copies if copy.is_written(call) or self._is_updated(call, copy)]
+        memories = {storage_of(copy.converted) for copy in copies if copy not in written}
+        if any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in memories for leaf in leaves):
+            return self._unconverted(call, "it returns a view of its argument")
+        if any(copy.is_reshaped() and copy.name != "kwargs[out]" for copy in written):
+            return self._unconverted(call, "it changes the shape of its argument")
+        for copy in written:
+            if copy.original.shape != copy.converted.shape:  # ``out=`` of another size
+                copy.original.resize_(copy.converted.shape)
+            copy.original.copy_(copy.converted)
         with self._lock:
             self._converted[call.name] += 1
-        originals = {id(copy): original for _, original, copy in converted}
-        leaves, spec = pytree.tree_flatten(result)
-        dtypes = own if len(own) == len(leaves) else [_promoted(call, _dtype(leaf)) for leaf in leaves]
-        device = _devices(call)[0]
-        returned = [
-            originals.get(id(leaf), leaf.to(device, dtype if leaf.is_floating_point() else None))
-            if isinstance(leaf, torch.Tensor)
-            else leaf
-            for leaf, dtype in zip(leaves, dtypes, strict=True)
-        ]
-        return pytree.tree_unflatten(returned, spec)
+        users = {id(copy.converted): copy.original for copy in copies}
+        dtypes = own if len(own) == len(leaves) else [_promoted(call)] * len(leaves)
+        for i, (leaf, dtype) in enumerate(zip(leaves, dtypes, strict=True)):
+            if isinstance(leaf, torch.Tensor):
+                back = leaf.to(_devices(call)[0], dtype if leaf.is_floating_point() else None)
+                leaves[i] = users.get(id(leaf), back)
+        return pytree.tree_unflatten(leaves, spec)
 
-    def _own_dtypes(self, call: Call) -> list[torch.dtype]:
+    def _unconverted(self, call: Call, reason: str) -> Any:
+        self._skip(call.name, reason, call)
+        return call.function(*call.args, **call.kwargs)
+
+    def _own_dtypes(self, call: Call) -> list[torch.dtype | None]:
         """The dtypes of the results without conversion; ``[]`` if they are not known.
 
         The unconverted call is run once for each signature, because autocast may change its dtypes. A user's operator
@@ -98,40 +122,29 @@ class _Conversion(OpTool):
         if call.written or not is_of_pytorch(call.function):
             return []
         autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-        key = (call.name, signature(call.args), signature(call.kwargs), *autocast)
+        key = (str(call), *autocast)
         if key not in self._dtypes:
             self._dtypes[key] = []
             try:
                 with watchers_disabled(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # it may write: copies
                     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
-                    result = call.function(*args, **kwargs)
+                    leaves = pytree.tree_leaves(call.function(*args, **kwargs))
             except Exception as error:  # maybe the reason for the conversion
                 logger.debug("%s fails without conversion: %s", call, error)
             else:
-                self._dtypes[key] = [_dtype(leaf) for leaf in pytree.tree_leaves(result)]
+                self._dtypes[key] = [getattr(leaf, "dtype", None) for leaf in leaves]
         return self._dtypes[key]
 
-    def _arguments(self, call: Call) -> tuple[Any, list[tuple[str, torch.Tensor, torch.Tensor]]]:
-        """The converted arguments, and for each converted tensor its name, the user's tensor and the converted one."""
-        made = {id(value): self._convert(value) for value in call.tensors.values()}
-        first = {id(value): (name, value) for name, value in reversed(call.tensors.items())}
-        converted = [(*first[key], copy) for key, copy in made.items() if copy is not first[key][1]]
-        arguments = pytree.tree_map(
-            lambda leaf: made[id(leaf)] if isinstance(leaf, torch.Tensor) else self._convert(leaf),
-            (call.args, call.kwargs),
-        )
-        return arguments, converted
+    def _is_updated(self, call: Call, copy: _Copy) -> bool:
+        """Whether a tensor is a running statistic of a normalization that the call changed. PyTorch updates them, but
+        neither the schema nor the version counter shows it."""
+        may_be = "_norm" in call.name and copy.converted.dim() == 1 and not copy.converted.requires_grad
+        return may_be and not torch.equal(copy.converted, self._convert(copy.original))
 
     def _why_not(self, call: Call) -> str:
         if is_collective(call.function):
             return "a collective must run once in all processes"
-        if not are_readable((call.args, call.kwargs)):
-            return "not all arguments are plain tensors"
-        if not isinstance(call.function, RunnableRegion) and returns_view(call.function):
-            return "it may return a view"
-        if changes_shape(call.function):
-            return "it changes the shape of its argument"
-        return ""
+        return "" if are_readable((call.args, call.kwargs)) else "not all arguments are plain tensors"
 
     def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         rows = [(name, count, "") for name, count in self._converted.most_common()]
@@ -183,7 +196,7 @@ class OpDtypeCast(_Conversion):
         if not dtypes:
             return "it has no floating-point arguments"
         if dtypes == {self._dtype}:
-            return f"its arguments are {dtype_name(*dtypes)}"
+            return f"its arguments are {str(self._dtype).removeprefix('torch.')}"
         if _first(call, torch.dtype) is not None:
             return "it has a dtype argument"
         return super()._why_not(call)
@@ -194,30 +207,15 @@ def _float_dtypes(call: Call) -> set[torch.dtype]:
     return {value.dtype for value in call.tensors.values() if value.is_floating_point()}
 
 
-def _dtype(value: object) -> torch.dtype:
-    return value.dtype if isinstance(value, torch.Tensor) else torch.float32
-
-
-def _statistics(call: Call, converted: Sequence[tuple[str, torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
-    """Copies of tensors that may be the running statistics of a normalization, by ``id``. PyTorch updates them, but
-    neither the schema nor the version counter shows it."""
-    if "_norm" not in call.name:
-        return {}
-    return {id(copy): copy.detach().clone() for _, _, copy in converted if copy.dim() == 1 and not copy.requires_grad}
-
-
 def _first(call: Call, kind: type) -> Any:
     """The first argument of a type; ``None`` if there is none."""
     return next((leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, kind)), None)
 
 
-def _promoted(call: Call, made: torch.dtype) -> torch.dtype:
-    """The promoted dtype of the floating-point arguments; ``made`` if there are none."""
-    requested = _first(call, torch.dtype)
-    if requested is not None:
-        return requested if requested.is_floating_point else made
+def _promoted(call: Call) -> torch.dtype | None:
+    """The promoted dtype of the floating-point arguments; ``None`` if there are none."""
     dtypes = _float_dtypes(call)
-    return functools.reduce(torch.promote_types, dtypes) if dtypes else made
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
 
 
 def _devices(call: Call) -> list[torch.device]:

@@ -9,39 +9,38 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.autograd import Variable
 
 from ..numerics.function_runs import version_of
 from .call import Call
-from .clocks import Clock, device_of
 from .dispatch_modes import without_modes
 
 _ACCUMULATES = 2**64 - 1
 """The sequence number of the nodes that accumulate the gradient of a leaf."""
 
-_Edges: TypeAlias = dict[tuple[Any, int], str]
-"""The first name of each argument, by the edge of autograd's graph that carries its gradient."""
+
+class Clock:
+    """Measures the seconds of a block; waits for the accelerator, if there is one."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> Clock:
+        self._began = _now()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds = _now() - self._began
 
 
-class CallStart:
-    """The state of a call's arguments before the call."""
-
-    def __init__(self, call: Call) -> None:
-        self.versions = [version_of(value) for value in call.tensors.values()]
-        self.edges: _Edges = {}  # where gradients of the arguments leave
-        self._first_node = torch.autograd._get_sequence_nr()
-        for name, value in call.tensors.items() if call.has_gradients else ():
-            if value.requires_grad:
-                edge = torch.autograd.graph.get_gradient_edge(value)
-                self.edges.setdefault((edge.node, edge.output_nr), name)
-
-    def is_of_call(self, node: Any) -> bool:
-        """Whether the call made a node of autograd's graph."""
-        return self._first_node <= node._sequence_nr() < _ACCUMULATES
+def _now() -> float:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 @dataclasses.dataclass
@@ -50,96 +49,86 @@ class Gradients:
 
     outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # incoming, by the result's name
     inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # added by the call, by argument
-    clocks: list[Clock] = dataclasses.field(default_factory=list)  # of each node, if nodes are timed
+    seconds: float = 0.0  # of the nodes
     are_mixed: bool = False  # the gradient of one result includes that of another
 
 
-class Hooks:
-    """The hooks of one tool. ``end`` removes them all."""
+class CallHooks:
+    """Hooks on the nodes of one call. Created before the call.
 
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
-        self._clean_up_at = 2_000
-        self.is_on = False
+    Attributes:
+        versions: the version counters of the call's tensor arguments.
+        handles: of the hooks.
+    """
 
-    def end(self) -> None:
-        """Removes all hooks; backwards that run later report nothing."""
-        self.is_on = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def __init__(self, call: Call, is_on: Callable[[], bool]) -> None:
+        self.versions = [version_of(value) for value in call.tensors.values()]
+        self.handles: list[Any] = []
+        self._is_on = is_on
+        self._first_node = torch.autograd._get_sequence_nr()
+        self._edges: dict[tuple[Any, int], str] = {}  # the first name of an argument, by the edge of its gradient
+        for name, value in call.tensors.items() if call.has_gradients else ():
+            if value.requires_grad:
+                edge = torch.autograd.graph.get_gradient_edge(value)
+                self._edges.setdefault((edge.node, edge.output_nr), name)
+        self._current: Gradients | None = None
+        self._missing = 0
+        self._clock = Clock()
 
-    def watch(
-        self,
-        start: CallStart,
-        results: Mapping[str, torch.Tensor],
-        finished: Callable[[Gradients], None],
-        *,
-        with_times: bool = False,
-    ) -> None:
-        """Adds hooks to the backward of a call, if it has one.
+    def add(self, results: Mapping[str, torch.Tensor], finished: Callable[[Gradients], None]) -> None:
+        """Adds hooks to the backward of the call, if it has one.
 
         ``finished`` is called when all gradients are there, at the latest when the backward ends. ``results`` are not
         kept: a node whose hooks hold its tensors is never freed.
         """
-        if not start.edges:
-            return
-        self._handles += _CallHooks(self, start, results, finished, with_times=with_times).handles
-        if len(self._handles) > self._clean_up_at:  # drop handles of freed graphs
-            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._clean_up_at = max(self._clean_up_at, 2 * len(self._handles))
-
-
-class _CallHooks:
-    """Hooks on the nodes of one call."""
-
-    def __init__(
-        self,
-        hooks: Hooks,
-        start: CallStart,
-        results: Mapping[str, torch.Tensor],
-        finished: Callable[[Gradients], None],
-        *,
-        with_times: bool,
-    ) -> None:
-        self._hooks = hooks
         self._finished = finished
-        self._current: Gradients | None = None
-        self._missing = 0
-        self._with_times = with_times
-        self._clock: Clock | None = None
-        self.handles: list[Any] = []
         entries: dict[Any, dict[int, str]] = {}
-        for name, value in results.items():
+        for name, value in results.items() if self._edges else ():
             node = value.grad_fn
-            if node is not None and start.is_of_call(node):
+            if node is not None and self._is_of_call(node):
                 entries.setdefault(node, {})[value.output_nr] = name
-        nodes, exits, self._are_mixed = _nodes_of(entries, start)
+        exits, self._are_mixed = self._exits_of(entries)
+        for node, names in exits.items():
+            self.handles.append(node.register_prehook(functools.partial(self._enter, entries.get(node, {}))))
+            self.handles.append(node.register_hook(functools.partial(self._leave, names)))
+
+    def _is_of_call(self, node: Any) -> bool:
+        """Whether the call made a node of autograd's graph."""
+        return self._first_node <= node._sequence_nr() < _ACCUMULATES
+
+    def _exits_of(self, entries: Mapping[Any, object]) -> tuple[dict[Any, dict[int, str]], bool]:
+        """The nodes of the call, with the positions where gradients of arguments leave each, and whether one entry
+        leads to another."""
+        exits: dict[Any, dict[int, str]] = {node: {} for node in entries}
+        nodes, are_mixed = list(exits), False
         for node in nodes:
-            if node in entries or with_times:
-                self.handles.append(node.register_prehook(functools.partial(self._enter, entries.get(node, {}))))
-            if node in exits or with_times:
-                self.handles.append(node.register_hook(functools.partial(self._leave, exits.get(node, {}))))
+            for position, edge in enumerate(node.next_functions):
+                following = edge[0]
+                if edge in self._edges:
+                    exits[node][position] = self._edges[edge]
+                elif following in entries:
+                    are_mixed = True
+                elif following is not None and following not in exits and self._is_of_call(following):
+                    exits[following] = {}
+                    nodes.append(following)
+        return exits, are_mixed
 
     def _enter(self, names: Mapping[int, str], gradients: Sequence[torch.Tensor | None]) -> None:
-        if not self._hooks.is_on:
+        if not self._is_on():
             return
         record = self._record()
         for position, name in names.items():
             if (gradient := gradients[position]) is not None:
                 record.outputs[name] = gradient.detach()
-        if self._with_times:
-            self._clock = Clock(device_of(gradients)).__enter__()
+        self._clock = Clock().__enter__()
         self._count(record)
 
     def _leave(self, names: Mapping[int, str], gradients: Sequence[torch.Tensor | None], _: object) -> None:
-        if not self._hooks.is_on:
+        if not self._is_on():
             return
         record = self._record()
-        if self._clock is not None:
-            self._clock.__exit__()
-            record.clocks.append(self._clock)
-            self._clock = None
+        self._clock.__exit__()
+        record.seconds += self._clock.seconds
         for position, name in names.items():
             if (gradient := gradients[position]) is not None:
                 with without_modes():
@@ -161,30 +150,7 @@ class _CallHooks:
             self._end(record)
 
     def _end(self, record: Gradients) -> None:
-        if record is not self._current:
-            return
-        if self._hooks.is_on:
-            self._finished(record)
-        self._current = None
-
-
-def _nodes_of(entries: Mapping[Any, object], start: CallStart) -> tuple[list[Any], dict[Any, dict[int, str]], bool]:
-    """The nodes of a call, the positions where gradients of arguments leave them, and whether one entry leads to
-    another."""
-    nodes = list(entries)
-    seen = set(entries)
-    exits: dict[Any, dict[int, str]] = {}
-    are_mixed = False
-    for node in nodes:
-        for position, edge in enumerate(node.next_functions):
-            following = edge[0]
-            if following is None:
-                continue
-            if edge in start.edges:
-                exits.setdefault(node, {})[position] = start.edges[edge]
-            elif following in entries:
-                are_mixed = True
-            elif following not in seen and start.is_of_call(following):
-                seen.add(following)
-                nodes.append(following)
-    return nodes, exits, are_mixed
+        if record is self._current:
+            if self._is_on():
+                self._finished(record)
+            self._current = None

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.overrides
-from torch._library.custom_ops import OPDEFS
 
 from ..exporter.upstream_faults import UNINITIALIZED
 from ..graphs.operators import operator_named, packet_named
@@ -115,70 +111,12 @@ def function_of(name: str) -> Callable[..., object]:
     raise LookupError(f"{name!r} is neither a registered operator nor a function of PyTorch that computes with tensors")
 
 
-@functools.cache
-def module_of(function: Callable[..., object]) -> str:
-    """The module whose import registers an operator; ``""`` for PyTorch's operators.
-
-    Raises:
-        LookupError: the module is not known, or is the main program, which cannot be imported.
-    """
-    if isinstance(function, torch._ops.OpOverloadPacket):
-        function = getattr(function, function.overloads()[0])
-    if not isinstance(function, torch._ops.OpOverload) or function.namespace in ("aten", "prims"):
-        return ""
-    name = function._schema.name
-    defined = OPDEFS.get(name)
-    if defined is not None:
-        module = defined._init_fn.__module__
-    else:
-        place = re.search(r"registered at (.*):\d+", torch._C._dispatch_dump(function.name()))
-        files = {getattr(item, "__file__", None): key for key, item in list(sys.modules.items())}
-        module = files.get(place[1] if place is not None else "", function.namespace)
-    if module not in sys.modules or module == "__main__":
-        where = "the program itself" if module == "__main__" else "a library whose module is not known"
-        raise LookupError(f"{name} is registered by {where}; --import takes a module that registers it")
-    return module
-
-
-_VIEWS = {"T": "numpy_T", "H": "matrix_H", "__getitem__": "select", "__iter__": "unbind", "to": "alias"}
-"""ATen's names of methods that return a view: an index may be a slice, and ``to`` may do nothing."""
-
-
 def last_name(function: Callable[..., object]) -> str:
     """``add`` of ``torch.Tensor.add`` and of ``aten.add.Tensor``, ``T`` of ``torch.Tensor.T.__get__``."""
     if isinstance(function, torch._ops.OpOverload):
         function = function.overloadpacket
     parts = function_name(function).split(".")
     return parts[-2] if parts[-1] == "__get__" else parts[-1]
-
-
-def _overloads(function: Callable[..., object]) -> list[torch._ops.OpOverload]:
-    """The overloads of a function: of an operator, or of ATen's operator of the same name."""
-    if isinstance(function, torch._ops.OpOverload):
-        return [function]
-    packet: Any = function
-    if not isinstance(function, torch._ops.OpOverloadPacket):
-        last = last_name(function)
-        packet = getattr(torch.ops.aten, _VIEWS.get(last, last), None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return []
-    return [getattr(packet, overload) for overload in packet.overloads()]
-
-
-@functools.cache
-def returns_view(function: Callable[..., object]) -> bool:
-    """Whether an overload of an operator returns a view of an argument."""
-    results = [result for overload in _overloads(function) for result in overload._schema.returns]
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
-
-
-@functools.cache
-def changes_shape(function: Callable[..., object]) -> bool:
-    """Whether an operator changes the shape or strides of its argument in place: ``t_``, ``resize_``."""
-    return any(
-        torch.Tag.inplace_view in overload.tags or "resize" in overload._schema.name
-        for overload in _overloads(function)
-    )
 
 
 @functools.cache
@@ -212,8 +150,10 @@ def may_write(function: Callable[..., object], kwargs: Mapping[str, object]) -> 
 
 @functools.cache
 def _is_in_place(function: Callable[..., object]) -> bool:
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return any(overload._schema.is_mutable for overload in _overloads(function))
+    if isinstance(function, torch._ops.OpOverload):
+        return function._schema.is_mutable
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return any(getattr(function, overload)._schema.is_mutable for overload in function.overloads())
     last = function_name(function).split(".")[-1]
     if last.startswith("__"):
         return last == "__setitem__" or (last.startswith("__i") and last not in ("__invert__", "__index__", "__int__"))

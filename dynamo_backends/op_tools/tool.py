@@ -16,10 +16,11 @@ import torch
 from ..common.operator_watchers import watchers_disabled
 from ..common.text_table import fit_table
 from ..errors import first_line
+from ..numerics.function_runs import version_of
 from ..partition.runnable_region import RunnableRegion
-from .call import Call, results_of
+from .call import Call, CallText, named_results
 from .dispatch_modes import InstalledMode, in_transform, without_modes
-from .gradients import CallStart, Gradients, Hooks
+from .gradients import CallHooks, Gradients
 from .names import function_name, is_query
 from .operator_filter import Names, OperatorFilter
 
@@ -53,9 +54,6 @@ class OpTool:
     _sees_gradients = False
     """Whether ``_after`` reads ``call.results``, and may return a callback for the call's gradients."""
 
-    _times_gradients = False
-    """Whether the nodes of a call's backward are timed."""
-
     def __init__(
         self,
         *,
@@ -82,7 +80,8 @@ class OpTool:
         self._skipped_calls: Counter[str] = Counter()
         self._local = threading.local()
         self._threads = 0
-        self._hooks = Hooks()
+        self._handles: list[Any] = []  # of hooks
+        self._clean_up_at = 2_000
 
     def start(self) -> Self:
         """Applies the tool to this thread.
@@ -96,7 +95,6 @@ class OpTool:
             if not self._threads:
                 self._filter = OperatorFilter(type(self).__name__, *self._patterns)
                 self._chosen_names.clear()
-                self._hooks.is_on = True
                 self._begin()
             self._threads += 1
         self._local.mode = InstalledMode(self._handle, self.level)
@@ -117,7 +115,9 @@ class OpTool:
             self._threads -= 1
             is_last = not self._threads
         if is_last:
-            self._hooks.end()
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
             self._guard("its summary", self._end)
             for text in self._filter.unmatched():
                 logger.warning("%s: %s", type(self).__name__, text)
@@ -183,22 +183,32 @@ class OpTool:
             number = self._counts[name]
             self._counts[name] = number + 1
         has_gradients = self.level == "torch" and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        call = Call(name, function, args, kwargs, number, self.level, has_gradients)
+        call = Call(name, function, args, kwargs, number, has_gradients)
         if self._predicate is not None and not self._guard(f"the predicate on {name}", self._predicate, call):
             return function(*args, **kwargs)
-        start = self._guard(name, CallStart, call) if self._sees_gradients else None
+        hooks = self._guard(name, CallHooks, call, lambda: self.is_running) if self._sees_gradients else None
         before = self._guard(name, self._before, call)
         result = self._execute(call, before)
-        self._guard(name, self._finish, call, start, before, result)
+        self._guard(name, self._finish, call, hooks, before, result)
         return result
 
-    def _finish(self, call: Call, start: CallStart | None, before: Any, result: Any) -> None:
-        if start is not None:
-            call.results = results_of(call, result, start.versions)
+    def _finish(self, call: Call, hooks: CallHooks | None, before: Any, result: Any) -> None:
+        if hooks is not None:
+            written, tensors = call.written, call.tensors.items()
+            changed = {
+                name: value
+                for (name, value), version in zip(tensors, hooks.versions, strict=True)
+                if version_of(value) != version or name in written
+            }
+            call.results = named_results(result, changed)
         callback = self._after(call, before, result)
-        if start is not None and callback is not None:
-            finished = functools.partial(self._guard, f"the gradients of {call.name}", callback)
-            self._hooks.watch(start, call.results, finished, with_times=self._times_gradients)
+        if hooks is None or callback is None:
+            return
+        hooks.add(call.results, functools.partial(self._guard, f"the gradients of {call.name}", callback))
+        self._handles += hooks.handles
+        if len(self._handles) > self._clean_up_at:  # drop handles of freed graphs
+            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+            self._clean_up_at = max(self._clean_up_at, 2 * len(self._handles))
 
     def _chosen_name(self, function: Callable[..., Any]) -> str:
         """The name of an operator that the filter accepts; else ``""``."""
@@ -212,7 +222,7 @@ class OpTool:
             return f"onnxruntime.graph_{graph.index:03d}.{graph.direction}.{function.__name__}"
         return function_name(function) if self.level == "torch" else str(function)
 
-    def _skip(self, name: str, reason: str, call: Call | None = None) -> None:
+    def _skip(self, name: str, reason: str, call: Call | CallText | None = None) -> None:
         """Records, and logs once for each operator, why the tool was not applied to a call."""
         self._skipped_calls[name] += 1
         if name not in self._skipped:
@@ -236,8 +246,3 @@ class OpTool:
     def _print(self, text: str) -> None:
         if not self._quiet:
             print(text, file=self._stream or sys.stdout)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32``."""
-    return str(dtype).removeprefix("torch.")

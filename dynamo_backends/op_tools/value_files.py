@@ -13,10 +13,15 @@ import torch
 from ..debug.tensor_files import summary
 from .call import is_readable
 
+FORMAT = 3
+"""The version of ``call.json``."""
+
 _TYPE = "__type__"
-_DESCRIBED, _SUMMARY = "described", "summary"
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.device)
 """Types that ``torch.load(weights_only=True)`` reads."""
+
+_FORMATS = (torch.preserve_format, torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+_CONSTANTS = {repr(item): item for item in (Ellipsis, *_FORMATS)}
 
 
 class NotStoredError(ValueError):
@@ -30,9 +35,9 @@ def encode(value: Any, max_bytes: int) -> Any:
     """
     if isinstance(value, torch.Tensor):
         if not is_readable(value) or value.layout is not torch.strided or value.is_quantized:
-            return {_TYPE: _DESCRIBED, "value": f"{type(value).__name__} {value.layout} {tuple(value.shape)}"}
+            return {_TYPE: "no plain tensor", "value": f"{type(value).__name__} {value.layout} {tuple(value.shape)}"}
         if value.numel() * value.element_size() > max_bytes:
-            return {_TYPE: _SUMMARY, "value": summary(value.detach().resolve_conj().resolve_neg())}
+            return {_TYPE: "larger than max_bytes", "value": summary(value.detach().resolve_conj().resolve_neg())}
         return compact_copy(value)
     if value is None or type(value) in _PLAIN:
         return value
@@ -42,12 +47,10 @@ def encode(value: Any, max_bytes: int) -> Any:
         items = [encode(item, max_bytes) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, slice):
-        return {_TYPE: "slice", "value": [encode(item, max_bytes) for item in (value.start, value.stop, value.step)]}
-    if value is Ellipsis:
-        return {_TYPE: "ellipsis"}
-    if isinstance(value, torch.memory_format):
-        return {_TYPE: "memory_format", "value": str(value).removeprefix("torch.")}
-    return {_TYPE: _DESCRIBED, "value": f"{type(value).__name__}: {value!r}"[:200]}
+        return {_TYPE: "slice", "value": encode([value.start, value.stop, value.step], max_bytes)}
+    if repr(value) in _CONSTANTS:
+        return {_TYPE: "constant", "value": repr(value)}
+    return {_TYPE: "no plain value", "value": f"{type(value).__name__}: {value!r}"[:200]}
 
 
 def decode(value: Any) -> Any:
@@ -56,10 +59,8 @@ def decode(value: Any) -> Any:
     Raises:
         NotStoredError: it is a description, or not the result of ``encode``.
     """
-    if isinstance(value, list):
-        return [decode(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(decode(item) for item in value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(decode, value))
     if not isinstance(value, dict):
         return value
     kind, stored = value.get(_TYPE), value.get("value")
@@ -67,15 +68,9 @@ def decode(value: Any) -> Any:
         return {key: decode(item) for key, item in value.items()}
     if kind == "slice" and isinstance(stored, list) and len(stored) == 3:
         return slice(*map(decode, stored))
-    if kind == "ellipsis":
-        return Ellipsis
-    if kind == "memory_format" and isinstance(found := getattr(torch, str(stored), None), torch.memory_format):
-        return found
-    if kind == _DESCRIBED:
-        raise NotStoredError(f"an argument was not stored, because it is not a plain tensor: {stored}")
-    if kind == _SUMMARY:
-        raise NotStoredError(f"a tensor was not stored, because it is larger than max_bytes: {stored}")
-    raise NotStoredError(f"not a captured value: {value!r}")
+    if kind == "constant" and str(stored) in _CONSTANTS:
+        return _CONSTANTS[str(stored)]
+    raise NotStoredError(f"a value was not stored, because it is {kind}: {stored}")
 
 
 def compact_copy(value: torch.Tensor) -> torch.Tensor:

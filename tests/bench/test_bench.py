@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import json
-import math
 import mmap
 import re
 import subprocess
@@ -14,18 +14,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from dynamo_backends.bench import case, machine, measuring, memory, models, processes, sessions, table, timing
+from dynamo_backends.bench import case, machine, measuring, models, processes, table, timing
 from dynamo_backends.bench.case import Case, UsageError
 from dynamo_backends.bench.loading import load
 from dynamo_backends.bench.measuring import Bench, BenchSettings, CaseResult, Measurement, geometric_means
 from dynamo_backends.bench.processes import Process, WorkerError
-from dynamo_backends.bench.reference import CaseJudge, beams_difference, text_difference
+from dynamo_backends.bench.reference import CaseJudge, text_difference
 from dynamo_backends.bench.steps import Steps, loss_of
 from dynamo_backends.bench.worker import RequestHandler, error_line
 from dynamo_backends.cli import main
@@ -128,6 +127,10 @@ def inputs_of_a_kind():
 
 def bench_wrong(gm, inputs):
     return lambda *args: tuple(out * 1.001 for out in gm(*args))
+
+
+def bench_coarse(gm, inputs):
+    return lambda *args: tuple(out * 1.1 for out in gm(*args))
 
 
 def bench_later_wrong(gm, inputs):
@@ -238,7 +241,6 @@ def test_the_command(file: str, tmp_path: Path) -> None:
         assert len(row["rounds"]) == 2 and min(row["rounds"]) > 0
         assert row["milliseconds"] > 0 and row["first_seconds"] > 0
     assert rows["onnxrt"]["graphs"] == 1 and rows["onnxrt"]["events"]["nodes_on_onnx"] > 0
-    assert rows["onnxrt"]["microseconds_outside_sessions"] > 0
     if sys.platform == "linux":
         assert rows["onnxrt"]["peak_bytes"] > 10 * 2**20, "at least what was imported"
     for name in ("bench_wrong", "bench_crash"):
@@ -329,8 +331,7 @@ def test_backends_that_are_right_have_times(file: str, function: str, mode: str,
     for name, row in found["cases"][0]["rows"].items():
         assert row["milliseconds"] > 0 and len(row["rounds"]) == 2, name
         assert row["tokens_per_second"] is None
-    ratios = found["cases"][0]["times_as_fast"]
-    assert ratios["eager"]["onnxrt"] > 0 and ratios["onnxrt"]["eager"] > 0
+    assert found["cases"][0]["rows"]["eager"]["times_as_fast"] == 1 and row["times_as_fast"] > 0
 
 
 @pytest.mark.parametrize("mode", ["inference", "train"])
@@ -345,21 +346,9 @@ def test_a_wrong_result_has_no_time(file: str, backend: str, mode: str, in_proce
     assert "wrong" in table.table(found)
 
 
-@pytest.mark.parametrize("mode", ["inference", "train"])
-def test_a_saved_compile_is_timed(file: str, mode: str, in_process: type[InProcess]) -> None:
-    found = bench(Case(f"{file}:linear", mode), backends="eager,onnxrt", saved=True)
-    rows = found["cases"][0]["rows"]
-    assert rows["onnxrt"]["status"] == "right" and not rows["onnxrt"]["message"]
-    assert rows["onnxrt"]["saved_seconds"] > 0 and rows["eager"]["saved_seconds"] is None
-    assert "saved s" in table.table(found)
-
-
-def test_an_optimizer_steps_and_is_judged_from_the_first_weights(file: str, in_process: type[InProcess]) -> None:
-    for optimizer, backends in zip(case.OPTIMIZERS, ("eager,onnxrt", "onnxrt:max-autotune"), strict=True):
-        asked = Case(f"{file}:convolution", "train", optimizer=optimizer)
-        assert optimizer in asked.label
-        found = bench(asked, backends=backends)
-        assert set(status(found).values()) == {"right"}, found
+def test_a_backend_with_a_mode_trains(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:convolution", "train"), backends="onnxrt:max-autotune")
+    assert set(status(found).values()) == {"right"}, found
 
 
 def test_a_mode_may_follow_a_backend() -> None:
@@ -378,7 +367,7 @@ def test_gradients_are_judged(file: str) -> None:
     *others, last = results
     assert isinstance(last, torch.Tensor)
     assert reference.difference([[*others, last * 1.001]]).startswith("result 4: error ")
-    assert "no gradient" in reference.difference([[*others, None]])
+    assert "None instead of" in reference.difference([[*others, None]])
     assert "4 results instead of 5" in reference.difference([others])
 
 
@@ -439,10 +428,11 @@ def test_what_is_not_checked_has_a_time_and_says_so(file: str, in_process: type[
     assert exit_code(found) == 0
 
 
-def test_a_model_without_a_reference_is_not_called_right(file: str, in_process: type[InProcess]) -> None:
-    found = bench(Case(f"{file}:only_float32"), backends="eager,onnxrt")
-    assert set(status(found).values()) == {"not checked"}
-    assert "AssertionError" in found["cases"][0]["rows"]["onnxrt"]["message"]
+def test_a_model_that_has_no_float64_is_judged_by_eager_with_other_roundings(
+    file: str, in_process: type[InProcess]
+) -> None:
+    found = bench(Case(f"{file}:only_float32"), backends=f"eager,onnxrt,{file}:bench_wrong")
+    assert list(status(found).values()) == ["right", "right", "wrong"]
 
 
 def test_a_model_that_fails_in_eager_is_said_to(file: str, in_process: type[InProcess]) -> None:
@@ -459,7 +449,6 @@ def test_sizes_take_turns(file: str, in_process: type[InProcess]) -> None:
     assert set(status(found).values()) == {"right"}
     assert found["cases"][0]["sizes"] == ["3x8", "5x8", "7x8"]
     assert found["cases"][0]["rows"]["onnxrt"]["graphs"] == 1, "compiled once for all sizes"
-    assert len(found["cases"][0]["rows"]["onnxrt"]["other_sizes_seconds"]) == 2
 
 
 def test_the_export_is_for_inference(file: str, in_process: type[InProcess]) -> None:
@@ -468,9 +457,9 @@ def test_the_export_is_for_inference(file: str, in_process: type[InProcess]) -> 
     assert exit_code(found) == 0
 
 
-@pytest.mark.parametrize(("cache", "beams"), [("static", 1), ("dynamic", 2)])
-def test_decoding(file: str, cache: str, beams: int, in_process: type[InProcess]) -> None:
-    wanted = Case(f"{file}:text", "decode", cache=cache, beams=beams, tokens=3)
+@pytest.mark.parametrize("cache", case.CACHES)
+def test_decoding(file: str, cache: str, in_process: type[InProcess]) -> None:
+    wanted = Case(f"{file}:text", "decode", cache=cache, tokens=3)
     found = bench(wanted, backends="eager,dynamo_eager")
     assert set(status(found).values()) == {"right"}
     row = found["cases"][0]["rows"]["dynamo_eager"]
@@ -484,7 +473,7 @@ def test_a_text_with_wrong_logits_is_wrong(file: str) -> None:
     reference = CaseJudge(steps)
     [(tokens, logits)] = steps.results(loaded.model)
     assert reference.difference([[tokens, logits]]) == ""
-    assert "logits of row 0" in reference.difference([[tokens, logits * 1.001]])
+    assert "logits" in reference.difference([[tokens, logits * 1.001]])
 
 
 def test_texts_may_part_where_two_tokens_are_equally_likely() -> None:
@@ -499,15 +488,12 @@ def test_texts_may_part_where_two_tokens_are_equally_likely() -> None:
 
     other = torch.cat([logits[:1], torch.tensor([[[0.0, 9.0, 0.0]]])])  # after another first token
     assert text_difference(check(logits), [torch.tensor([[2, 1]]), other]) == ""
-    assert "up to token 2" in text_difference(check(logits), [torch.tensor([[1, 1]]), other])
+    assert "at element [1, 0, " in text_difference(check(logits), [torch.tensor([[1, 1]]), other])
     assert "not the likeliest" in text_difference(check(logits), [torch.tensor([[0, 1]]), other])
     assert "instead of" in text_difference(check(logits), [torch.tensor([[1]]), logits[:1]])
     moved = [eager[0], logits * 1.001]
     assert text_difference(check(logits), moved) != ""
     assert text_difference(check(logits, moved[1].double()), moved) == ""
-    score = torch.tensor([-1.5])
-    assert beams_difference(check(score), [torch.tensor([[9, 9]]), score]) == ""
-    assert "score" in beams_difference(check(score), [eager[0], score - 0.01])
 
 
 @pytest.mark.parametrize("name", ["deit", "mlp", "t5"])
@@ -522,28 +508,21 @@ def test_models_of_the_list_are_built_the_same_in_each_process(name: str) -> Non
 
 
 @pytest.mark.parametrize("scheme", case.SCHEMES)
-def test_a_quantized_model_is_compared_with_the_one_before(file: str, scheme: str, in_process: type[InProcess]) -> None:
-    wanted = Case(f"{file}:wide", quantize=scheme, dynamic=True)
-    found = bench(wanted, backends="eager:float,eager,onnxrt,onnxrt:float")
-    assert set(status(found).values()) == {"right"}, found
-    [result] = found["cases"]
-    errors = {name: row["relative_error"] for name, row in result["rows"].items()}
-    assert errors["eager:float"] == 0 and errors["onnxrt:float"] < 1e-5
-    assert 1e-3 < errors["eager"] < 0.3 and errors["onnxrt"] == pytest.approx(errors["eager"], rel=0.5)
-    assert result["bytes_quantized"] < result["bytes_of_weights"] / 2
-    text = " ".join(table.table(found).split())
-    assert "MB, quantized" in text and "x eager:float error" in text and scheme in text
+def test_a_quantized_model_is_compared_with_itself_in_eager(
+    file: str, scheme: str, in_process: type[InProcess]
+) -> None:
+    found = bench(Case(f"{file}:wide", quantize=scheme, dynamic=True), backends=f"eager,onnxrt,{file}:bench_coarse")
+    assert status(found) == {"eager": "right", "onnxrt": "right", f"{file}:bench_coarse": "wrong"}, found
+    assert scheme in table.table(found)
 
 
 def test_a_quantized_model_generates(file: str, in_process: type[InProcess]) -> None:
     wanted = Case(f"{file}:text", "decode", cache="dynamic", tokens=2, quantize="int8-dynamic")
-    found = bench(wanted, backends="eager:float,dynamo_eager", rounds=1)
+    found = bench(wanted, backends="eager,dynamo_eager", rounds=1)
     assert set(status(found).values()) == {"right"}
-    rows = found["cases"][0]["rows"]
-    assert rows["eager:float"]["relative_error"] == 0 < rows["dynamo_eager"]["relative_error"]
 
 
-@pytest.mark.parametrize("scheme", ["int8-dynamic", "int8-static"])
+@pytest.mark.parametrize("scheme", ["int8-weights", "int8-dynamic"])
 def test_only_what_rounding_does_to_a_quantized_model_is_right(scheme: str, file: str) -> None:
     """An input may round to the next integer; a result that is further away is wrong."""
     worker = RequestHandler()
@@ -558,20 +537,6 @@ def test_only_what_rounding_does_to_a_quantized_model_is_right(scheme: str, file
     assert "error" in judge.difference([[eager + 0.1 * torch.randn_like(eager)]])  # type: ignore[operator, call-overload]
 
 
-def test_what_pt2e_cannot_export_is_said(file: str) -> None:
-    with pytest.raises(RuntimeError, match="int8-static cannot be applied") as caught:
-        RequestHandler().load({"model": f"{file}:branching", "quantize": "int8-static"}, "eager")
-    assert "data-dependent" in error_line(caught.value)
-
-
-def test_freezing_is_for_inference(file: str, in_process: type[InProcess]) -> None:
-    found = bench(Case(f"{file}:linear", "train"), backends="eager,inductor_freezing")
-    assert status(found) == {"eager": "right", "inductor_freezing": "not supported"}
-    worker = RequestHandler()
-    worker.load({"model": f"{file}:linear"}, "inductor_freezing")
-    assert worker._settings()["backend"] == "inductor" and torch._inductor.config.freezing
-
-
 # --------------------------------------------------------------------------------------------------------- the rounds
 
 
@@ -581,15 +546,14 @@ def test_other_weights_in_each_process_are_seen(file: str, in_process: type[InPr
     assert row["status"] == "failed" and "seed" in row["message"]
 
 
-def test_turns_starts_and_caches(file: str, in_process: type[InProcess]) -> None:
-    found = bench(Case(f"{file}:linear"), backends="eager,dynamo_eager", starts=2, again=True)
-    assert [len(row["first_each"]) for row in found["cases"][0]["rows"].values()] == [2, 2]
+def test_turns_and_caches(file: str, in_process: type[InProcess]) -> None:
+    found = bench(Case(f"{file}:linear"), backends="eager,dynamo_eager", again=True)
     assert all(row["again_seconds"] > 0 for row in found["cases"][0]["rows"].values())
     assert "again s" in table.table(found)
     caches = [environment["XDG_CACHE_HOME"] for what, environment in in_process.asked if what == "first"]
-    assert len(set(caches)) == 4 and sorted(caches[4:]) == sorted(caches[:2]), "fresh, and those of the first again"
+    assert len(set(caches)) == 2 and caches[2:] == caches[:2], "fresh, and those of the first again"
     turns = [environment["XDG_CACHE_HOME"] for what, environment in in_process.asked if what == "turn"]
-    assert turns == [*caches[2:4], *caches[2:4]], "in turn, in the process that was started last"
+    assert turns == [*caches[:2], *caches[:2]], "in turn"
 
 
 def test_json_has_all_that_was_measured(file: str, in_process: type[InProcess]) -> None:
@@ -598,13 +562,13 @@ def test_json_has_all_that_was_measured(file: str, in_process: type[InProcess]) 
     assert set(found) == {
         "schema", "started", "seconds", "interrupted", "machine", "settings", "cases", "times_as_fast"
     }  # fmt: skip
-    assert found["schema"] == 1
+    assert found["schema"] == measuring.SCHEMA
     assert {"processor", "cores", "versions", "threads"} <= set(found["machine"])
     fields = set(Measurement.__dataclass_fields__)
     for item in found["cases"]:
-        assert set(item) == {*CaseResult.__dataclass_fields__, "label", "times_as_fast"}
+        assert set(item) == {*CaseResult.__dataclass_fields__, "label"}
         assert all(set(row) == fields for row in item["rows"].values())
-    means = found["times_as_fast"]["dynamo_eager"]["eager"]
+    means = found["times_as_fast"]["dynamo_eager"]
     assert means["cases"] == 2 and 0 < means["worst"] <= means["geometric_mean"]
     assert "geometric mean" in table.table(found)
 
@@ -631,64 +595,58 @@ def test_what_was_done_before_an_interruption_is_kept(
 
     arguments_of_load: list[str] = []
     monkeypatch.setattr(in_process, "ask", interrupted)
-    done: list[str] = []
     cases = [Case(f"{file}:linear"), Case(f"{file}:linear", "train")]
-    found = Bench(BenchSettings(["eager"], rounds=2), lambda text: None, done.append).run(cases)
+    found = Bench(BenchSettings(["eager"], rounds=2), lambda text: None).run(cases)
     assert len(found["cases"]) == 1 and found["interrupted"]
     assert exit_code(found) == 2
-    [line] = done
-    assert line.startswith("1/2 ") and " ms" in line
     with pytest.raises(KeyboardInterrupt):
         Bench(BenchSettings(["eager"]), lambda text: None).run(cases[1:])
 
 
-def rows(**milliseconds: list[float]) -> dict[str, Measurement]:
-    return {name: Measurement(rounds=values) for name, values in milliseconds.items()}
+def result_of(model: str, **milliseconds: list[float]) -> CaseResult:
+    result = CaseResult(Case(model), rows={name: Measurement(rounds=values) for name, values in milliseconds.items()})
+    result.summarize()
+    return result
 
 
 def test_geometric_means_are_of_cases_both_are_right_on() -> None:
     results = [
-        CaseResult(Case("a"), rows=rows(one=[2.0, 20.0, 4.0], two=[1.0, 10.0, 2.0])),  # busy in the second round
-        CaseResult(Case("b"), rows=rows(one=[1.0], two=[2.0])),
-        CaseResult(Case("c"), rows=rows(one=[1.0], two=[])),
+        result_of("a", one=[2.0, 20.0, 4.0], two=[1.0, 10.0, 2.0]),  # busy in the second round
+        result_of("b", one=[1.0], two=[2.0]),
+        result_of("c", one=[1.0], two=[]),
         CaseResult(Case("d"), message="failed: it was not there"),
     ]
     found = geometric_means(results, ["one", "two"])
-    assert found["two"]["one"]["geometric_mean"] == pytest.approx(1.0)
-    assert found["two"]["one"]["worst"] == 0.5 and found["two"]["one"]["worst_case"] == "b: inference"
-    assert found["one"]["two"]["cases"] == 2
+    assert found["two"]["geometric_mean"] == pytest.approx(1.0)
+    assert found["two"]["worst"] == 0.5 and found["two"]["worst_case"] == "b: inference"
+    assert found["two"]["cases"] == 2 and results[2].rows["two"].times_as_fast is None
 
 
 # -------------------------------------------------------------------------------------------------------- measuring
 
 
-def test_short_calls_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, calls = SimpleNamespace(now=0.0), 0
-    clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(timing, "time", clock)
+def test_the_first_call_of_a_turn_is_not_timed() -> None:
+    calls = []
 
     def call() -> None:
-        nonlocal calls
-        clock.now, calls = clock.now + 1e-5, calls + 1
+        calls.append(None)
+        time.sleep(0.2 if len(calls) == 1 else 0)
 
-    turn = timing.turn_of(call)
-    assert turn.calls > 10 and 2 <= turn.samples <= 20
-    calls = 0
-    assert turn.milliseconds(call) == pytest.approx(0.01)
-    assert calls > turn.calls * turn.samples, "those that warm up too"
+    assert timing.milliseconds(call) < 100
+    assert len(calls) > 10, "short calls are timed together"
 
 
 def test_memory_is_that_of_this_process() -> None:
-    if memory.resident() is None or not memory.reset_peak():
+    if machine.resident() is None or not machine.reset_peak():
         pytest.skip("not on Linux, or /proc is not writable")
-    before = memory.resident()
+    before = machine.resident()
     with mmap.mmap(-1, 64 * 2**20) as block:  # the system's: malloc may have as much free that is resident already
         block[::4096] = b"x" * len(range(0, len(block), 4096))
-        held = memory.resident()
+        held = machine.resident()
     assert before is not None and held is not None and held - before > 60 * 2**20
-    assert memory.peak() > held - 2**20  # type: ignore[operator]  # the system counts in batches of pages
-    memory.reset_peak()
-    assert memory.peak() < held - 60 * 2**20  # type: ignore[operator]
+    assert machine.peak() > held - 2**20  # type: ignore[operator]  # the system counts in batches of pages
+    machine.reset_peak()
+    assert machine.peak() < held - 60 * 2**20  # type: ignore[operator]
 
 
 def test_a_turn_ends_when_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -708,22 +666,10 @@ def test_a_turn_ends_when_its_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> 
 
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
-    assert not timing.wait_until_quiet(longest=0.05)
+    timing.wait_until_quiet(longest=0.05)
     assert clock.now < clock.busy_until
-    assert timing.wait_until_quiet(longest=30)
+    timing.wait_until_quiet(longest=30)
     assert clock.busy_until <= clock.now < 0.5
-
-
-def test_time_outside_sessions_is_known_where_sessions_run() -> None:
-    model = torch.compile(torch.nn.Linear(4, 4), backend="onnxrt")
-    x = torch.randn(2, 4)
-    with torch.no_grad():
-        model(x)
-        before = torch.compile(torch.nn.Linear(4, 4), backend="eager")
-        assert sessions.microseconds_outside(lambda: before(x)) is None
-        outside = sessions.microseconds_outside(lambda: model(x))
-        assert outside is not None and outside > 0
-        torch.testing.assert_close(model(x), model._orig_mod(x))
 
 
 def test_loss() -> None:
@@ -744,7 +690,7 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     except SystemExit as caught:  # the parser's
         code = int(str(caught.code))
     assert code == 2
-    return capsys.readouterr().err
+    return "".join(capsys.readouterr())
 
 
 @pytest.mark.sampled(5)
@@ -758,15 +704,11 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bert", "--backends", "eager,,"], "--backends"),
         (["bert", "--backends", "eager,eager"], "'eager' twice"),
         (["bert", "--backends", "nowhere.py:make"], "nowhere.py"),
-        (["bert", "--beams", "2"], "--beams.* --decode"),
         (["bert", "--tokens", "8"], "--tokens.* --decode"),
         (["bert", "--train", "--decode"], "--decode.* --train"),
         (["bert", "--rounds", "0"], "--rounds.* 1"),
-        (["bert", "--optimizer", "sgd"], "--optimizer.* --train"),
         (["bert", "--quantize", "int3"], "--quantize.* 'int3'.*int8-weights"),
         (["mlp", "--quantize", "int8-weights", "--train"], "--quantize.* --train"),
-        (["llama", "--quantize", "int8-static", "--decode"], "--quantize int8-static.* --decode"),
-        (["mlp", "--backends", "eager:float"], "'eager:float'.* --quantize"),
         (["bert", "--options", "opset"], "NAME=VALUE"),
         (["bert", "--json", "no/such/folder/x.json"], "no/such/folder"),
         (["bert", "--json", "."], "directory"),
@@ -790,7 +732,6 @@ def test_bad_arguments(arguments: list[str], datum: str, capsys: pytest.CaptureF
         (["{file}:linear", "--decode"], ["--decode", "generate()"]),
         (["mlp", "--decode"], ["--decode", "mlp", "llama"]),
         (["{file}:only_float32", "--quantize", "int8-weights"], ["int8-weights", "nothing to quantize", "nn.Linear"]),
-        (["{file}:only_float32", "--quantize", "int8-static"], ["int8-static", "nothing to quantize", "nn.Conv2d"]),
         (["mlp", "--backends", "onnxr"], ["'onnxr'", "'onnxrt'"]),
         (["mlp", "--backends", "{file}:nothing"], ["nothing"]),
         (["mlp", "--options", "opest=20"], ["'opest'", "'opset'"]),
@@ -807,7 +748,6 @@ def test_what_only_the_processes_can_see(
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'transformers>=5'" in said_of(["bert"], capsys)
-    assert "pip install 'torchao>=0.18'" in said_of(["mlp", "--quantize", "int8-weights"], capsys)
 
 
 def test_a_missing_compiler_is_named() -> None:
@@ -829,20 +769,20 @@ def test_errors_are_a_line_with_their_cause() -> None:
 @pytest.fixture
 def found() -> dict[str, Any]:
     """Two cases, one backend wrong on one of them."""
-    row = Measurement(rounds=[1.5, 1.0], milliseconds=1.25, spread=0.25, first_seconds=0.01, peak_bytes=3 * 2**20)
-    quick = Measurement(
-        rounds=[0.5, 0.5], milliseconds=0.5, spread=0.0, first_seconds=3.21, microseconds_outside_sessions=40.0
-    )
+    row = Measurement(rounds=[1.5, 1.0], first_seconds=0.01, peak_bytes=3 * 2**20)
+    quick = Measurement(rounds=[0.5, 0.5], first_seconds=3.21)
     wrong = Measurement("wrong", "result 0: off float64 by 3")
     results = [
         CaseResult(Case("a"), parameters=1_200_000, sizes=["2x8"], threads=2, rows={"eager": row, "onnxrt": quick}),
         CaseResult(Case("b"), parameters=1, sizes=["2x8"], threads=2, rows={"eager": row, "onnxrt": wrong}),
     ]
+    for result in results:
+        result.summarize()
     return {
         "machine": {**machine.machine(), "threads": 2},
         "settings": {"backends": ["eager", "onnxrt"], "rounds": 2},
         "interrupted": False,
-        "cases": [result.as_json() for result in results],
+        "cases": [{"label": result.case.label, **dataclasses.asdict(result)} for result in results],
         "times_as_fast": geometric_means(results, ["eager", "onnxrt"]),
     }
 
@@ -854,12 +794,6 @@ def test_the_table_fits_a_terminal(found: dict[str, Any]) -> None:
     assert "2.50" in text and "0.5000 ± 0.0000" in text and "1.25 ± 0.25" in text
     assert re.search("^onnxrt: .*result 0: .* 3", text, re.M)
     assert lines["onnxrt"]
-
-
-def test_ratios_are_none_without_times() -> None:
-    result = CaseResult(Case("a"), rows=rows(one=[1.0], two=[]))
-    assert result.times_as_fast("one", "two") is None
-    assert math.isclose(CaseResult(Case("a"), rows=rows(one=[1.0], two=[3.0])).times_as_fast("one", "two") or 0, 3.0)
 
 
 def test_every_model_is_listed_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

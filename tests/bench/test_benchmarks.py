@@ -109,7 +109,7 @@ def test_functions_are_timed_in_turns() -> None:
 def test_comparisons_are_within_rounds() -> None:
     slow, fast = [2.0, 20.0, 4.0], [1.0, 10.0, 2.0]  # the machine was busy in the second round
     assert timing.median_ratio(slow, fast) == 2
-    assert timing.median_difference([3.0, 13.0, 5.0], [1.0, 11.0, 3.0]) == (2, 0)
+    assert measure.median_difference([3.0, 13.0, 5.0], [1.0, 11.0, 3.0]) == (2, 0)
 
 
 def test_constants_are_not_counted_and_nodes_of_inner_graphs_are() -> None:

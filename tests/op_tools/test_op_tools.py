@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import io
@@ -22,17 +23,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from onnxscript import opset18
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForSequenceClassification
 
-from dynamo_backends import op_tools
+from dynamo_backends import op_tools, register_converter
 from dynamo_backends.cli import main
 from dynamo_backends.common import operator_watchers
 from dynamo_backends.numerics import rule, whole_graph
 from dynamo_backends.op_tools.capture import operator_folder
-from dynamo_backends.op_tools.captures import find_calls
+from dynamo_backends.op_tools.captured import find_calls, run_call
 from dynamo_backends.op_tools.names import function_name, function_of, is_query
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,7 +260,7 @@ class TestCapture:
         assert torch.allclose(gradients["args[0]"], torch.ones(2, 4) @ w)
         assert torch.allclose(gradients["args[1]"], w.grad)
         description = json.loads((linear / "call.json").read_text())
-        assert description["operator"] == "torch.nn.functional.linear"
+        assert description["name"] == "torch.nn.functional.linear"
         assert Path(description["source"].rpartition(":")[0]).name == "test_op_tools.py"
 
     def test_an_argument_is_stored_as_it_was_before_the_call(self, tmp_path: Path) -> None:
@@ -324,6 +326,10 @@ def library() -> Iterator[torch.library.Library]:
     library._destroy()
 
 
+def _swish(x: torch.Tensor, beta: float) -> torch.Tensor:
+    return x * torch.sigmoid(x * beta)
+
+
 def _bent(x: torch.Tensor) -> torch.Tensor:
     return x.sin()
 
@@ -356,7 +362,7 @@ class TestCompare:
         assert torch.equal(torch.load(call / "input.pth", weights_only=True)["args"][0], x.sin())
         reference = torch.load(call / "reference.pth", weights_only=True)["output"]
         assert torch.allclose(reference, x.sin().double().exp())
-        assert main(["op", "run", str(call), "--compare"]) == 1
+        assert main(["op", "run", str(call)]) == 1
 
     def test_the_table_starts_with_what_is_wrong_and_then_with_the_largest_share(
         self, library: torch.library.Library
@@ -495,6 +501,17 @@ class TestCompare:
         }
         assert set(tool.unchecked) == {"torch.ops.op_tools_test.wrong"}
 
+    def test_a_wrong_converter_is_found_on_onnx_runtime_alone(self) -> None:
+        swish = torch.library.custom_op("op_tools_test_onnx::swish", mutates_args=())(_swish)
+        swish.register_fake(lambda x, beta: torch.empty_like(x))
+        register_converter(swish)(lambda x, beta: opset18.Mul(x, opset18.Sigmoid(x)))  # beta is missing
+        for reference, failed in (("float64", []), ("onnx", [1])):
+            with op_tools.OpAutoCompare(reference=reference, include="*swish*", capture=None, quiet=True) as tool:
+                for beta in (1.0, 2.0):
+                    swish(torch.arange(4.0), beta)
+            assert [item.number for item in tool.failed] == failed and not tool.unchecked
+        assert tool.failed[0].max_diff == pytest.approx(0.2024, abs=1e-3)
+
     def test_with_onnx_runtime_conditions_are_tried_in_pytorch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def needs_a_try(*values: Any) -> tuple[rule.Measure, rule.Beyond]:
             found, beyond = rule.judge(*values)
@@ -597,7 +614,7 @@ class TestOverflow:
         for source, found in (
             (check.first.source, check.first.module),
             (compared.source, compared.module),
-            (captured.source, captured.module_path),
+            (captured.source, captured.module),
         ):
             assert re.fullmatch(r"transformers/.*bert.py:\d+, called from .*test_op_tools.py:\d+", source)
             assert found == module
@@ -838,31 +855,25 @@ class TestCommand:
         text = capsys.readouterr().out
         assert "torch.nn.functional.linear" in text and "f32[2, 3]" in text and "op run" in text
         assert main(["op", "ls", str(captured), "--json"]) == 0
-        assert {call["operator"] for call in json.loads(capsys.readouterr().out)} >= {"torch.nn.functional.dropout"}
+        assert {call["name"] for call in json.loads(capsys.readouterr().out)} >= {"torch.nn.functional.dropout"}
 
-    @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-    def test_run(self, captured: Path, runtime: str, capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize("reference", ["float64", "onnx"])
+    def test_run(self, captured: Path, reference: str, capsys: pytest.CaptureFixture[str]) -> None:
         call = str(captured / "torch.nn.functional.linear" / "0")
-        assert main(["op", "run", call, "--runs", "3", "--compare", "--runtime", runtime, "--json"]) == 0
-        (ran,) = json.loads(capsys.readouterr().out)["ran"]
-        assert len(ran["forward_seconds"]) == len(ran["backward_seconds"]) == 3
-        assert {verdict["value"] for verdict in ran["verdicts"]} == {
-            "output",
-            "gradient of args[0]",
-            "gradient of args[1]",
-        }
-        assert max(ran["difference_to_captured"].values()) < 1e-5
+        assert main(["op", "run", call, "--reference", reference, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["comparisons"]
+        assert {item["value"] for item in found} == {"output", "gradient of args[0]", "gradient of args[1]"}
         assert main(["op", "run", call, "--forward-only"]) == 0
-        text, hint = capsys.readouterr().out.rsplit("try: dynamo-backends ", 1)
-        assert "forward: " in text and "backward: " not in text
-        assert main(shlex.split(hint)) == 0
+        assert "gradient" not in capsys.readouterr().out
 
     def test_all_of_a_folder_again_with_the_same_random_numbers(
         self, captured: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["op", "run", str(captured), "--compare", "--json"]) == 0
-        ran = {item["operator"]: item for item in json.loads(capsys.readouterr().out)["ran"]}
-        assert ran["torch.nn.functional.dropout"]["difference_to_captured"]["output"] == 0
+        assert main(["op", "run", str(captured), "--json"]) == 0
+        found = {item["name"] for item in json.loads(capsys.readouterr().out)["comparisons"]}
+        assert found >= {"torch.nn.functional.dropout", "torch.nn.functional.linear", "torch.Tensor.__getitem__"}
+        (dropout,) = find_calls(captured / "torch.nn.functional.dropout")
+        assert torch.equal(run_call(dropout, contextlib.nullcontext())["output"], dropout.read("output")["output"])
 
     def test_what_ls_suggests_runs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -896,13 +907,13 @@ class TestCommand:
             imported: dict[str, list[str]] = {}
             for call in find_calls(tool.folder.location):
                 assert main(["op", "ls", f"./{call.folder.relative_to(tmp_path)}"]) == 0
-                printed = capsys.readouterr().out.splitlines()[-1]
+                printed = next(line for line in capsys.readouterr().out.splitlines() if re.match("try|no call", line))
                 if not printed.startswith("try: "):
-                    refused.add(call.operator.split(".")[0 if "onnxruntime" in call.operator else 1])
+                    refused.add(call.name.split(".")[0 if "onnxruntime" in call.name else 1])
                     continue
-                words = shlex.split(printed)
-                if words[-1] == "shop_of_a_test":
-                    imported[call.operator] = words
+                words = shlex.split(printed.replace("--import MODULE", "--import shop_of_a_test"))
+                if "shop_of_a_test" in words:
+                    imported[call.name] = words
                 assert main(words[2:]) == 0, printed
             capsys.readouterr()
             assert refused == {"mv", "relu", "onnxruntime"}
@@ -934,7 +945,7 @@ class TestCommand:
         torch.save({"args": ({"__type__": "torch", "value": "load"},), "kwargs": {}}, call / "input.pth")
         assert main(["op", "run", str(call)]) == 2
         description = json.loads((call / "call.json").read_text())
-        for change in ({"operator": "os.system"}, {"operator": 3}, {"format": 99}):
+        for change in ({"name": "os.system"}, {"name": 3}, {"format": 99}):
             (call / "call.json").write_text(json.dumps(description | change))
             assert main(["op", "run", str(call)]) == 2
         (call / "call.json").write_text("{")
@@ -980,7 +991,7 @@ def test_only_a_registered_operator_is_imported_from_a_library(
         torch.ones(2).sin()
     (call,) = tool.folder.location.glob("*sin/0")
     description = json.loads((call / "call.json").read_text())
-    (call / "call.json").write_text(json.dumps(description | {"operator": name}))
+    (call / "call.json").write_text(json.dumps(description | {"name": name}))
     assert main(["op", "run", str(call)]) == 2
     printed = capsys.readouterr().err
     assert repr(name) in printed and ("import" in printed) == is_to_be_imported

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import counted
 
-from dynamo_backends.bench import memory
+from dynamo_backends.bench import machine
 from dynamo_backends.runtime import memory_arena
 
 MB = 2**20
@@ -33,7 +33,7 @@ def watchers() -> list[threading.Thread]:
 GIVING_BACK = """
 import time
 import torch
-from dynamo_backends.bench import memory
+from dynamo_backends.bench import machine
 
 def large(x):
     y = torch.stack([x + i for i in range(100)])  # 400 MB
@@ -43,15 +43,15 @@ compiled, x = torch.compile(large, backend="onnxrt", options={"idle_seconds": 1}
 with torch.no_grad():
     torch.testing.assert_close(compiled(x), large(x), rtol=1e-3, atol=1.0)  # sums in another order
     compiled(x)
-before = memory.resident()
+before = machine.resident()
 end = time.monotonic() + 200
-while memory.resident() > before - 200 * 2**20 and time.monotonic() < end:
+while machine.resident() > before - 200 * 2**20 and time.monotonic() < end:
     time.sleep(0.1)
-print(before - memory.resident())
+print(before - machine.resident())
 """
 
 
-@pytest.mark.skipif(memory.resident() is None, reason="not on Linux")
+@pytest.mark.skipif(machine.resident() is None, reason="not on Linux")
 def test_memory_is_given_back_when_no_session_runs() -> None:
     """In a process of its own: in this one, sessions of other tests hold parts of large blocks."""
     done = subprocess.run([sys.executable, "-c", GIVING_BACK], capture_output=True, text=True, timeout=300)
@@ -84,7 +84,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.skipif(memory.resident() is None, reason="not on Linux")
+@pytest.mark.skipif(machine.resident() is None, reason="not on Linux")
 def test_a_call_after_a_pause_finds_its_memory() -> None:
     done = subprocess.run([sys.executable, "-c", PAUSES], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

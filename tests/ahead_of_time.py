@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..graphs.guard_filter import keep_value_guards_unsafe
-from .loading import Inputs
+from dynamo_backends.bench.loading import Inputs
+from dynamo_backends.graphs.guard_filter import keep_value_guards_unsafe
 
 
 class TensorResults(torch.nn.Module):
