@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import math
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..dumps.model_comparison import ModelComparison
+    from ..dumps.model_judging import ValueDifference
     from ..dumps.model_rows import AlignedRow
     from ..dumps.model_values import Runtime
-    from ..dumps.value_differences import Difference
 
 _MAX_ROWS = 200
 """A longer table shows only values that differ, and outputs."""
@@ -229,7 +228,7 @@ _RANKED = 10
 
 def _text(comparison: ModelComparison, *, everything: bool) -> str:
     """The table of a comparison, its legend and notes, and the verdict."""
-    from ..dumps.value_differences import EQUAL
+    from ..dumps.model_judging import EQUAL
 
     shown = list(comparison.rows)
     if len(shown) > _MAX_ROWS and not everything:
@@ -274,7 +273,7 @@ def _place(row: AlignedRow) -> str:
 
 def legend_text(marks: Collection[str]) -> str:
     """What the marks in a table mean."""
-    from ..dumps.value_differences import LEGEND
+    from ..dumps.model_judging import LEGEND
 
     return "; ".join(f"{mark} {meaning}" for mark, meaning in LEGEND.items() if mark in marks)
 
@@ -296,7 +295,7 @@ def _cells(row: AlignedRow, is_first: bool) -> Sequence[object]:
         row.second and row.second.name,
         error or ("0" if row.local is not None else ""),
         f"{measured.limit:.1e}" if measured is not None else "",
-        row.total and error_text(row.total),
+        row.total and _error_text(row.total),
     )
 
 
@@ -305,44 +304,31 @@ def _change(values: Sequence[str]) -> str:
     return "→".join(dict.fromkeys(values))
 
 
-def error_text(difference: Difference) -> str:
+def _error_text(found: ValueDifference) -> str:
     """The largest error, or a few words on another kind of difference."""
-    if difference.is_equal:
+    if found.is_equal:
         return "0"
-    if difference.what:
-        return difference.what
-    if difference.measured.nonfinite:
-        return f"{difference.measured.nonfinite} NaN or infinite"
-    return f"{difference.measured.max_abs:.1e}" if difference.dtype else f"{difference.differing} differ"
+    measured = found.verdict.ours
+    if measured is None or found.verdict.complaint:
+        return str(found)
+    return f"{measured.nonfinite} NaN or infinite" if measured.nonfinite else f"{measured.max_abs:.1e}"
 
 
 def _largest_error(comparison: ModelComparison) -> str:
     """The largest difference of the outputs, if all are right."""
     if not comparison.ok:
         return ""
-    errors = [(row.total, row) for row in comparison.outputs if row.total and not row.total.is_equal]
-    if not errors:
+    rows = [row for row in comparison.outputs if row.total and not row.total.is_equal]
+    if not rows:
         return ": all outputs are equal"
-    worst, row = max(errors, key=lambda item: item[0].measured.relative)
-    return f": largest difference of the outputs {error_text(worst)}, in {row.name}"
+    worst = max(rows, key=lambda row: row.total.noise if row.total else 0.0)
+    return f": largest difference of the outputs {worst.total and _error_text(worst.total)}, in {worst.name}"
 
 
 def _as_json(comparison: ModelComparison) -> dict[str, object]:
     def row_as_json(row: AlignedRow) -> dict[str, object]:
-        local = row.local
-        return {
-            "mark": row.mark,
-            "first": row.first,
-            "second": row.second,
-            "local": local
-            and {
-                "complaint": local.verdict.complaint,
-                "measure": local.verdict.ours and local.verdict.ours.as_json(),
-                "noise": local.noise if math.isfinite(local.noise) else None,
-                "together_with": list(local.segment),
-            },
-            "total": row.total and row.total.as_json(),
-        }
+        differences = {"local": row.local and row.local.as_json(), "total": row.total and row.total.as_json()}
+        return {"mark": row.mark, "first": row.first, "second": row.second, **differences}
 
     first_different = comparison.first_different
     return {

@@ -30,13 +30,23 @@ import numpy as np
 from ..common.suggestions import unknown_name
 from ..numerics.verdicts import Verdict
 from .model_inputs import DEFAULT_SIZE, computed_inputs, read_feeds, same_inputs
-from .model_judging import ComputedValue, LocalDifference, ModelReference, coarsest_of, decibels
-from .model_rows import AlignedRow, Alignment, aligned, mark_of, row_of, total_noise
+from .model_judging import (
+    DIFFERENT,
+    ONLY_FIRST,
+    ONLY_SECOND,
+    UNSURE,
+    ComputedValue,
+    ModelReference,
+    ValueDifference,
+    coarsest_of,
+    decibels,
+    difference,
+)
+from .model_rows import AlignedRow, Alignment, aligned, row_of
 from .model_sessions import random_operators
 from .model_values import ModelRun, NodeValue, Runtime, run_model
-from .models import OnnxModel, load_model
+from .models import OnnxModel, OnnxValue, load_model
 from .reading import DATA_SET, DumpError, find_run
-from .value_differences import DIFFERENT, ONLY_FIRST, ONLY_SECOND, UNSURE, OnnxValue, difference
 
 _QUANTIZED = (
     "QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear", "QLinear", "MatMulInteger", "ConvInteger",
@@ -53,7 +63,7 @@ class Reference(Protocol):
 
     def judge(
         self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, LocalDifference]:
+    ) -> dict[str, ValueDifference]:
         """Judges values, by the names of its own that they correspond to; with other ``constants`` than its own."""
 
 
@@ -99,7 +109,7 @@ class ModelComparison:
             both = len(self.outputs) - len(alone)
             return f"diverges: outputs that one model alone has: {names}; {both} that both have agree"
         if self.is_quantized and self.ranked:
-            most, outputs = self.ranked[0], max((item.noise for item in self.outputs), default=0.0)
+            most, outputs = self.ranked[0], max((item.total.noise for item in self.outputs if item.total), default=0.0)
             assert most.first is not None and most.local is not None
             return (
                 f"quantized: outputs differ by {percent(outputs)}; by itself, {most.first.described} differs most, by "
@@ -191,7 +201,7 @@ def judged_rows(
             return row_of(a, b, "")
         total = difference(a.value, b.value)
         if a.name in judged:
-            return row_of(a, b, mark_of(judged[a.name]), judged[a.name], total, noise=total_noise(a, b))
+            return row_of(a, b, judged[a.name].mark(), judged[a.name], total)
         is_judged = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)  # and was left out
         return row_of(a, b, UNSURE if is_judged or a.name not in sure else total.mark(), total=total)
 
@@ -199,7 +209,7 @@ def judged_rows(
         """Whose shapes must be equal, while values inside may be kept in another one."""
         if a is None or b is None or (what := _other_shape(a.value, b.value)) is None:
             return row(a, b)
-        return row_of(a, b, DIFFERENT, LocalDifference(Verdict(what), is_equal=False))
+        return row_of(a, b, DIFFERENT, ValueDifference(Verdict(what)))
 
     results = [*(row(a, b) for a, b in found.results), *(output_row(a, b) for a, b in found.outputs)]
     inputs = {item.name: item.inputs for item in one.values}
@@ -267,7 +277,7 @@ def _as_read(run: ModelRun) -> dict[str, NodeValue]:
 
 def _judged(
     reference: Reference, computed: Mapping[str, ComputedValue], sure: Collection[str]
-) -> dict[str, LocalDifference]:
+) -> dict[str, ValueDifference]:
     """The judgement of values by name; those that are not sure to correspond are left out if they are wrong."""
     left = dict(computed)
     while True:

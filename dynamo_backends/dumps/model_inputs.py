@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from .model_values import ModelRun
-from .models import InputType, OnnxModel, Sizes
+from .models import InputType, OnnxModel, OnnxValue, Sizes, kind_of
 from .reading import DATA_SET, DumpError, read_data_set, read_tensor
-from .value_differences import OnnxValue, kind_of
 
 DEFAULT_SIZE = 3  # of symbolic dimensions
 

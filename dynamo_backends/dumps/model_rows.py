@@ -12,20 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .model_inputs import Matched, content
-from .model_judging import LocalDifference, as_tensor, noise_of
+from .model_judging import ONLY_FIRST, ONLY_SECOND, ValueDifference, difference
 from .model_values import ModelRun, NodeValue
-from .models import type_name
-from .value_differences import (
-    DIFFERENT,
-    EQUAL,
-    ONLY_FIRST,
-    ONLY_SECOND,
-    ROUNDING,
-    Difference,
-    described,
-    difference,
-    kind_of,
-)
+from .models import described, kind_of, type_name
 
 _RELIABLE = 0.8  # names are trusted if this share of the common names has the same type in both models
 
@@ -67,15 +56,13 @@ class AlignedRow:
         mark: a key of ``LEGEND``.
         local: how the second differs from what the first model computes on the second's own numbers.
         total: how both differ, with the errors of all nodes before.
-        noise: the size of that difference, see ``LocalDifference``.
     """
 
     mark: str
     first: Side | None
     second: Side | None
-    local: LocalDifference | None = None
-    total: Difference | None = None
-    noise: float = 0.0
+    local: ValueDifference | None = None
+    total: ValueDifference | None = None
 
     @property
     def name(self) -> str:
@@ -130,30 +117,12 @@ def row_of(
     a: NodeValue | None,
     b: NodeValue | None,
     mark: str,
-    local: LocalDifference | None = None,
-    total: Difference | None = None,
-    *,
-    noise: float = 0.0,
+    local: ValueDifference | None = None,
+    total: ValueDifference | None = None,
 ) -> AlignedRow:
     """A row; with one value only, ``mark`` says that."""
     first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
-    if a is None or b is None:
-        mark = ONLY_FIRST if b is None else ONLY_SECOND
-    return AlignedRow(mark, first, second, local, total, noise)
-
-
-def total_noise(a: NodeValue, b: NodeValue) -> float:
-    """The size of the whole difference of two values, see ``LocalDifference``."""
-    if not isinstance(a.value, np.ndarray) or not isinstance(b.value, np.ndarray) or a.value.size != b.value.size:
-        return 0.0
-    if "float" not in (kind_of(a.value.dtype), kind_of(b.value.dtype)):
-        return 0.0
-    return noise_of(as_tensor(b.value.reshape(a.value.shape)), as_tensor(a.value))
-
-
-def mark_of(local: LocalDifference) -> str:
-    """``=``, ``~`` or ``!``."""
-    return DIFFERENT if local.is_wrong else EQUAL if local.is_equal else ROUNDING
+    return AlignedRow(ONLY_SECOND if a is None else ONLY_FIRST if b is None else mark, first, second, local, total)
 
 
 def _match_stored(

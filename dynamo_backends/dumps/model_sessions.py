@@ -38,10 +38,9 @@ from ..runtime.custom_operators import VARIABLE, libraries_of_environment
 from ..runtime.messages import ORT_ERRORS
 from ..runtime.provider_options import is_own
 from . import repro
-from .models import OnnxModel
+from .models import OnnxModel, OnnxValue, kind_of
 from .reading import DumpedRegion, DumpError
 from .schema import Settings
-from .value_differences import OnnxValue, kind_of
 
 _EXTERNAL = "session.optimized_model_external_initializers_"
 
@@ -179,11 +178,15 @@ def session_of_region(
     Raises:
         DumpError: as ``ModelSession``, or a constant was not recorded.
     """
+    return ModelSession(model, settings, constants_of(region, inputs), write=write, profile=profile)
+
+
+def constants_of(region: DumpedRegion, inputs: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
+    """The inputs of a region that the session of the run held as constants; ``DumpError`` if one was not recorded."""
     missing = [name for name in region.entry.constants if name not in inputs]
     if missing:
         raise DumpError(f"{region.folder}: the dump is incomplete, the weight {missing[0]} was not recorded")
-    constants = {name: inputs[name] for name in region.entry.constants}
-    return ModelSession(model, settings, constants, write=write, profile=profile)
+    return {name: inputs[name] for name in region.entry.constants}
 
 
 def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:

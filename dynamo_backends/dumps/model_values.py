@@ -25,10 +25,10 @@ from onnx.external_data_helper import uses_external_data
 from ..errors import first_line
 from ..graphs.locations import frames_of, line_of_layer_in
 from .model_sessions import ModelSession, operator_of
-from .models import OnnxModel, load_model
+from .models import OnnxModel, OnnxValue, described, kind_of, load_model
 from .reading import DumpError
+from .reference_evaluator import reference_evaluator
 from .schema import Settings
-from .value_differences import OnnxValue, described, epsilon, kind_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +62,6 @@ class ModelRun:
     outputs: Mapping[str, OnnxValue]  # by name, in order
     model: OnnxModel | None = None  # with ``optimize`` the optimized model; ``None`` for a program of PyTorch's
     folder: object = None  # keeps the files of an optimized model
-
-    @property
-    def computed(self) -> dict[str, OnnxValue]:
-        """The results of nodes by name, and the outputs as ``output NAME``."""
-        found = {item.name: item.value for item in self.values if item.kind == "result"}
-        return found | {f"output {name}": value for name, value in self.outputs.items()}
 
 
 def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
@@ -163,40 +157,3 @@ def _reference_results(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict
     except Exception as error:  # an operator's Python code may raise anything
         said = f"{type(error).__name__}: {first_line(str(error))}"
         raise DumpError(f"{model.name}: the reference evaluator fails: {said}") from error
-
-
-def reference_evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
-    """onnx-array-api's evaluator, with two operators replaced that do not follow ONNX.
-
-    onnx-array-api 0.3's ``ScatterElements`` ignores the reduction ``mul``: onnx's own is used. onnx 1.23's
-    ``GatherElements`` fails on more than 64 rows, and if there are fewer indices than elements along another axis.
-    """
-    from onnx.reference import ReferenceEvaluator
-    from onnx.reference.op_run import OpRun
-    from onnx_array_api.reference import ExtendedReferenceEvaluator
-
-    class GatherElements(OpRun):
-        """``data`` may be larger than ``indices`` along the other axes."""
-
-        def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
-            axis %= data.ndim
-            within = tuple(slice(None if i == axis else size) for i, size in enumerate(indices.shape))
-            return (np.take_along_axis(data[within], indices.astype(np.int64), axis),)
-
-    known = [item for item in ExtendedReferenceEvaluator.default_ops if item.__name__ != "ScatterElements"]
-    known.append(GatherElements)
-    return ReferenceEvaluator(model, new_ops=ExtendedReferenceEvaluator.filter_ops(model, known, opsets=None))
-
-
-def perturbed(value: OnnxValue, unit: float, generator: np.random.Generator) -> OnnxValue:
-    """A floating-point tensor with each element changed by ``unit`` of itself, up or down at random.
-
-    The unit is at least that of the tensor's dtype. Other values are returned unchanged.
-    """
-    if not isinstance(value, np.ndarray) or kind_of(value.dtype) != "float":
-        return value
-    relative = max(unit, epsilon(value.dtype))
-    signs = generator.integers(0, 2, value.shape) * 2 - 1
-    with np.errstate(all="ignore"):
-        changed = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
-        return np.where(np.isfinite(changed.astype(np.float64)), changed, value)

@@ -12,9 +12,10 @@ from the values that the file computed before it, see ``numerics.segments``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,18 @@ from torch.utils import _pytree as pytree
 from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
 from ..graphs.locations import line_of_layer, module_path
-from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widen, widened
+from ..numerics.arrays import as_array
+from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widened
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict, epsilon
 from .model_comparison import ModelComparison, is_quantized, judged_rows, other_dtypes
 from .model_inputs import Matched, with_precision
-from .model_judging import ComputedValue, LocalDifference, as_tensor, judge, noise_of
+from .model_judging import ComputedValue, ValueDifference, as_tensor, judge, noise_of
 from .model_rows import aligned
 from .model_values import ModelRun, NodeValue, Runtime, run_model
-from .models import OnnxModel
+from .models import OnnxModel, OnnxValue, kind_of
 from .reading import DumpError
-from .value_differences import OnnxValue, kind_of
+from .reference_evaluator import Change
 
 
 def compare_with_program(
@@ -120,13 +122,13 @@ class ProgramReference:
 
     def judge(
         self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, LocalDifference]:
+    ) -> dict[str, ValueDifference]:
         """See ``model_judging.ModelReference``."""
         known = {_key(self._nodes[name]): self._fitting(name, item.array) for name, item in values.items()}
         names = {_key(self._nodes[name]): name for name in values}
         given = {self._nodes[name]: self._fitting(name, value) for name, value in (constants or {}).items()}
         check = SegmentCheck(list(self._graph.nodes), {**self._given, **given}, RecordedValues(known))
-        found: dict[str, LocalDifference] = {}
+        found: dict[str, ValueDifference] = {}
         for judged in check.judge():
             name = names.get((judged.node, judged.index))
             if name is not None:
@@ -202,26 +204,27 @@ def array_of(value: object) -> OnnxValue:
     return plain.float().numpy() if plain.dtype is torch.bfloat16 else plain.numpy()
 
 
-def _difference(judged: Judged, value: ComputedValue) -> LocalDifference:
+def _difference(judged: Judged, value: ComputedValue) -> ValueDifference:
     before = [node.name for node in judged.segment if node is not judged.node and node.target is not operator.getitem]
     if judged.complaint or not isinstance(judged.value, torch.Tensor) or not isinstance(judged.expected, torch.Tensor):
-        return LocalDifference(Verdict(judged.complaint), not judged.complaint, 0.0, before)
+        return ValueDifference(Verdict(judged.complaint), segment=before)
     if judged.is_wrong and is_floating(judged.expected) and epsilon(value.coarsest) > epsilon(judged.expected.dtype):
-        return judge(value.array, judged.expected, value.coarsest, functools.partial(_again, judged), lambda: 1, before)
-    is_equal = judged.by == "equal" and not judged.is_wrong
-    return LocalDifference(judged.verdict(), is_equal, noise_of(judged.value, judged.expected), before)
+        found = judge(value.array, judged.expected, value.coarsest, functools.partial(_again, judged))
+        return dataclasses.replace(found, segment=before)
+    return ValueDifference(judged.verdict(), noise_of(judged.value, judged.expected), before)
 
 
-def _again(judged: Judged, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _again(judged: Judged, change: Change) -> torch.Tensor | None:
     """What a segment computes in float64 from changed numbers."""
     environment: Environment = {
-        node: change(widen(value)) if is_floating(value) else value for node, value in judged.inputs.items()
+        node: torch.from_numpy(change(as_array(value))) if is_floating(value) else value
+        for node, value in judged.inputs.items()
     }
     try:
         for node in judged.segment:
             environment[node] = widened(run_only_exact(node, environment))
     except KERNEL_ERRORS:
-        return judged.expected
+        return None
     found: Any = environment[judged.node]
     result: torch.Tensor = found if judged.index is None else found[judged.index]
     return result

@@ -466,7 +466,8 @@ def test_nothing_in_the_cut_can_be_spared(with_faulty_optimizers: None, tmp_path
     parts, feeds = Parts(ir.load(path)), dict(read_data_set(found.cut.folder / "test_data_set_0", "input"))
     with CandidateRunner() as runner:
         values = runner.run(parts.exposed(), feeds, PLAIN)
-        check = bisection.RanModel(parts, {**feeds, **values.outputs}, Settings(), runner)
+        search = bisection.BisectionSearch(found, tmp_path, runner, print, {})
+        check = bisection.RanModel(parts, {**feeds, **values.outputs}, Settings(), search)
         assert check([0, 1])
         assert not check([0]) and not check([1])
     again = bisect_file(path, feeds)
@@ -901,7 +902,7 @@ def test_the_current_folder_is_no_package_of_a_subprocess(hostile: Path, monkeyp
     assert outcome.kind == "ran", outcome
     settings = dataclasses.replace(PLAIN, custom_op_libraries=("/planted.so",))
     one = {"x": np.ones(1, np.float32)}
-    write_cut(hostile, CutModel(trivial_model(), settings, one, {"y": one["x"]}, {"y": 0.0}, "differs", ""), {})
+    write_cut(hostile, CutModel(trivial_model(), settings, one, {"y": one["x"]}, "differs", ""), {})
     assert run_repro(hostile).kind == "right", "neither of the folder's files nor of a library that the dump names"
     command = [sys.executable, "-m", "dynamo_backends", "ls", "-d", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
