@@ -326,17 +326,13 @@ def _largest_error(comparison: ModelComparison) -> str:
 
 
 def _as_json(comparison: ModelComparison) -> dict[str, object]:
-    def row_as_json(row: AlignedRow) -> dict[str, object]:
-        differences = {"local": row.local and row.local.as_json(), "total": row.total and row.total.as_json()}
-        return {"mark": row.mark, "first": row.first, "second": row.second, **differences}
-
     first_different = comparison.first_different
     return {
         "first": comparison.names[0],
         "second": comparison.names[1],
         "verdict": comparison.verdict,
         "ok": comparison.ok,
-        "first_different": None if first_different is None else row_as_json(first_different),
+        "first_different": first_different and first_different.as_json(),
         "notes": list(comparison.notes),
-        "rows": [row_as_json(row) for row in comparison.rows],
+        "rows": [row.as_json() for row in comparison.rows],
     }

@@ -42,7 +42,7 @@ from .model_judging import (
     decibels,
     difference,
 )
-from .model_rows import AlignedRow, Alignment, aligned, row_of
+from .model_rows import AlignedRow, Alignment, aligned
 from .model_sessions import random_operators
 from .model_values import ModelRun, NodeValue, Runtime, run_model
 from .models import OnnxModel, OnnxValue, load_model
@@ -81,18 +81,17 @@ class ModelComparison:
     @property
     def outputs(self) -> list[AlignedRow]:
         """The rows of the outputs."""
-        return [row for row in self.rows if "output" in (row.first and row.first.kind, row.second and row.second.kind)]
+        return [row for row in self.rows if row.is_output]
 
     @property
     def ok(self) -> bool:
         """Whether both have the same outputs, and each value of the second is right."""
-        is_alone = any(row.mark in (ONLY_FIRST, ONLY_SECOND) for row in self.outputs)
-        return self.first_different is None and not is_alone and not self.failure
+        return self.first_different is None and not self.failure and not any(row.is_alone for row in self.outputs)
 
     @property
     def ranked(self) -> list[AlignedRow]:
         """The results with an error of their own, the largest first, relative to the values."""
-        rows = [row for row in self.rows if row.local is not None and row.local.noise and row not in self.outputs]
+        rows = [row for row in self.rows if row.local is not None and row.local.noise and not row.is_output]
         return sorted(rows, key=lambda row: -row.local.noise if row.local is not None else 0.0)
 
     @property
@@ -104,7 +103,7 @@ class ModelComparison:
             return f"diverges {self.failure}"
         row = self.first_different
         if row is None:
-            alone = [row for row in self.outputs if row.mark in (ONLY_FIRST, ONLY_SECOND)]
+            alone = [row for row in self.outputs if row.is_alone]
             names = ", ".join(item.name for item in alone)
             both = len(self.outputs) - len(alone)
             return f"diverges: outputs that one model alone has: {names}; {both} that both have agree"
@@ -198,20 +197,19 @@ def judged_rows(
 
     def row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
         if a is None or b is None:
-            return row_of(a, b, "")
-        total = difference(a.value, b.value)
-        if a.name in judged:
-            return row_of(a, b, judged[a.name].mark(), judged[a.name], total)
-        is_judged = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)  # and was left out
-        return row_of(a, b, UNSURE if is_judged or a.name not in sure else total.mark(), total=total)
+            return AlignedRow(ONLY_SECOND if a is None else ONLY_FIRST, a, b)
+        if a.kind == "output" and a.shape != b.shape and None not in (a.shape, b.shape):  # others may be kept otherwise
+            return AlignedRow(DIFFERENT, a, b, ValueDifference(Verdict(f"shape {b.shape} instead of {a.shape}")))
+        total, is_stored = difference(a.value, b.value), a.kind not in ("result", "output")
+        if a.name in judged and not is_stored:
+            return AlignedRow(judged[a.name].mark(), a, b, judged[a.name], total)
+        # What could be judged and was left out, and constants that may have been folded into others.
+        is_left_out = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)
+        is_unsure = a.name not in of_wrong if is_stored else is_left_out or a.name not in sure
+        return AlignedRow(total.mark(UNSURE if is_unsure else DIFFERENT), a, b, None, total)
 
-    def output_row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
-        """Whose shapes must be equal, while values inside may be kept in another one."""
-        if a is None or b is None or (what := _other_shape(a.value, b.value)) is None:
-            return row(a, b)
-        return row_of(a, b, DIFFERENT, ValueDifference(Verdict(what)))
-
-    results = [*(row(a, b) for a, b in found.results), *(output_row(a, b) for a, b in found.outputs)]
+    of_wrong: set[str] = set()
+    results = [row(a, b) for a, b in (*found.results, *found.outputs)]
     inputs = {item.name: item.inputs for item in one.values}
 
     def read_by(item: AlignedRow) -> list[str]:
@@ -220,46 +218,23 @@ def judged_rows(
         return [name for node in (*nodes, item.name) for name in inputs.get(node, ())]
 
     wrong = [item for item in results if item.mark == DIFFERENT]
-    of_wrong = {name for item in wrong for name in read_by(item)}
-    stored = [_stored_row(a, b, of_wrong) for a, b in found.stored]
+    of_wrong.update(name for item in wrong for name in read_by(item))
+    stored = [row(a, b) for a, b in found.stored]
     different = {item.name: item for item in stored if item.mark == DIFFERENT}
-    first = wrong[0] if wrong else None
-    of_first = [name for name in read_by(first) if name in different] if first is not None else []
-    if first is None or not of_first:
-        return [*stored, *results], first
-    theirs = {a.name: b.value for a, b in found.stored if a is not None and b is not None and a.name in of_first}
-    is_cause = _is_right_with(reference, first.name, computed, theirs)
-    return [*stored, *results], different[of_first[0]] if is_cause else first
-
-
-def _is_right_with(
-    reference: Reference, name: str, computed: Mapping[str, ComputedValue], constants: Mapping[str, OnnxValue]
-) -> bool:
-    """Whether a wrong value is right if the reference has the other model's constants."""
-    arrays = {key: value for key, value in constants.items() if isinstance(value, np.ndarray)}
-    again = reference.judge(computed, arrays)
-    return name not in again or not again[name].is_wrong
-
-
-def _other_shape(a: OnnxValue, b: OnnxValue) -> str | None:
-    """How the shape of an output differs."""
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or a.shape == b.shape:
-        return None
-    return f"shape {b.shape} instead of {a.shape}"
+    of_first = [name for name in read_by(wrong[0]) if name in different] if wrong else []
+    constants = {name: side.value for name in of_first if (side := different[name].second) is not None}
+    if of_first:  # whether the value is right if the reference has the other model's constants
+        arrays = {name: value for name, value in constants.items() if isinstance(value, np.ndarray)}
+        again = reference.judge(computed, arrays).get(wrong[0].name)
+        if again is None or not again.is_wrong:
+            return [*stored, *results], different[of_first[0]]
+    return [*stored, *results], wrong[0] if wrong else None
 
 
 def other_dtypes(rows: Sequence[AlignedRow]) -> list[str]:
     """Notes on outputs of another dtype."""
     pairs = [(row.first, row.second) for row in rows if row.first and row.second and row.first.kind == "output"]
     return [f"the output {b.name} is {b.type} instead of {a.type}" for a, b in pairs if a.type != b.type]
-
-
-def _stored_row(a: NodeValue | None, b: NodeValue | None, read: Collection[str]) -> AlignedRow:
-    """The row of inputs, initializers or constants; ``read`` are the names of those that wrong results read."""
-    if a is None or b is None:
-        return row_of(a, b, "")
-    total = difference(a.value, b.value)
-    return row_of(a, b, total.mark(DIFFERENT if a.name in read else UNSURE), total=total)
 
 
 def _as_read(run: ModelRun) -> dict[str, NodeValue]:

@@ -12,40 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .model_inputs import Matched, content
-from .model_judging import ONLY_FIRST, ONLY_SECOND, ValueDifference, difference
+from .model_judging import ValueDifference, difference
 from .model_values import ModelRun, NodeValue
-from .models import described, kind_of, type_name
+from .models import described, kind_of
 
 _RELIABLE = 0.8  # names are trusted if this share of the common names has the same type in both models
 
 _NEAR = 1e-3  # how far the sums of equal values may differ, relative to the sum of the magnitudes
-
-
-@dataclasses.dataclass(frozen=True)
-class Side:
-    """A value of one of the models."""
-
-    kind: str  # ``initializer``, ``constant``, ``input``, ``result`` or ``output``
-    name: str
-    operator: str  # of its node, or ``""``
-    type: str  # ``float32``
-    shape: tuple[int, ...] | None  # ``None`` if it is not a tensor
-    source: str = ""  # the user's line, if the model has it
-    module: str = ""  # the module's path, if the model has it
-
-    @property
-    def described(self) -> str:
-        """``gelu (Gelu, model.py:17, in layers.0)``."""
-        place = filter(None, (self.operator or self.kind, self.source, self.module and f"in {self.module}"))
-        return f"{self.name} ({', '.join(place)})"
-
-    @classmethod
-    def of(cls, item: NodeValue) -> Side:
-        """A value without its elements."""
-        value, shape, type_ = item.value, None, described(item.value)
-        if isinstance(value, np.ndarray):
-            type_, shape = type_name(value.dtype), value.shape
-        return cls(item.kind, item.name, item.operator, type_, shape, item.source, item.module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +32,8 @@ class AlignedRow:
     """
 
     mark: str
-    first: Side | None
-    second: Side | None
+    first: NodeValue | None
+    second: NodeValue | None
     local: ValueDifference | None = None
     total: ValueDifference | None = None
 
@@ -70,6 +43,19 @@ class AlignedRow:
         side = self.first or self.second
         assert side is not None
         return side.name
+
+    @property
+    def is_output(self) -> bool:
+        return "output" in (self.first and self.first.kind, self.second and self.second.kind)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether only one model has the value."""
+        return self.first is None or self.second is None
+
+    def as_json(self) -> dict[str, object]:
+        names = ("first", "second", "local", "total")
+        return {"mark": self.mark, **{name: (item := getattr(self, name)) and item.as_json() for name in names}}
 
 
 @dataclasses.dataclass
@@ -111,18 +97,6 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
             found.sure.add(a.name)
     found.outputs = _output_pairs(one, other, by_place=by_place)
     return found
-
-
-def row_of(
-    a: NodeValue | None,
-    b: NodeValue | None,
-    mark: str,
-    local: ValueDifference | None = None,
-    total: ValueDifference | None = None,
-) -> AlignedRow:
-    """A row; with one value only, ``mark`` says that."""
-    first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
-    return AlignedRow(ONLY_SECOND if a is None else ONLY_FIRST if b is None else mark, first, second, local, total)
 
 
 def _match_stored(

@@ -25,7 +25,7 @@ from onnx.external_data_helper import uses_external_data
 from ..errors import first_line
 from ..graphs.locations import frames_of, line_of_layer_in
 from .model_sessions import ModelSession, operator_of
-from .models import OnnxModel, OnnxValue, described, kind_of, load_model
+from .models import OnnxModel, OnnxValue, described, kind_of, load_model, type_name
 from .reading import DumpError
 from .reference_evaluator import reference_evaluator
 from .schema import Settings
@@ -44,13 +44,34 @@ class Runtime:
 class NodeValue:
     """A value of a model that ran."""
 
-    kind: str  # ``initializer``, ``constant``, ``input`` or ``result``
+    kind: str  # ``initializer``, ``constant``, ``input``, ``result`` or ``output``
     name: str
     operator: str = ""  # of its node, see ``operator_of``
     inputs: tuple[str, ...] = ()  # the names of its node's inputs
     value: OnnxValue = None
     source: str = ""  # the user's line, ``model.py:12``, or ``""``
     module: str = ""  # the path of the module that computed it, or ``""``
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """``None`` if it is not a tensor."""
+        return self.value.shape if isinstance(self.value, np.ndarray) else None
+
+    @property
+    def type(self) -> str:
+        """``float32``, ``sequence of 4``."""
+        return type_name(self.value.dtype) if isinstance(self.value, np.ndarray) else described(self.value)
+
+    @property
+    def described(self) -> str:
+        """``gelu (Gelu, model.py:17, in layers.0)``."""
+        place = filter(None, (self.operator or self.kind, self.source, self.module and f"in {self.module}"))
+        return f"{self.name} ({', '.join(place)})"
+
+    def as_json(self) -> dict[str, object]:
+        """What it is, without its elements."""
+        names = ("kind", "name", "operator", "type", "shape", "source", "module")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -152,12 +152,9 @@ class PrecisionSearch:
         """Of a result in float32, the rounding of the nodes in low precision is allowed."""
         exact = self._exact[name]
         coarser = dtype_name(self._coarsest if value.dtype is torch.float32 else value.dtype)
-        mean = (
-            math.sqrt(np.square(exact, where=np.isfinite(exact), out=np.zeros(exact.shape)).mean()) if exact.size else 0
-        )
-        found, _ = judge(
-            as_array(value), exact, coarser, np.full(exact.shape, SUM_UNITS * FORMATS[coarser].epsilon * mean)
-        )
+        typical = np.linalg.norm(exact) / math.sqrt(max(exact.size, 1))
+        rounded = np.full(exact.shape, SUM_UNITS * FORMATS[coarser].epsilon * typical)
+        found, _ = judge(as_array(value), exact, coarser, rounded)
         return ResultError(name, dtype_name(value.dtype), None if found.nonfinite else found.error, found.limit)
 
     def _run(self, wide_nodes: Collection[str], wide: torch.dtype) -> dict[str, Any]:
