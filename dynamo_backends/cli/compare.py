@@ -15,6 +15,7 @@ from .common import (
     add_dump_arguments,
     complete_graphs,
     pair,
+    positive,
     print_json,
     run_of_graph,
     try_again,
@@ -67,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which model of a dumped graph: exported, after our passes, or after ONNX Runtime's optimizers "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--runs",
+        type=positive,
+        metavar="N",
+        help="run B up to N times, until it differs: with A alone, what differs from run to run",
+    )
     parser.add_argument("--all", action="store_true", help=f"print all rows of a table of more than {_MAX_ROWS}")
     _add_runtime(parser, "", "of both models")
     _add_runtime(parser, "a-", "of A only")
@@ -74,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dump_arguments(parser)
 
 
-_RUNS = "runtime", "provider", "optimize", "threads"
+_SWITCHES = "runtime", "provider", "optimize", "threads"
 
 
 def _add_runtime(parser: argparse.ArgumentParser, prefix: str, which: str) -> None:
@@ -101,8 +108,9 @@ def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -
 def run(arguments: argparse.Namespace) -> int:
     runtimes = _runtime(arguments, "a"), _runtime(arguments, "b")
     program = _program(arguments.first)
-    if program is None and arguments.second is None and runtimes[0] == runtimes[1]:
-        raise ValueError("name a second model, or what differs: --b-optimize, --b-provider, --b-threads, --b-runtime")
+    if program is None and arguments.second is None and runtimes[0] == runtimes[1] and not arguments.runs:
+        switches = "--b-optimize, --b-provider, --b-threads, --b-runtime, --runs"
+        raise ValueError(f"name a second model, or what differs: {switches}")
     comparisons: list[ModelComparison]
     left_out: list[str] = []
     if program is not None:
@@ -144,7 +152,7 @@ def _of_files(
     found = [
         compare_targets(
             one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=inputs, sizes=_sizes(arguments),
-            seed=arguments.seed,
+            seed=arguments.seed, runs=arguments.runs or 1,
         )
         for one, other in pairs
     ]  # fmt: skip
@@ -175,7 +183,7 @@ def _with_program(name: str, arguments: argparse.Namespace, runtime: Runtime) ->
     check_model(name)
     if arguments.second is None:
         raise ValueError(f"name the ONNX file to compare {name} with")
-    given = [arguments.inputs, arguments.dim, arguments.seed, *(getattr(arguments, f"a_{item}") for item in _RUNS)]
+    given = [arguments.inputs, arguments.dim, arguments.seed, *(getattr(arguments, f"a_{item}") for item in _SWITCHES)]
     if any(given):
         raise ValueError(
             f"{name} has its own inputs and runs in PyTorch: --inputs, --dim, --seed and --a-… are for files"

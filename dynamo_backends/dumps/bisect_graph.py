@@ -42,13 +42,15 @@ from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, BisectionStep, 
 from .blame import CauseKind
 from .candidate_runs import CandidateRunner
 from .cut_folder import CutModel
-from .determinism import RUNS, bisect_runs
 from .model_judging import difference
-from .model_sessions import PLAIN, check_provider_options, constants_of, region_settings
+from .model_sessions import PLAIN, check_provider_options, region_settings
 from .models import load_ir, load_model
 from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpedRun, DumpError, checked
 from .schema import GraphEntry, Settings
 from .submodels import Feeds, Parts, known_of
+
+_AGAIN = "compare {} --stage onnx_optimized --runs 10"
+"""The command that finds what differs from run to run."""
 
 
 def bisect(
@@ -58,8 +60,6 @@ def bisect(
     output: Path | None = None,
     check: str | None = None,
     rejected: bool = False,
-    runs: int | None = None,
-    threads: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Bisection:
     """Bisects the first graph that the reference names whose verdict is not ``ok``.
@@ -70,7 +70,6 @@ def bisect(
         output: the folder of the cut; by default ``bisect`` in the graph's folder.
         check: a command that decides what fails, instead of the comparison.
         rejected: whether to bisect a model that ONNX Runtime rejected, even if there is another fault.
-        runs: searches for what differs from run to run, in so many runs after the first; with ``threads`` threads.
         progress: is called with a line of text now and then.
 
     Raises:
@@ -85,9 +84,7 @@ def bisect(
     result, blame, versions = Bisection(graph.reference, graph.verdict), graph.entry.blame, run.manifest.versions
     with CandidateRunner() as runner:
         search = BisectionSearch(result, output or graph.folder / "bisect", runner, progress, versions, blame)
-        if runs is not None:
-            _by_runs(search, _region(graph, region), runs, threads)
-        elif check is not None:
+        if check is not None:
             _by_command(search, _region(graph, region), check)
         elif rejected or (graph.verdict in (None, "ok") and rejected_models(graph)):
             bisect_rejected(search, graph, _providers(run))
@@ -113,8 +110,6 @@ def bisect_file(
     *,
     output: Path | None = None,
     check: str | None = None,
-    runs: int | None = None,
-    threads: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Bisection:
     """Bisects an ONNX file: a kernel, an optimizer, or what makes the session or the run fail.
@@ -122,19 +117,17 @@ def bisect_file(
     Args:
         path: the file, whose values are computed on the inputs ``feeds``.
         output: the folder of the cut; by default that of the file, with ``.bisect`` added.
-        check, runs, threads, progress: as for ``bisect``.
+        check, progress: as for ``bisect``.
 
     Raises:
         DumpError: the file is no ONNX model, or the command cannot be used.
     """
     versions = {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
-    result, settings = Bisection(str(path), None), Settings(threads=threads or 0)
+    result, settings = Bisection(str(path), None), Settings()
     with CandidateRunner() as runner:
         search = BisectionSearch(result, output or path.with_suffix(".bisect"), runner, progress, versions)
         parts = Parts(typed(load_ir(path)))
-        if runs is not None:
-            bisect_runs(search, load_model(path), settings, feeds, {}, runs)
-        elif check is not None:
+        if check is not None:
             _check_parts(search, parts, path, feeds, settings, check)
         elif isinstance(ran := _ran(search, parts, feeds, settings), RanModel):
             found = wrong_kernel(search, ran, None) or wrong_optimizer(search, ran)
@@ -153,13 +146,6 @@ def _ran(search: BisectionSearch, parts: Parts, feeds: Feeds, settings: Settings
     if plain.kind != "ran":
         return bisect_failure(search, parts, feeds, PLAIN, plain)
     return RanModel(parts, {**feeds, **plain.outputs}, settings, search, outcome.outputs)
-
-
-def _by_runs(search: BisectionSearch, region: DumpedRegion, runs: int, threads: int | None) -> Bisection:
-    """Bisects what differs from run to run."""
-    inputs, settings = region.recorded("input"), region_settings(region, threads)
-    model = load_model(region.optimized_model)
-    return bisect_runs(search, model, settings, inputs, constants_of(region, inputs), runs)
 
 
 def _by_verdict(search: BisectionSearch, run: DumpedRun, graph: DumpedGraph, region: int | None) -> Bisection:
@@ -184,7 +170,8 @@ def _by_verdict(search: BisectionSearch, run: DumpedRun, graph: DumpedGraph, reg
     if entry.status == "compared":
         search.tried("decompositions and FX passes, compared in PyTorch when the model ran", RIGHT)
     if blamed.kind == CauseKind.UNSTABLE:
-        return _by_runs(search, _region(graph, region), RUNS, None)
+        search.found("run to run", result.value, result.cause, f"dynamo-backends {_AGAIN.format(result.graph)}")
+        return result
     if blamed.kind == CauseKind.PYTORCH:
         result.place = "PyTorch"
         result.advice.append("the node ran in PyTorch: it has no ONNX model")
@@ -279,7 +266,7 @@ def _not_reproduced(search: BisectionSearch, region: DumpedRegion, outputs: Feed
     if differing:
         cause = "the run returned other values than the same model with the same inputs in a fresh process"
         why = "its session had other constants (a stale weight), or is not deterministic"
-        advice = f"{why}: dynamo-backends bisect {result.graph} --runs {RUNS}"
+        advice = f"{why}: dynamo-backends {_AGAIN.format(result.graph)}"
     else:
         unknown = [trial.outcome for trial in result.trials if trial.outcome.startswith("unknown")]
         what = unknown[-1] if unknown else "the fault does not show when the dumped models run again"

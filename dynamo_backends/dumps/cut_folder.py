@@ -36,7 +36,6 @@ class CutModel:
     expected: Feeds  # the outputs it should have
     outcome: str  # the expected outcome of ``repro.py``: ``differs``, ``rejected``, ``failed`` or ``crashed``
     text: str  # a description of the fault
-    runs: int = 1  # how often ``repro.py`` runs the model
 
 
 def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> None:
@@ -50,8 +49,7 @@ def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> Non
     write_data_set(folder / DATA_SET, "output", piece.expected)
     libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # never those that a dump names
     session = piece.settings.as_json() | {"custom_op_libraries": libraries}
-    settings = {"session": session, "runs": piece.runs}
-    (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")
+    (folder / "repro.py").write_text(repro_text({"session": session}), encoding="utf-8")
     (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
 
 

@@ -44,7 +44,7 @@ from .model_judging import (
 )
 from .model_rows import AlignedRow, Alignment, aligned
 from .model_sessions import random_operators
-from .model_values import ModelRun, NodeValue, Runtime, run_model
+from .model_values import ModelRun, NodeValue, Runtime, run_model, runs_of
 from .models import OnnxModel, OnnxValue, load_model
 from .reading import DATA_SET, DumpError, find_run
 
@@ -137,6 +137,7 @@ def compare(
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     spare: Mapping[str, OnnxValue] | None = None,
+    runs: int = 1,
 ) -> ModelComparison:
     """Runs two models on the same inputs and compares their values.
 
@@ -149,6 +150,7 @@ def compare(
         sizes: of symbolic dimensions, for generated inputs.
         seed: of generated inputs.
         spare: inputs of the second model that the first neither has nor computes, by name.
+        runs: how often the second runs, until it differs.
 
     Raises:
         DumpError: an input has no value, or the runtime cannot run a model.
@@ -156,18 +158,24 @@ def compare(
     runtime_of_second = runtime_of_second or runtime
     ours, theirs, matched, notes = same_inputs(first, second, feeds, sizes or {}, seed)
     if any(item.name not in ours for item in first.inputs):
-        other = run_model(second, theirs, runtime_of_second)
+        others = runs_of(second, theirs, runtime_of_second)
+        other = next(others)
         ours |= computed_inputs(first, ours, other, "first", notes, {})
         one = run_model(first, ours, runtime)
     else:
         one = run_model(first, ours, runtime)
         theirs |= computed_inputs(second, theirs, one, "second", notes, spare or {})
-        other = run_model(second, theirs, runtime_of_second)
+        others = runs_of(second, theirs, runtime_of_second)
+        other = next(others)
     notes += random_operators(first, second)
     quantized = is_quantized(second) and not is_quantized(first)
     assert one.model is not None
     reference = ModelReference(one.model, one, runtime, is_exact=not quantized)
     rows, culprit = judged_rows(reference, aligned(one, other, matched), one, other)
+    for _ in range(runs - 1):
+        if culprit is None:
+            other = next(others)
+            rows, culprit = judged_rows(reference, aligned(one, other, matched), one, other)
     notes += other_dtypes(rows)
     return ModelComparison((first.name, second.name), rows, culprit, notes, quantized)
 
@@ -304,6 +312,7 @@ def compare_targets(
     inputs: Sequence[str] = (),
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
+    runs: int = 1,
 ) -> ModelComparison:
     """Compares two models on ``inputs`` (see ``read_feeds``), by default on those stored with the first or the second,
     else on generated ones. Where inputs are generated and have symbolic dimensions, a second size of these is run.
@@ -324,7 +333,9 @@ def compare_targets(
     unknown = [name for name in sizes or {} if name not in known]
     if unknown:
         raise DumpError(unknown_name("symbolic dimension", unknown[0], sorted(known)))
-    run = functools.partial(compare, one, other, feeds, runtime, runtime_of_second=runtime_of_second, seed=seed)
+    run = functools.partial(
+        compare, one, other, feeds, runtime, runtime_of_second=runtime_of_second, seed=seed, runs=runs
+    )
     found = run(sizes=sizes, spare=spare)
     free = known - (sizes or {}).keys()
     if feeds or not free or not found.ok:

@@ -126,10 +126,6 @@ class ModelSession:
 
         Raises ``DumpError`` if an input is missing, or ONNX Runtime fails.
         """
-        return self.repeated(inputs, 1)[0]
-
-    def repeated(self, inputs: Mapping[str, OnnxValue], times: int) -> list[dict[str, OnnxValue]]:
-        """The outputs of several runs without a pause, so that the session's threads stay awake between them."""
         missing = [name for name in self._inputs if name not in inputs]
         if missing:
             raise DumpError(f"{self._name}: no value for the input {missing[0]}")
@@ -140,14 +136,12 @@ class ModelSession:
         plain = [name for name in self._is_tensor if name not in set(bound)]
         try:
             values = {name: repro.ort_value(*bits_of(value)) for name, value in feeds.items()} if bound else {}
-            runs = []
-            for _ in range(times):
-                tensors = self._session.run_with_ort_values(bound, values) if bound else []
-                runs.append((tensors, self._session.run(plain, feeds) if plain else []))
+            found = list(map(ort_array, self._session.run_with_ort_values(bound, values))) if bound else []
+            found += self._session.run(plain, feeds) if plain else []
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "failed", error) from error
-        found = [dict(zip([*bound, *plain], [*map(ort_array, some), *others], strict=True)) for some, others in runs]
-        return [{name: item[name] for name in self._is_tensor} for item in found]
+        by_name = dict(zip([*bound, *plain], found, strict=True))
+        return {name: by_name[name] for name in self._is_tensor}
 
     def end_profiling(self) -> Path:
         """The path of the profile."""
@@ -178,15 +172,11 @@ def session_of_region(
     Raises:
         DumpError: as ``ModelSession``, or a constant was not recorded.
     """
-    return ModelSession(model, settings, constants_of(region, inputs), write=write, profile=profile)
-
-
-def constants_of(region: DumpedRegion, inputs: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
-    """The inputs of a region that the session of the run held as constants; ``DumpError`` if one was not recorded."""
     missing = [name for name in region.entry.constants if name not in inputs]
     if missing:
         raise DumpError(f"{region.folder}: the dump is incomplete, the weight {missing[0]} was not recorded")
-    return {name: inputs[name] for name in region.entry.constants}
+    constants = {name: inputs[name] for name in region.entry.constants}
+    return ModelSession(model, settings, constants, write=write, profile=profile)
 
 
 def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:

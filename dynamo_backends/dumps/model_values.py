@@ -13,9 +13,10 @@ ONNX Runtime optimized and wrote.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -90,17 +91,22 @@ def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime
 
     Raises ``DumpError`` if an input has no value or one of another type, or the runtime cannot run the model.
     """
+    return next(runs_of(model, feeds, runtime))
+
+
+def runs_of(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> Iterator[ModelRun]:
+    """Runs a model again and again, in the same session."""
     _check_feeds(model, feeds)
     feeds = {item.name: feeds[item.name] for item in model.inputs}
     if not runtime.optimize:
-        return _run_exposed(model, feeds, runtime)
+        yield from _exposed_runs(model, feeds, runtime)
     folder = tempfile.TemporaryDirectory(prefix="dynamo_backends_optimized_")  # deleted with the run
     session = ModelSession(model, runtime.settings, write=Path(folder.name))
     optimized = load_model(f"{folder.name}/model.onnx", f"{model.name} (optimized)")
-    run = _run_exposed(optimized, feeds, runtime)
-    # Exposed values prevent fusions, so the outputs come from the session without them.
-    outputs = run.outputs if runtime.name == "reference" else session(feeds)
-    return dataclasses.replace(run, outputs=outputs, folder=folder)
+    for run in _exposed_runs(optimized, feeds, runtime):
+        # Exposed values prevent fusions, so the outputs come from the session without them.
+        outputs = run.outputs if runtime.name == "reference" else session(feeds)
+        yield dataclasses.replace(run, outputs=outputs, folder=folder)
 
 
 def _check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
@@ -128,26 +134,27 @@ def exposing(model: OnnxModel) -> OnnxModel:
     return exposed
 
 
-def computed_by(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> dict[str, OnnxValue]:
-    """The outputs of a model by name, computed without optimizations.
+def computed_by(model: OnnxModel, runtime: Runtime) -> Callable[[Mapping[str, OnnxValue]], dict[str, OnnxValue]]:
+    """Returns what computes the outputs of a model by name, without optimizations.
 
-    Raises ``DumpError`` if the runtime cannot run it.
+    It and what it returns raise ``DumpError`` if the runtime cannot run the model.
     """
     if runtime.name == "reference":
-        return _reference_results(model, feeds)
-    return ModelSession(model, runtime.settings.unoptimized)(feeds)
+        return functools.partial(_reference_results, model)
+    return ModelSession(model, runtime.settings.unoptimized)
 
 
-def _run_exposed(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
-    found = computed_by(exposing(model), feeds, runtime)
-    values = [NodeValue("initializer", name, value=value) for name, value in model.initializers.items()]
-    values += [NodeValue("input", name, value=value) for name, value in feeds.items()]
-    for node in model.proto.graph.node:
-        kind = "constant" if node.op_type == "Constant" else "result"
-        place = _place_of(node)
-        for name in filter(None, node.output):
-            values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], *place))
-    return ModelRun(model.name, values, {item.name: found[item.name] for item in model.proto.graph.output}, model)
+def _exposed_runs(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> Iterator[ModelRun]:
+    compute = computed_by(exposing(model), runtime)
+    stored = [NodeValue("initializer", name, value=value) for name, value in model.initializers.items()]
+    stored += [NodeValue("input", name, value=value) for name, value in feeds.items()]
+    while True:
+        found, values = compute(feeds), list(stored)
+        for node in model.proto.graph.node:
+            kind, place = "constant" if node.op_type == "Constant" else "result", _place_of(node)
+            for name in filter(None, node.output):
+                values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], *place))
+        yield ModelRun(model.name, values, {item.name: found[item.name] for item in model.proto.graph.output}, model)
 
 
 def _place_of(node: onnx.NodeProto) -> tuple[str, str]:

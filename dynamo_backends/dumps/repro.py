@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--provider", help="execution provider, as CUDAExecutionProvider or cuda")
     parser.add_argument("--threads", type=int, help="threads of the session")
     parser.add_argument("--no-optimize", action="store_true", help="without graph optimizations")
-    parser.add_argument("--runs", type=int, default=SETTINGS.get("runs", 1), help="how often it runs")
+    parser.add_argument("--runs", type=int, default=1, help="how often it runs")
     arguments = parser.parse_args()
     settings = dict(SETTINGS.get("session", {}))
     if arguments.provider is not None:
