@@ -139,6 +139,8 @@ def run_of_graph(arguments: argparse.Namespace, reference: str) -> DumpedRun:
     Raises:
         DumpError: there is no dump, or it has no such graph. If Dynamo gave the graph up, the message has the reason.
     """
+    if reference.endswith(".onnx"):
+        raise DumpError(f"{reference}: expected a graph of a dump, such as 0; compare, bisect and show take ONNX files")
     if arguments.dump is None and "/" in reference and Path(reference).is_dir():
         arguments.dump = str(find_run(reference).folder)
     run = find_run(arguments.dump)

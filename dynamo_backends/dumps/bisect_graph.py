@@ -241,6 +241,12 @@ def _in_region(search: BisectionSearch, graph: DumpedGraph, region: DumpedRegion
         raise DumpError(
             f"the dump is incomplete: {region.optimized_model} has no recorded input {', '.join(sorted(missing))}"
         )
+    declared = {str(value.name): value.dtype for value in after.model.graph.inputs}
+    given = {name: ir.DataType.from_numpy(feeds[name].dtype) for name in declared}
+    if lies := [f"{n} is {given[n].name} instead of {declared[n]!r}" for n in given if given[n] != declared[n]]:
+        # What PyTorch computes has another dtype than its fake tensor, as of a custom operator.
+        search.found("PyTorch", search.result.value, graph.entry.rescued.get(region.index, "; ".join(lies)))
+        return search.result
     optimized = _ran(search, after, feeds, settings)
     if not isinstance(optimized, RanModel):
         return optimized

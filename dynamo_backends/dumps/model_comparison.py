@@ -41,6 +41,7 @@ from .model_judging import (
     coarsest_of,
     decibels,
     difference,
+    epsilon_of,
 )
 from .model_rows import AlignedRow, Alignment, aligned
 from .model_sessions import random_operators
@@ -160,11 +161,11 @@ def compare(
     if any(item.name not in ours for item in first.inputs):
         others = runs_of(second, theirs, runtime_of_second)
         other = next(others)
-        ours |= computed_inputs(first, ours, other, "first", notes, {})
+        ours |= computed_inputs(first, ours, other, notes, {})
         one = run_model(first, ours, runtime)
     else:
         one = run_model(first, ours, runtime)
-        theirs |= computed_inputs(second, theirs, one, "second", notes, spare or {})
+        theirs |= computed_inputs(second, theirs, one, notes, spare or {})
         others = runs_of(second, theirs, runtime_of_second)
         other = next(others)
     notes += random_operators(first, second)
@@ -240,9 +241,14 @@ def judged_rows(
 
 
 def other_dtypes(rows: Sequence[AlignedRow]) -> list[str]:
-    """Notes on outputs of another dtype."""
-    pairs = [(row.first, row.second) for row in rows if row.first and row.second and row.first.kind == "output"]
-    return [f"the output {b.name} is {b.type} instead of {a.type}" for a, b in pairs if a.type != b.type]
+    """Notes on outputs of another dtype, and on nodes that compute in a lower precision than the first model's."""
+    pairs = [(row.first, row.second) for row in rows if row.first and row.second and row.first.type != row.second.type]
+    notes = [f"the output {b.name} is {b.type} instead of {a.type}" for a, b in pairs if a.kind == "output"]
+    lower = [(a, b) for a, b in pairs if a.kind == b.kind == "result" and epsilon_of(a.value) < epsilon_of(b.value)]
+    if lower:
+        (a, b), more = lower[0], f", and {len(lower) - 1} more" * (len(lower) > 1)
+        notes.append(f"of lower precision in the second: {a.described} is {b.type} instead of {a.type}{more}")
+    return notes
 
 
 def _as_read(run: ModelRun) -> dict[str, NodeValue]:

@@ -149,6 +149,11 @@ def _epsilon(dtype: np.dtype) -> float:
     return float(np.finfo(dtype).eps) if kind_of(dtype) == "complex" else 0.0
 
 
+def epsilon_of(value: OnnxValue) -> float:
+    """The relative rounding of a tensor's dtype; 0 for anything else."""
+    return _epsilon(value.dtype) if isinstance(value, np.ndarray) else 0.0
+
+
 def _known_to_numpy(value: np.ndarray) -> np.ndarray:
     """The array; one of ``ml_dtypes`` in a wider dtype of numpy."""
     if value.dtype.kind in "biufc":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -141,9 +142,11 @@ def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], trust
 
 
 def _operator_name(item: NodeValue) -> str:
-    """``gelu`` of ``Gelu``, ``com.microsoft.Gelu`` and ``aten.gelu.default``."""
+    """``gelu`` of ``com.microsoft.Gelu`` and ``aten.gelu.default``; ``convtranspose`` of ``ConvTranspose`` and
+    ``aten.conv_transpose2d.input``."""
     parts = item.operator.split(".")
-    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]).lower()
+    name = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
+    return re.sub(r"_|[123]d$", "", name.lower())
 
 
 def _output_pairs(one: ModelRun, other: ModelRun, *, by_place: bool) -> list[tuple[NodeValue | None, NodeValue | None]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
-from ..graphs.locations import line_of_layer, module_path
+from ..graphs.locations import Frame, is_of_pytorch_or_ours, line_of_layer, module_path
 from ..numerics.arrays import as_array
 from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widened
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
@@ -58,7 +59,12 @@ def compare_with_program(
     try:
         program = export(model, tuple(args), dict(kwargs), strict=False)
     except Exception as error:  # the user's model may raise anything
-        raise DumpError(f"torch.export fails: {type(error).__name__}: {first_line(str(error))}") from error
+        traced = [
+            Frame(item.filename, item.lineno or 0, item.name, "") for item in traceback.extract_tb(error.__traceback__)
+        ]
+        frames = [item for item in traced if not is_of_pytorch_or_ours(item.file)]
+        line = next((f" ({item})" for item in reversed(frames) if item.user), f" ({frames[-1]})" if frames else "")
+        raise DumpError(f"torch.export fails: {type(error).__name__}: {first_line(str(error))}{line}") from error
     reference = ProgramReference(program.run_decompositions(decomposition_table()), args, kwargs)
     feeds, matched = reference.inputs_of(file)
     other = run_model(file, feeds, runtime)

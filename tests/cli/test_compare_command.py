@@ -804,6 +804,13 @@ def test_compare_graphs_of_dumps(dumps: Path, capsys: pytest.CaptureFixture[str]
     assert code == 2 and "graph 1 has no backward, only inference" in err
 
 
+@pytest.mark.parametrize("name", ["nan", "precision", "profile"])
+def test_commands_that_take_no_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model(CHAIN, tmp_path, "one")
+    code, _, err = command(capsys, name, tmp_path / "one.onnx")
+    assert code == 2 and "compare, bisect" in err
+
+
 @pytest.mark.parametrize("arguments", [["ls"], ["show", "0/forward"], ["compare", "--help"]])
 def test_no_pytorch_is_imported(dumps: Path, arguments: list[str]) -> None:
     script = f"""

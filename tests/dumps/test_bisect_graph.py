@@ -756,6 +756,20 @@ def test_a_model_that_ends_without_a_result(dividend: int, divisor: int, datum: 
     assert (name, array.tolist()) == ("c", [-6, divisor])
 
 
+def test_a_custom_operator_whose_fake_has_another_dtype(tmp_path: Path) -> None:
+    """The region gets another dtype than it was compiled for: the fault is not in its model."""
+    with torch.library._scoped_library("dynamo_backends_bisect", "FRAGMENT") as library:
+        library.define("lies(Tensor x) -> Tensor")
+        library.impl("lies", lambda x: x * 2, "CPU")
+        torch.library.register_fake(
+            "dynamo_backends_bisect::lies", lambda x: torch.empty(x.shape, dtype=torch.int64), lib=library
+        )
+        lies = torch.ops.dynamo_backends_bisect.lies
+        found = bisected(dumped(lambda x: lies(x.sin()) + 1, torch.randn(4), dump=tmp_path))
+    assert found.place == "PyTorch" and found.cut is None
+    assert "register_fake" in found.cause and "float32" in found.cause and "int64" in found.cause
+
+
 # A check of the user's own
 
 CHECK = """
