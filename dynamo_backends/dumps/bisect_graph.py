@@ -218,15 +218,14 @@ def _in_pytorch(search: BisectionSearch, entry: GraphEntry) -> Bisection:
     result, kind, name = search.result, search.blamed.kind, search.blamed.name
     error = entry.worst.onnx.max_abs if entry.worst is not None else None
     result.trials.append(BisectionStep(result.cause, WRONG, result.value, error))
-    if kind == CauseKind.PASS:
-        disabled = f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}"
-        search.found("FX pass", result.value, result.cause, disabled, f"dynamo-backends passes --why {name}")
-    elif kind == CauseKind.DECOMPOSITION:
-        advice = f"to confirm, compare the decomposition with the operator {name}"
-        search.found("decomposition", result.value, result.cause, advice)
-    else:
-        advice = "to confirm that no pass of ours is the cause, run with backend='aot_eager', which has none of them"
-        search.found("stage", result.value, result.cause, advice)
+    disabled = f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}"
+    places = {
+        CauseKind.PASS: ("FX pass", disabled, f"dynamo-backends passes --why {name}"),
+        CauseKind.DECOMPOSITION: ("decomposition", f"to confirm, compare the decomposition with the operator {name}"),
+    }
+    not_ours = "to confirm that no pass of ours is the cause, run with backend='aot_eager', which has none of them"
+    place, *advice = places.get(kind, ("stage", not_ours))
+    search.found(place, result.value, result.cause, *advice)
     return result
 
 

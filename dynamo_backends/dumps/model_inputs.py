@@ -192,8 +192,8 @@ class _Source:
     def has_same_name(self, other: _Source) -> bool:
         """Whether a common name means the same; ``val_12`` need not, if the values are different numbers or sizes."""
         a, b = self.value, other.value
-        is_sure = a is None or b is None or (a.size > 1 and kind_of(a.dtype) == "float")
-        return self.may_be(other, cast=True) and (is_sure or np.array_equal(a, b))
+        is_sure = a is None or b is None or (a.size > 1 and kind_of(a.dtype) == "float") or np.array_equal(a, b)
+        return is_sure and self.may_be(other, cast=True)
 
     def may_be(self, other: _Source, *, cast: bool = False) -> bool:
         """Whether the types are compatible; with ``cast`` the precision may differ."""

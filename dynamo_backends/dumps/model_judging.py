@@ -124,7 +124,7 @@ def difference(first: OnnxValue, second: OnnxValue) -> ValueDifference:
         parts = [difference(*items) for items in zip(first, second, strict=True)]
         return max(parts, key=lambda item: (item.is_wrong, not item.is_equal), default=ValueDifference())
     elif isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return difference(*([np.asarray(item[key]) for key in first] for item in (first, second)))
+        return difference([np.asarray(first[key]) for key in first], [np.asarray(second[key]) for key in first])
     elif first is None and second is None:
         return ValueDifference()
     return ValueDifference(Verdict(f"{described(first)} and {described(second)}"))

@@ -59,10 +59,9 @@ def compare_with_program(
     try:
         program = export(model, tuple(args), dict(kwargs), strict=False)
     except Exception as error:  # the user's model may raise anything
-        traced = [
-            Frame(item.filename, item.lineno or 0, item.name, "") for item in traceback.extract_tb(error.__traceback__)
-        ]
-        frames = [item for item in traced if not is_of_pytorch_or_ours(item.file)]
+        traced = traceback.extract_tb(error.__traceback__)
+        frames = [Frame(item.filename, item.lineno or 0, item.name, "") for item in traced]
+        frames = [frame for frame in frames if not is_of_pytorch_or_ours(frame.file)]
         line = next((f" ({item})" for item in reversed(frames) if item.user), f" ({frames[-1]})" if frames else "")
         raise DumpError(f"torch.export fails: {type(error).__name__}: {first_line(str(error))}{line}") from error
     reference = ProgramReference(program.run_decompositions(decomposition_table()), args, kwargs)

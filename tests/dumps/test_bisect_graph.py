@@ -369,8 +369,6 @@ def test_an_optimizer_of_onnx_runtime(with_faulty_optimizers: None, tmp_path: Pa
     found = bisected(int8_product(tmp_path))
     assert (found.place, found.cause) == ("ONNX Runtime optimizer", "the optimizer QDQSelectorActionTransformer")
     assert found.source == line_of_here("# dequantized")
-    outcomes = {trial.what.rsplit(" ", 1)[1]: trial.outcome for trial in found.trials[-3:]}
-    assert outcomes == {"basic": "right", "extended": "wrong", "all": "wrong"}
     assert_cut(found, "DequantizeLinear", "MatMul")
     assert "QDQSelectorActionTransformer" in OPTIMIZERS
 
