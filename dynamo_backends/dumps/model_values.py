@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,25 @@ class NodeValue:
     def shape(self) -> tuple[int, ...] | None:
         """``None`` if it is not a tensor."""
         return self.value.shape if isinstance(self.value, np.ndarray) else None
+
+    @property
+    def size(self) -> int:
+        """How many elements it has; -1 if it is not a tensor."""
+        return self.value.size if isinstance(self.value, np.ndarray) else -1
+
+    @functools.cached_property
+    def sums(self) -> tuple[float, ...]:
+        """The sum of each quarter of the elements, and of all magnitudes. NaN and infinities count as large numbers.
+
+        NaN for text and for what is not a tensor.
+        """
+        if not isinstance(self.value, np.ndarray) or kind_of(self.value.dtype) == "string":
+            return (math.nan,) * 5
+        flat = self.value.reshape(-1)
+        flat = flat.real + flat.imag if kind_of(flat.dtype) == "complex" else flat
+        with np.errstate(all="ignore"):
+            wide = np.nan_to_num(flat.astype(np.float64), nan=1e9, posinf=1e10, neginf=-1e10).clip(-1e30, 1e30)
+        return (*(float(part.sum()) for part in np.array_split(wide, 4)), float(np.abs(wide).sum()))
 
     @property
     def type(self) -> str:
