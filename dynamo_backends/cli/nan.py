@@ -60,8 +60,8 @@ def _first(graph: DumpedGraph, origin: Origin) -> list[str]:
         f"  operator  {row.operator}, {row.dtype} {'x'.join(map(str, row.shape)) or 'scalar'}, in {where}",
     ]
     lines += [f"  module    {row.module}"] if row.module else []
-    counts = {"eager": origin.eager, "ONNX Runtime": "not known" if origin.onnx is None else origin.onnx}
-    counted = ", ".join(f"{count} on {side}" for side, count in counts.items())
+    counts = {"in eager": origin.eager, "on ONNX Runtime": "not known" if origin.onnx is None else origin.onnx}
+    counted = ", ".join(f"{count} {side}" for side, count in counts.items())
     lines.append(f"  elements  of {math.prod(row.shape)}: {counted}")
     lines += [f"  input     {name}: {_range(extent)}" for name, extent in origin.inputs.items()]
     lines += [f"  example   {_example(item)}" for item in origin.examples[:2]]
