@@ -98,10 +98,8 @@ def bisect(
 def _source(graph: DumpedGraph, value: str) -> str:
     """The user's line of the node that computes a value."""
     paths = (path for region in graph.regions for path in (region.model, region.optimized_model)) if value else ()
-    for parts in (Parts(load_ir(path)) for path in paths):
-        if value in parts.by_name:
-            return line_of([parts.nodes[parts.by_name[value]]])
-    return ""
+    models = (Parts(load_ir(path)) for path in paths)
+    return next((line_of([parts.nodes[parts.by_name[value]]]) for parts in models if value in parts.by_name), "")
 
 
 def bisect_file(

@@ -236,13 +236,10 @@ class Command:
             write_data_set(Path(name, DATA_SET), "output", known_of(model.graph.outputs, known))
             words = [word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self.command)]
             try:
-                done = subprocess.run(
-                    words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LONGEST
-                )
-            except subprocess.TimeoutExpired:
-                raise DumpError(f"--check: {words[0]} timed out after {LONGEST:g} seconds") from None
-            except OSError as error:
-                raise DumpError(f"--check: {words[0]} cannot be started: {error.strerror}") from None
+                done = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                why = getattr(error, "strerror", None) or f"timeout after {LONGEST:g} seconds"
+                raise DumpError(f"--check: {words[0]} does not run: {why}") from None
             if done.returncode in _NOT_STARTED:
                 raise DumpError(f"--check: the command cannot be started: {done.stderr.strip()[-300:]}")
             return done.returncode != 0

@@ -83,15 +83,15 @@ class ProgramReference:
     def __init__(self, program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         self._graph = program.graph
         self.unchecked: dict[str, str] = {}
-        values = _Values(program.graph_module)
+        interpreter = fx.Interpreter(program.graph_module, garbage_collect_values=False)
         with torch.no_grad():
-            values.run(*_arguments(program, args, kwargs), enable_io_processing=False)
-        self._values = values.values
+            interpreter.run(*_arguments(program, args, kwargs), enable_io_processing=False)
+        self._values = interpreter.env
         kinds = "placeholder", "get_attr"  # the bodies of control flow are attributes
         self._given = {node: self._values[node] for node in self._graph.nodes if node.op in kinds}
         self._inputs = [str(name) for name in program.graph_signature.user_inputs]
         stored = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
-        self._nodes = {_name(node, stored): node for node in self._graph.nodes if node.op != "output"}
+        self._nodes = {stored.get(node.name, node.name): node for node in self._graph.nodes if node.op != "output"}
         items = [_item(name, node, self._values[node], stored) for name, node in self._nodes.items()]
         results = [node for node in pytree.tree_leaves(self._graph.output_node().args[0]) if isinstance(node, fx.Node)]
         repeated = {node for i, node in enumerate(results) if node in results[:i]}
@@ -148,18 +148,6 @@ class ProgramReference:
         return as_tensor(value).reshape(like.shape).to(like.dtype)
 
 
-class _Values(fx.Interpreter):
-    """Runs a graph, and keeps the value of each node."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.values: dict[fx.Node, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.values[n] = value = super().run_node(n)
-        return value
-
-
 def _arguments(program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
     """The arguments of a program's graph: weights, and the leaves of the call's arguments."""
     signature = program.graph_signature
@@ -181,24 +169,15 @@ def _key(node: fx.Node) -> tuple[fx.Node, int | None]:
     return node, None
 
 
-def _name(node: fx.Node, stored: Mapping[str, str]) -> str:
-    return stored.get(node.name, node.name)
-
-
 def _item(name: str, node: fx.Node, value: object, stored: Mapping[str, str]) -> NodeValue | None:
-    """A value of the program; ``None`` if it is no tensor."""
-    array = array_of(value)
+    """A value of the program; ``None`` if it is no tensor. ``stored`` has the user's names of weights."""
+    array, (source, _) = array_of(value), _key(node)
     if not isinstance(array, np.ndarray):
         return None
     kind = {"placeholder": "initializer" if node.name in stored else "input", "get_attr": "initializer"}
-    source, _ = _key(node)
-    inputs = tuple(_name(item, stored) for item in source.all_input_nodes)
-    place = line_of_layer(source), module_path(source)
-    return NodeValue(kind.get(node.op, "result"), name, _operator(source), inputs, array, *place)
-
-
-def _operator(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_function" else ""
+    inputs = tuple(stored.get(item.name, item.name) for item in source.all_input_nodes)
+    what = str(source.target) if source.op == "call_function" else ""
+    return NodeValue(kind.get(node.op, "result"), name, what, inputs, array, line_of_layer(source), module_path(source))
 
 
 def array_of(value: object) -> OnnxValue:
