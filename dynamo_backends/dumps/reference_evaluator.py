@@ -14,7 +14,7 @@ from .submodels import Feeds
 
 logger = logging.getLogger(__name__)
 
-_MOST_NODES = 64  # larger models are too slow for an evaluator that is written in Python
+_MOST_NODES = 64  # larger models are slow in an evaluator that is written in Python
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
 
@@ -33,27 +33,36 @@ def computed_in_float64(
 ) -> Feeds | None:
     """The outputs of a model in float64, by name; ``None`` if nothing can compute them.
 
-    onnx's evaluator comes first, since a kernel of ONNX Runtime that is wrong in float32 may be wrong in float64 too.
-    The model must have no local functions.
+    onnx's evaluator comes first, since a kernel of ONNX Runtime that is wrong in float32 may be wrong in float64 too;
+    for large models ONNX Runtime does. What one of them lacks, the other computes. The model must have no local
+    functions.
 
     Args:
         model, feeds: the model, and values of its inputs; others are ignored.
-        run: runs large models, and operators that the evaluator lacks, on ONNX Runtime; ``None`` if that fails.
+        run: runs a model on ONNX Runtime; ``None`` if that fails.
         change: of each floating-point input and weight. Single numbers and scales among the weights stay as they are.
     """
     wide, weights = _in_float64(model)
     known = {**feeds, **weights}
     is_wide = {str(value.name): value.dtype == ir.DataType.DOUBLE for value in wide.graph.inputs}
     given = {name: change(known[name]) if changes else known[name] for name, changes in is_wide.items()}
-    if len(wide.graph) <= _MOST_NODES:
-        try:
-            with np.errstate(all="ignore"):
-                evaluator = reference_evaluator(_for_evaluator(wide))
-                results = zip(evaluator.output_names, evaluator.run(None, given), strict=True)
-                return {name: np.asarray(value) for name, value in results}
-        except Exception as error:  # whatever an operator's Python raises
-            logger.info("the reference evaluator fails, ONNX Runtime runs the model instead: %r", error)
-    return run(wide, given)
+    if len(wide.graph) > _MOST_NODES:
+        found = run(wide, given)
+        return _evaluated(wide, given) if found is None else found
+    found = _evaluated(wide, given)
+    return run(wide, given) if found is None else found
+
+
+def _evaluated(model: ir.Model, feeds: Feeds) -> Feeds | None:
+    """The outputs of a model by name, computed by onnx's evaluator; ``None`` if that fails."""
+    try:
+        with np.errstate(all="ignore"):
+            evaluator = reference_evaluator(_for_evaluator(model))
+            results = zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True)
+            return {name: np.asarray(value) for name, value in results}
+    except Exception as error:  # whatever an operator's Python raises
+        logger.info("the reference evaluator fails: %r", error)
+        return None
 
 
 def reference_evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
