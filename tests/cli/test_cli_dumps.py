@@ -215,7 +215,9 @@ def test_every_hint_runs_as_it_is_printed(tmp_path: Path, monkeypatch: pytest.Mo
                 if words[1:3] == ["report", "--open"]:  # runs the models again
                     words.append("--no-times")
                 known.append(words[1:])
-    assert {"show", "diff", "nan", "bisect", "compare", "report"} == {command[0] for command in known[len(STARTS) + 1 :]}
+    assert {"show", "diff", "nan", "bisect", "compare", "report"} == {
+        command[0] for command in known[len(STARTS) + 1 :]
+    }
 
 
 def test_any_folder_does(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
