@@ -183,10 +183,16 @@ def _with_program(name: str, arguments: argparse.Namespace, runtime: Runtime) ->
     check_model(name)
     if arguments.second is None:
         raise ValueError(f"name the ONNX file to compare {name} with")
-    given = [arguments.inputs, arguments.dim, arguments.seed, *(getattr(arguments, f"a_{item}") for item in _SWITCHES)]
+    given = [
+        arguments.inputs,
+        arguments.dim,
+        arguments.seed,
+        arguments.runs,
+        *(getattr(arguments, f"a_{item}") for item in _SWITCHES),
+    ]
     if any(given):
         raise ValueError(
-            f"{name} has its own inputs and runs in PyTorch: --inputs, --dim, --seed and --a-… are for files"
+            f"{name} has its own inputs and runs in PyTorch: --inputs, --dim, --seed, --runs and --a-… are for files"
         )
     from ..bench.loading import load
     from ..dumps.models import load_model

@@ -765,6 +765,8 @@ def test_compare_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["mlp"], "ONNX file"),
         (["{one}", "mlp"], "compare mlp .*one.onnx"),
         (["mlp", "{one}", "--seed", "1"], "--seed"),
+        (["mlp", "{one}", "--runs", "2"], "--runs"),
+        (["{one}", "--runs", "0"], "--runs"),
         (["{one}"], "--b-optimize"),
     ],
 )
