@@ -81,34 +81,41 @@ class CandidateRunner:
                 self.count += 1
                 timeout = f"timeout after {LONGEST:g} seconds"
                 return CandidateOutcome("crashed", timeout if answer.timed_out else exit_code_text(answer.code))
-            self.count += not answer.get("again")
+            self.count += not answer["again"]
             return CandidateOutcome(answer["kind"], answer["message"], dict(read_data_set(folder / DATA_SET, "output")))
 
 
 def main() -> None:
     """Entry point of the worker: answers the requests of a ``CandidateRunner``."""
-    last: dict[object, ModelSession] = {}  # the session of the last model
+    last: dict[object, ModelSession | ExecutionError] = {}  # the session of the last model, or why it has none
 
     def answer(request: Mapping[str, Any]) -> dict[str, object]:
-        path, key = Path(request["model"]), None
+        path = Path(request["model"])
+        key: object = str(path)
         model: OnnxModel | Path = path
+        if "external_data" in request:
+            content = path.read_bytes()
+            key = content, str(request["settings"])
+            model = OnnxModel(onnx.load_model_from_string(content), Path(request["external_data"]), str(path))
+        is_again = model is not path and key in last
+        if not is_again:
+            last.clear()
+            try:
+                last[key] = ModelSession(model, msgspec.convert(request["settings"], Settings))
+            except ExecutionError as error:
+                last[key] = error
+        session = last[key]
         try:
-            if "external_data" in request:
-                content = path.read_bytes()
-                key = content, str(request["settings"])
-                model = OnnxModel(onnx.load_model_from_string(content), Path(request["external_data"]), str(path))
-            session, is_new = last.get(key), key not in last
-            if session is None:
-                last.clear()
-                session = last[key] = ModelSession(model, msgspec.convert(request["settings"], Settings))
+            if isinstance(session, ExecutionError):
+                raise session
             if not request["data"]:
-                return {"kind": "built", "message": ""}
+                return {"kind": "built", "message": "", "again": is_again}
             outputs = session(dict(read_data_set(Path(request["data"]), "input")))
         except ExecutionError as error:
-            return {"kind": error.kind, "message": error.said}
+            return {"kind": error.kind, "message": error.said, "again": is_again}
         tensors = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray)}
         write_data_set(Path(request["data"]), "output", tensors)
-        return {"kind": "ran", "message": "", "again": not is_new}
+        return {"kind": "ran", "message": "", "again": is_again}
 
     answer_requests(answer)
 

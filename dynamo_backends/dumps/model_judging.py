@@ -283,13 +283,15 @@ class Part:
         run: Callable[[ir.Model, Feeds], Feeds | None],
     ) -> None:
         self._model, self._feeds, self._name, self._run = functools.cache(model), feeds, name, run
+        self._has_float64 = True  # as far as is known
 
     def __call__(self, change: Change = widened) -> torch.Tensor | None:
         """The value; ``None`` if nothing can compute it. Where there is no float64, changed numbers run as they are."""
         model = self._model()
         if model is None:
             return None
-        found = computed_in_float64(model, self._feeds, self._run, change)
+        found = computed_in_float64(model, self._feeds, self._run, change) if self._has_float64 else None
+        self._has_float64 = found is not None
         if found is None and change is not widened:
             arrays = {str(item.name): self._feeds[str(item.name)] for item in model.graph.inputs}
             is_float = {name: kind_of(item.dtype) == "float" for name, item in arrays.items()}
