@@ -26,7 +26,6 @@ from .common import (
     add_inputs_arguments,
     complete_graphs,
     count_text,
-    positive,
     print_json,
     run_of_graph,
     say,
@@ -49,8 +48,7 @@ DETAILS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--rejected] [--runs N [--threads N]] [-o FOLDER] "
-        "[--json] [GRAPH]\n"
+        "dynamo-backends bisect [-d FOLDER] [--check COMMAND] [--rejected] [-o FOLDER] [--json] [GRAPH]\n"
         "       dynamo-backends bisect [--inputs PATH ...] [--check COMMAND] [-o FOLDER] [--json] FILE.onnx\n"
         "       dynamo-backends bisect COMMAND ..."
     )
@@ -77,12 +75,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--rejected",
         action="store_true",
         help="reduce a model that ONNX Runtime rejected, even if another node diverges",
-    )
-    parser.add_argument(
-        "--runs", type=int, metavar="N", help="search for what differs between the first run and N further ones"
-    )
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="threads of these runs (default: as in the dumped run)"
     )
     add_inputs_arguments(parser)
     parser.add_argument(
@@ -142,8 +134,6 @@ def _bisect_graphs(arguments: argparse.Namespace) -> list[Bisection]:
             output=Path(arguments.output) if arguments.output else None,
             check=arguments.check,
             rejected=arguments.rejected,
-            runs=arguments.runs,
-            threads=arguments.threads,
             progress=say,
         )
         for reference in references

@@ -136,6 +136,8 @@ def run_of_graph(arguments: argparse.Namespace, reference: str) -> DumpedRun:
         arguments: the command's. If ``dump`` is ``None`` and ``reference`` is a folder, ``dump`` is set to its run.
         reference: the graph, as the user wrote it.
     """
+    if reference.endswith(".onnx"):
+        raise DumpError(f"{reference}: expected a graph of a dump, such as 0; compare, bisect and show take ONNX files")
     if arguments.dump is None and "/" in reference and Path(reference).is_dir():
         arguments.dump = str(find_run(reference).folder)
     run = find_run(arguments.dump)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import math
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,15 +16,16 @@ from .common import (
     add_dump_arguments,
     complete_graphs,
     pair,
+    positive,
     print_json,
     try_again,
 )
 
 if TYPE_CHECKING:
     from ..dumps.model_comparison import ModelComparison
+    from ..dumps.model_judging import ValueDifference
     from ..dumps.model_rows import AlignedRow
     from ..dumps.model_values import Runtime
-    from ..dumps.value_differences import Difference
 
 _MAX_ROWS = 200
 """A longer table shows only values that differ, and outputs."""
@@ -68,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which model of a dumped graph: exported, after our passes, or after ONNX Runtime's optimizers "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--runs",
+        type=positive,
+        metavar="N",
+        help="run B up to N times, until it differs: with A alone, what differs from run to run",
+    )
     parser.add_argument("--all", action="store_true", help=f"print all rows of a table of more than {_MAX_ROWS}")
     _add_runtime(parser, "", "of both models")
     _add_runtime(parser, "a-", "of A only")
@@ -75,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dump_arguments(parser)
 
 
-_RUNS = "runtime", "provider", "optimize", "threads"
+_SWITCHES = "runtime", "provider", "optimize", "threads"
 
 
 def _add_runtime(parser: argparse.ArgumentParser, prefix: str, which: str) -> None:
@@ -102,8 +108,9 @@ def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -
 def run(arguments: argparse.Namespace) -> int:
     runtimes = _runtime(arguments, "a"), _runtime(arguments, "b")
     program = _program(arguments.first)
-    if program is None and arguments.second is None and runtimes[0] == runtimes[1]:
-        raise ValueError("name a second model, or what differs: --b-optimize, --b-provider, --b-threads, --b-runtime")
+    if program is None and arguments.second is None and runtimes[0] == runtimes[1] and not arguments.runs:
+        switches = "--b-optimize, --b-provider, --b-threads, --b-runtime, --runs"
+        raise ValueError(f"name a second model, or what differs: {switches}")
     comparisons: list[ModelComparison]
     left_out: list[str] = []
     if program is not None:
@@ -147,7 +154,7 @@ def _of_files(
     found = [
         compare_targets(
             one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=inputs, sizes=_sizes(arguments),
-            seed=arguments.seed,
+            seed=arguments.seed, runs=arguments.runs or 1,
         )
         for one, other in pairs
     ]  # fmt: skip
@@ -178,10 +185,16 @@ def _with_program(name: str, arguments: argparse.Namespace, runtime: Runtime) ->
     check_model(name)
     if arguments.second is None:
         raise ValueError(f"name the ONNX file to compare {name} with")
-    given = [arguments.inputs, arguments.dim, arguments.seed, *(getattr(arguments, f"a_{item}") for item in _RUNS)]
+    given = [
+        arguments.inputs,
+        arguments.dim,
+        arguments.seed,
+        arguments.runs,
+        *(getattr(arguments, f"a_{item}") for item in _SWITCHES),
+    ]
     if any(given):
         raise ValueError(
-            f"{name} has its own inputs and runs in PyTorch: --inputs, --dim, --seed and --a-… are for files"
+            f"{name} has its own inputs and runs in PyTorch: --inputs, --dim, --seed, --runs and --a-… are for files"
         )
     from ..bench.loading import load
     from ..dumps.models import load_model
@@ -231,7 +244,7 @@ _RANKED = 10
 
 def _text(comparison: ModelComparison, *, everything: bool) -> str:
     """The table of a comparison, its legend and notes, and the verdict."""
-    from ..dumps.value_differences import EQUAL
+    from ..dumps.model_judging import EQUAL
 
     shown = list(comparison.rows)
     if len(shown) > _MAX_ROWS and not everything:
@@ -276,7 +289,7 @@ def _place(row: AlignedRow) -> str:
 
 def legend_text(marks: Collection[str]) -> str:
     """What the marks in a table mean."""
-    from ..dumps.value_differences import LEGEND
+    from ..dumps.model_judging import LEGEND
 
     return "; ".join(f"{mark} {meaning}" for mark, meaning in LEGEND.items() if mark in marks)
 
@@ -298,7 +311,7 @@ def _cells(row: AlignedRow, is_first: bool) -> Sequence[object]:
         row.second and row.second.name,
         error or ("0" if row.local is not None else ""),
         f"{measured.limit:.1e}" if measured is not None else "",
-        row.total and error_text(row.total),
+        row.total and _error_text(row.total),
     )
 
 
@@ -307,52 +320,35 @@ def _change(values: Sequence[str]) -> str:
     return "→".join(dict.fromkeys(values))
 
 
-def error_text(difference: Difference) -> str:
+def _error_text(found: ValueDifference) -> str:
     """The largest error, or a few words on another kind of difference."""
-    if difference.is_equal:
+    if found.is_equal:
         return "0"
-    if difference.what:
-        return difference.what
-    if difference.measured.nonfinite:
-        return f"{difference.measured.nonfinite} NaN or infinite"
-    return f"{difference.measured.max_abs:.1e}" if difference.dtype else f"{difference.differing} differ"
+    measured = found.verdict.ours
+    if measured is None or found.verdict.complaint:
+        return str(found)
+    return f"{measured.nonfinite} NaN or infinite" if measured.nonfinite else f"{measured.max_abs:.1e}"
 
 
 def _largest_error(comparison: ModelComparison) -> str:
     """The largest difference of the outputs, if all are right."""
     if not comparison.ok:
         return ""
-    errors = [(row.total, row) for row in comparison.outputs if row.total and not row.total.is_equal]
-    if not errors:
+    rows = [row for row in comparison.outputs if row.total and not row.total.is_equal]
+    if not rows:
         return ": all outputs are equal"
-    worst, row = max(errors, key=lambda item: item[0].measured.relative)
-    return f": largest difference of the outputs {error_text(worst)}, in {row.name}"
+    worst = max(rows, key=lambda row: row.total.noise if row.total else 0.0)
+    return f": largest difference of the outputs {worst.total and _error_text(worst.total)}, in {worst.name}"
 
 
 def _as_json(comparison: ModelComparison) -> dict[str, object]:
-    def row_as_json(row: AlignedRow) -> dict[str, object]:
-        local = row.local
-        return {
-            "mark": row.mark,
-            "first": row.first,
-            "second": row.second,
-            "local": local
-            and {
-                "complaint": local.verdict.complaint,
-                "measure": local.verdict.ours and local.verdict.ours.as_json(),
-                "noise": local.noise if math.isfinite(local.noise) else None,
-                "together_with": list(local.segment),
-            },
-            "total": row.total and row.total.as_json(),
-        }
-
     first_different = comparison.first_different
     return {
         "first": comparison.names[0],
         "second": comparison.names[1],
         "verdict": comparison.verdict,
         "ok": comparison.ok,
-        "first_different": None if first_different is None else row_as_json(first_different),
+        "first_different": first_different and first_different.as_json(),
         "notes": list(comparison.notes),
-        "rows": [row_as_json(row) for row in comparison.rows],
+        "rows": [row.as_json() for row in comparison.rows],
     }

@@ -13,6 +13,7 @@ from .common import add_graph_arguments, for_each_graph, try_next
 if TYPE_CHECKING:
     from ..dumps.nonfinite import Nonfinite, Origin
     from ..dumps.reading import DumpedGraph
+    from ..dumps.schema import RowEntry
     from ..numerics.element_records import Extent, NonfiniteElement
 
 DETAILS = (
@@ -35,19 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(graph: DumpedGraph, analysis: Nonfinite, arguments: argparse.Namespace) -> str:
+    checked = f"({analysis.values} values checked)"
+    lines = [f"{graph.name}: no node produces NaN or infinity from finite inputs {checked}"]
     if analysis.origins:
-        lines = _first(graph, analysis.origins[0])
-        if len(analysis.origins) > 1:
-            lines += ["", f"all {len(analysis.origins)}, in execution order:", _table(analysis.origins)]
-    else:
-        lines = [
-            f"{graph.name}: no node produces NaN or infinity from finite inputs ({analysis.values} values checked)"
-        ]
+        lines = [*_first(graph, analysis.origins[0]), "", _table(analysis.origins)]
     if analysis.intended:
         title = "intended: from an infinite constant in the code, such as a mask, or from uninitialized memory"
         lines += ["", f"{title}:", _table(analysis.intended)]
     if analysis.graph_inputs:
         lines += ["", f"in the inputs and constants of the graph: {', '.join(analysis.graph_inputs)}"]
+    if any(origin.used_by for origin in analysis.origins):
+        lines += ["", "What is computed from it may be wrong, though it is finite."]
     if analysis.origins:
         lines += ["", try_next(arguments, "show", graph.reference, "--stage", "aten")]
     return "\n".join(lines) + "\n"
@@ -57,25 +56,20 @@ def _first(graph: DumpedGraph, origin: Origin) -> list[str]:
     row = origin.row
     where = "PyTorch" if row.region is None else f"region_{row.region}"
     lines = [
-        f"{graph.name}: the first {origin.kind} is produced by {row.name} ({row.where or 'no source line'})",
+        f"{graph.name}: the first {origin.kind} is produced by {row.name} ({_place(row)})",
         f"  operator  {row.operator}, {row.dtype} {'x'.join(map(str, row.shape)) or 'scalar'}, in {where}",
     ]
     lines += [f"  module    {row.module}"] if row.module else []
-    lines += [f"  reason    {origin.why}"] if origin.why else []
-    lines.append(f"  elements  {_counts(origin)}")
+    counts = {"in eager": origin.eager, "on ONNX Runtime": "not known" if origin.onnx is None else origin.onnx}
+    counted = ", ".join(f"{count} {side}" for side, count in counts.items())
+    lines.append(f"  elements  of {math.prod(row.shape)}: {counted}")
     lines += [f"  input     {name}: {_range(extent)}" for name, extent in origin.inputs.items()]
     lines += [f"  example   {_example(item)}" for item in origin.examples[:2]]
-    lines.append(f"  then      {_then(origin)}")
     return lines
 
 
-def _counts(origin: Origin) -> str:
-    of = f"of {math.prod(origin.row.shape)}"
-    if origin.onnx is None:
-        return f"{origin.eager} {of} in eager; ONNX Runtime does not have the value, it computes several nodes as one"
-    if origin.eager == origin.onnx:
-        return f"{origin.eager} {of}, in eager and on ONNX Runtime"
-    return f"{origin.onnx} {of} on ONNX Runtime, {'unknown' if origin.eager is None else origin.eager} in eager"
+def _place(row: RowEntry) -> str:
+    return row.where or "no source line"
 
 
 def _range(extent: Extent | None) -> str:
@@ -87,56 +81,26 @@ def _range(extent: Extent | None) -> str:
 
 
 def _example(element: NonfiniteElement) -> str:
-    inputs = ", ".join(
-        f"{name} = {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in element.inputs.items()
-    )
-    return f"[{', '.join(map(str, element.index))}] is {element.value}" + (f" where {inputs}" if inputs else "")
+    read = [
+        f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in element.inputs.items()
+    ]
+    return f"{list(element.index)} is {element.value}" + (f" where {', '.join(read)}" if read else "")
+
+
+def _table(origins: Sequence[Origin]) -> str:
+    rows = [
+        (item.row.name, item.kind, item.row.operator.removeprefix("aten."), item.side, _then(item), item.row.module,
+         item.row.where)
+        for item in origins
+    ]  # fmt: skip
+    return fit_table(rows, ["node", "kind", "operator", "in", "then", "module", "source"])
 
 
 def _then(origin: Origin) -> str:
     """What becomes of it."""
     if origin.reaches:
-        return f"it reaches {', '.join(row.user_name or row.name for row in origin.reaches[:3])}, returned by the graph"
-    if not origin.ends_at:
-        return "no result of the graph depends on it"
-    last = origin.ends_at[-1]
-    if origin.is_left_out:
-        return (
-            f"{last.name}, {last.operator} ({last.where or 'no source line'}), leaves it out; no result depends on it"
-        )
-    row = origin.depending[0]
-    if not (row.extent is None or row.extent.is_finite):
-        error = "which is not finite"
-    elif row.eager is not None:
-        error = f"eager's error against float64 is {row.eager.max_abs or 0:.2g}"
-        error += f", ONNX Runtime's {row.error.max_abs or 0:.2g}" if row.error is not None else ""
-    else:
-        error = "eager and ONNX Runtime agree, which does not tell whether it is right"
-    used = origin.used_by[0]
-    then = f"{used.name}, {used.operator} ({used.where or 'no source line'}), makes finite numbers of it"
-    return f"{then}, from which the result {row.name} is computed: {error}"
-
-
-def _table(origins: Sequence[Origin]) -> str:
-    rows = [
-        (
-            origin.row.name,
-            origin.kind,
-            origin.row.operator.removeprefix("aten."),
-            origin.side,
-            _short(origin),
-            origin.row.module,
-            origin.row.where,
-        )
-        for origin in origins
-    ]
-    return fit_table(rows, ["node", "kind", "operator", "in", "then", "module", "source"])
-
-
-def _short(origin: Origin) -> str:
-    if origin.reaches:
-        return "in a result"
-    if not origin.ends_at:
-        return "unused"
-    name = origin.ends_at[-1].name
-    return f"left out by {name}" if origin.is_left_out else f"finite after {name}, used by a result"
+        return f"in the result {', '.join(row.user_name or row.name for row in origin.reaches[:3])}"
+    if origin.used_by:
+        return f"{origin.used_by[0].name} ({_place(origin.used_by[0])}) computes finite numbers from it"
+    return f"left out by {origin.ends_at[-1].name} ({_place(origin.ends_at[-1])})" if origin.ends_at else "unused"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,8 +43,8 @@ def _text(graph: DumpedGraph, found: Precision, arguments: argparse.Namespace) -
     elif found.outcome == "not precision":
         lines = [f"{graph.name}: float32 is not enough; the results are wrong with all nodes in float32, too"]
     else:
-        minimal = "a smaller set may exist" if found.outcome == "unfinished" else "none can be left out"
-        lines = [f"{graph.name}: {len(found.nodes)} of {number}, must compute in float32; {minimal}"]
+        needed = f"{len(found.nodes)} of {number}"
+        lines = [f"{graph.name}: {needed}, must compute in float32; none can be left out"]
         rows = [(node.name, node.operator.removeprefix("aten."), node.module, node.source) for node in found.nodes]
         lines += ["", fit_table(rows, ["node", "operator", "module", "source"])]
     lines += ["", _errors(found.before, found.after), ""]
@@ -69,5 +68,5 @@ def _errors(before: Sequence[ResultError], after: Sequence[ResultError]) -> str:
     return fit_table(rows, ["result", "type", "error to float64", "with these in float32", "tolerance"])
 
 
-def _number(error: float) -> str:
-    return f"{error:.2e}" if math.isfinite(error) else "NaN/Inf"
+def _number(error: float | None) -> str:
+    return "NaN/Inf" if error is None else f"{error:.2e}"

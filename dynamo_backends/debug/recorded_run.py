@@ -29,7 +29,7 @@ from .interpreter import Interpreter, flat
 
 REPEATS = 2
 """Runs after the real one. A race shows in one of two to four runs, more rarely if other work is done in between; the
-command ``bisect --runs`` makes more runs."""
+command ``compare --runs`` makes more runs."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ The possible causes are checked in this order:
 
 1. decompositions and FX passes: compared in PyTorch during the run, the dump has the result;
 2. the translation: the ONNX nodes of the blamed node in float64, against PyTorch's float64 (``culprit/`` in the dump);
-3. kernels: each node on ONNX Runtime without optimizations, against float64;
+3. kernels: each node on ONNX Runtime without optimizations, against float64; if there is none, all of the node at once;
 4. ONNX passes: ``model.optimized.onnx`` against ``model.onnx``, both without ONNX Runtime's optimizations;
 5. what is left: ONNX Runtime's optimizers, or the kernels that only they use.
 
@@ -37,18 +37,20 @@ from .bisect_causes import (
     wrong_node,
     wrong_optimizer,
     wrong_pass,
-    wrong_translation,
 )
-from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, Command, RanModel, fault_of, line_of
+from .bisection import RIGHT, WRONG, Bisection, BisectionSearch, BisectionStep, Command, RanModel, line_of
 from .blame import CauseKind
-from .candidate_runs import CandidateRunner, Feeds
+from .candidate_runs import CandidateRunner
 from .cut_folder import CutModel
-from .determinism import RUNS, bisect_runs
+from .model_judging import difference
 from .model_sessions import PLAIN, check_provider_options, region_settings
 from .models import load_ir, load_model
 from .reading import DATA_SET, DumpedGraph, DumpedRegion, DumpedRun, DumpError, checked
 from .schema import GraphEntry, Settings
-from .submodels import Parts, known_of
+from .submodels import Feeds, Parts, known_of
+
+_AGAIN = "compare {} --stage onnx_optimized --runs 10"
+"""The command that finds what differs from run to run."""
 
 
 def bisect(
@@ -58,8 +60,6 @@ def bisect(
     output: Path | None = None,
     check: str | None = None,
     rejected: bool = False,
-    runs: int | None = None,
-    threads: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Bisection:
     """Bisects the first graph that the reference names whose verdict is not ``ok``.
@@ -70,7 +70,6 @@ def bisect(
         output: the folder of the cut; by default ``bisect`` in the graph's folder.
         check: a command that decides what fails, instead of the comparison.
         rejected: whether to bisect a model that ONNX Runtime rejected, even if there is another fault.
-        runs: searches for what differs from run to run, in so many runs after the first; with ``threads`` threads.
         progress: is called with a line of text now and then.
 
     Raises:
@@ -85,17 +84,22 @@ def bisect(
     result, blame, versions = Bisection(graph.reference, graph.verdict), graph.entry.blame, run.manifest.versions
     with CandidateRunner() as runner:
         search = BisectionSearch(result, output or graph.folder / "bisect", runner, progress, versions, blame)
-        if runs is not None:
-            bisect_runs(search, _region(graph, region), runs, threads)
-        elif check is not None:
+        if check is not None:
             _by_command(search, _region(graph, region), check)
         elif rejected or (graph.verdict in (None, "ok") and rejected_models(graph)):
             bisect_rejected(search, graph, _providers(run))
         else:
             _by_verdict(search, run, graph, region)
-    result.sessions = runner.count
+    result.sessions, result.source = runner.count, result.source or _source(graph, result.value)
     result.others = {item.reference: item.verdict for item in graphs if item is not graph}
     return result
+
+
+def _source(graph: DumpedGraph, value: str) -> str:
+    """The user's line of the node that computes a value."""
+    paths = (path for region in graph.regions for path in (region.model, region.optimized_model)) if value else ()
+    models = (Parts(load_ir(path)) for path in paths)
+    return next((line_of([parts.nodes[parts.by_name[value]]]) for parts in models if value in parts.by_name), "")
 
 
 def bisect_file(
@@ -136,10 +140,10 @@ def _ran(search: BisectionSearch, parts: Parts, feeds: Feeds, settings: Settings
     outcome = search.runner.run(_with_constants(parts, feeds), feeds, settings)
     if outcome.kind != "ran":
         return bisect_failure(search, parts, feeds, settings, outcome)
-    plain = search.values(parts, feeds)
+    plain = search.runner.run(parts.exposed(), feeds, PLAIN)
     if plain.kind != "ran":
         return bisect_failure(search, parts, feeds, PLAIN, plain)
-    return RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner, outcome.outputs)
+    return RanModel(parts, {**feeds, **plain.outputs}, settings, search, outcome.outputs)
 
 
 def _by_verdict(search: BisectionSearch, run: DumpedRun, graph: DumpedGraph, region: int | None) -> Bisection:
@@ -164,7 +168,8 @@ def _by_verdict(search: BisectionSearch, run: DumpedRun, graph: DumpedGraph, reg
     if entry.status == "compared":
         search.tried("decompositions and FX passes, compared in PyTorch when the model ran", RIGHT)
     if blamed.kind == CauseKind.UNSTABLE:
-        return bisect_runs(search, _region(graph, region), RUNS, None)
+        search.found("run to run", result.value, result.cause, f"dynamo-backends {_AGAIN.format(result.graph)}")
+        return result
     if blamed.kind == CauseKind.PYTORCH:
         result.place = "PyTorch"
         result.advice.append("the node ran in PyTorch: it has no ONNX model")
@@ -208,20 +213,17 @@ def _forward(run: DumpedRun, backward: DumpedGraph) -> DumpedGraph | None:
 
 def _in_pytorch(search: BisectionSearch, entry: GraphEntry) -> Bisection:
     """A fault before the translation, which the run found. It cannot be cut without PyTorch."""
-    result, kind, name, worst = search.result, search.blamed.kind, search.blamed.name, entry.worst
-    search.tried(result.cause, WRONG, result.value, worst.onnx.max_abs if worst is not None else None)
-    if kind == CauseKind.PASS:
-        result.place = "FX pass"
-        result.advice.append(f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}")
-        result.advice.append(f"dynamo-backends passes --why {name}")
-    elif kind == CauseKind.DECOMPOSITION:
-        result.place = "decomposition"
-        result.advice.append(f"to confirm, compare the decomposition with the operator {name}")
-    else:
-        result.place = "stage"
-        result.advice.append(
-            "to confirm that no pass of ours is the cause, run with backend='aot_eager', which has none of them"
-        )
+    result, kind, name = search.result, search.blamed.kind, search.blamed.name
+    error = entry.worst.onnx.max_abs if entry.worst is not None else None
+    result.trials.append(BisectionStep(result.cause, WRONG, result.value, error))
+    disabled = f"to confirm, run again with options={{'passes': {{'disable': [{name!r}]}}}}"
+    places = {
+        CauseKind.PASS: ("FX pass", disabled, f"dynamo-backends passes --why {name}"),
+        CauseKind.DECOMPOSITION: ("decomposition", f"to confirm, compare the decomposition with the operator {name}"),
+    }
+    not_ours = "to confirm that no pass of ours is the cause, run with backend='aot_eager', which has none of them"
+    place, *advice = places.get(kind, ("stage", not_ours))
+    search.found(place, result.value, result.cause, *advice)
     return result
 
 
@@ -236,17 +238,23 @@ def _in_region(search: BisectionSearch, graph: DumpedGraph, region: DumpedRegion
         raise DumpError(
             f"the dump is incomplete: {region.optimized_model} has no recorded input {', '.join(sorted(missing))}"
         )
+    declared = {str(value.name): value.dtype for value in after.model.graph.inputs}
+    given = {name: ir.DataType.from_numpy(feeds[name].dtype) for name in declared}
+    if lies := [f"{n} is {given[n].name} instead of {declared[n]!r}" for n in given if given[n] != declared[n]]:
+        # What PyTorch computes has another dtype than its fake tensor, as of a custom operator.
+        search.found("PyTorch", search.result.value, graph.entry.rescued.get(region.index, "; ".join(lies)))
+        return search.result
     optimized = _ran(search, after, feeds, settings)
     if not isinstance(optimized, RanModel):
         return optimized
-    plain = search.values(parts, feeds)
+    plain = search.runner.run(parts.exposed(), feeds, PLAIN)
     if plain.kind != "ran":
         return bisect_failure(search, parts, feeds, PLAIN, plain)
-    ran, node = RanModel(parts, {**feeds, **plain.outputs}, settings, search.runner), NodeResults.read(graph, region)
+    ran, node = RanModel(parts, {**feeds, **plain.outputs}, settings, search), NodeResults.read(graph, region)
     return (
-        wrong_translation(search, ran, node)
+        wrong_node(search, ran, node, wide=True)
         or wrong_kernel(search, ran, node)
-        or wrong_node(search, ran, node)
+        or wrong_node(search, ran, node, wide=False)
         or wrong_pass(search, ran, optimized)
         or wrong_optimizer(search, optimized)
         or _not_reproduced(search, region, optimized.outputs)
@@ -255,20 +263,18 @@ def _in_region(search: BisectionSearch, graph: DumpedGraph, region: DumpedRegion
 
 def _not_reproduced(search: BisectionSearch, region: DumpedRegion, outputs: Feeds) -> Bisection:
     """The result if the fault does not show when the dumped model runs again."""
-    result = search.result
-    result.place = "unknown"
-    recorded = region.recorded("output")
-    differing = [name for name in recorded if name in outputs and fault_of(outputs[name], recorded[name]) is not None]
+    result, recorded = search.result, region.recorded("output")
+    differing = [n for n in recorded if n in outputs and difference(recorded[n], outputs[n]).is_wrong]
     search.tried("the model with the settings of the run, in a fresh process", RIGHT, next(iter(differing), ""))
     if differing:
-        result.cause = "the run returned other values than the same model with the same inputs in a fresh process"
+        cause = "the run returned other values than the same model with the same inputs in a fresh process"
         why = "its session had other constants (a stale weight), or is not deterministic"
-        result.advice.append(f"{why}: dynamo-backends bisect {result.graph} --runs {RUNS}")
+        advice = f"{why}: dynamo-backends {_AGAIN.format(result.graph)}"
     else:
         unknown = [trial.outcome for trial in result.trials if trial.outcome.startswith("unknown")]
         what = unknown[-1] if unknown else "the fault does not show when the dumped models run again"
-        result.cause = what.removeprefix("unknown: ")
-        result.advice.append(f"python {region.folder / 'repro.py'}")
+        cause, advice = what.removeprefix("unknown: "), f"python {region.folder / 'repro.py'}"
+    search.found("unknown", result.value, cause, advice)
     return result
 
 
@@ -284,11 +290,9 @@ def _check_parts(
 ) -> Bisection:
     """Bisects a model with the user's command."""
     result, known = search.result, None
-    if feeds is not None:
-        values = search.values(parts, feeds)
-        known = {**feeds, **values.outputs} if values.kind == "ran" else None
-    check = Command(parts, known, command)
-    every = range(len(parts.nodes))
+    if feeds is not None and (values := search.plain(parts.exposed(), feeds)) is not None:
+        known = {**feeds, **values}
+    check, every = Command(parts, known, command), range(len(parts.nodes))
     if not check(every):
         result.advice.append("the check succeeds on the whole model: there is nothing to bisect")
         search.tried(f"--check on {path.name}", RIGHT)
@@ -299,11 +303,10 @@ def _check_parts(
     kept = search.reduce(every, check)
     model = parts.cut(kept, known)
     assert model is not None
-    result.place, result.cause = "check", command
-    result.value, result.source = str(model.graph.outputs[0].name), line_of([parts.nodes[i] for i in kept])
-    text = f"The check fails: {command}"
+    search.found("check", str(model.graph.outputs[0].name), command)
+    result.source = line_of(parts.nodes[i] for i in kept)
     inputs, expected = known_of(model.graph.inputs, known), known_of(model.graph.outputs, known)
-    piece = CutModel(model, settings, inputs, expected, {}, "check", text)
+    piece = CutModel(model, settings, inputs, expected, "check", f"The check fails: {command}")
     return search.finish(piece, len(parts.nodes), confirm=lambda: check(kept))
 
 

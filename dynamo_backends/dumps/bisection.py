@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
+from ..numerics.verdicts import Verdict
 from .blame import Cause, CauseKind
-from .candidate_runs import LONGEST, CandidateOutcome, CandidateRunner, Feeds, write_model
+from .candidate_runs import LONGEST, CandidateOutcome, CandidateRunner, write_model
 from .cut_folder import CutModel, run_repro, write_cut
+from .model_judging import Part, ValueDifference
 from .model_sessions import PLAIN
+from .models import described
 from .reading import DATA_SET, DumpError, write_data_set
 from .schema import BlameEntry, Settings
-from .submodels import Parts, known_of
-from .value_differences import difference_from_reference
+from .submodels import Feeds, Parts, known_of
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -52,7 +53,7 @@ class Cut:
 
     folder: Path
     operators: Sequence[str]  # of its nodes
-    of: int  # how many nodes the region's model has
+    of: int  # how many nodes the whole model has
     confirmed: bool  # whether its ``repro.py`` fails in the same way in a fresh process
     said: str  # what ``repro.py`` printed
 
@@ -95,13 +96,27 @@ class BisectionSearch:
         """The cause that the verdict names."""
         return Cause(self.blame.kind, self.blame.name) if self.blame else Cause(CauseKind.RESULT)
 
-    def tried(self, what: str, outcome: str, value: str = "", error: float | None = None) -> None:
+    def tried(self, what: str, outcome: str, value: str = "", found: ValueDifference | None = None) -> None:
         """Records a step."""
-        self.result.trials.append(BisectionStep(what, outcome, value, error))
+        self.result.trials.append(BisectionStep(what, outcome, value, None if found is None else found.error))
 
-    def values(self, parts: Parts, feeds: Feeds) -> CandidateOutcome:
-        """All tensors of a model, computed without optimizations."""
-        return self.runner.run(parts.exposed(), feeds, PLAIN)
+    def plain(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
+        """The outputs of a model on ONNX Runtime without optimizations; ``None`` if it does not run."""
+        outcome = self.runner.run(model, feeds, PLAIN)
+        return outcome.outputs if outcome.kind == "ran" else None
+
+    def judge(
+        self, model: ir.Model, known: Feeds, name: str, value: np.ndarray, expected: np.ndarray | None = None
+    ) -> ValueDifference | None:
+        """Judges an output of a model, see ``Part.judge``."""
+        if expected is not None and (value.dtype, value.shape) != (expected.dtype, expected.shape):
+            return ValueDifference(Verdict(f"{described(value)} instead of {described(expected)}"))
+        return Part(lambda: model, known, name, self.plain).judge(value, expected)
+
+    def found(self, place: str, value: str, cause: str, *advice: str) -> None:
+        """Records where the fault is."""
+        self.result.place, self.result.value, self.result.cause = place, value, cause
+        self.result.advice += advice
 
     def reduce(self, start: Sequence[int], check: Callable[[Sequence[int]], bool]) -> list[int]:
         """Delta debugging of the nodes ``start`` by ``check``."""
@@ -130,7 +145,7 @@ class BisectionSearch:
 
         Args:
             piece: the cut.
-            of: how many nodes the region's model has.
+            of: how many nodes the whole model has.
             outcome: that of the whole model, if it has no results.
             before: the model before an ONNX pass.
             confirm: whether the cut fails; by default its ``repro.py`` is run.
@@ -148,65 +163,37 @@ class BisectionSearch:
             said = f"{fresh.kind}: {fresh.message}"
         operators = [node.op_type for node in piece.model.graph]
         self.result.cut = Cut(self.folder, operators, of, confirmed, said)
-        self.result.source = self.result.source or line_of(list(piece.model.graph))
+        self.result.source = self.result.source or line_of(piece.model.graph)
         self.result.advice.append(f"python {self.folder / 'repro.py'}")
         return self.result
 
 
-def line_of(nodes: Sequence[ir.Node]) -> str:
+def line_of(nodes: Iterable[ir.Node]) -> str:
     """The user's line of the first node that has one."""
     return next((node.metadata_props["source"] for node in nodes if node.metadata_props.get("source")), "")
 
 
-def reference(known: np.ndarray, exact: np.ndarray | None) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The reference for a value, and other right results: float64's result and the known value, if there is one.
-
-    The known value is the reference if it overflows where float64 does not.
-    """
-    is_exact = exact is not None and exact.dtype == np.float64 and exact.shape == known.shape
-    if exact is None or not is_exact or difference_from_reference(known, exact).measured.nonfinite:
-        return known, []
-    return exact, [known]
-
-
-def fault_of(value: np.ndarray, known: np.ndarray, exact: np.ndarray | None = None) -> float | None:
-    """The error of a wrong value, infinite if it is NaN or of another type; ``None`` if the value is right."""
-    if value.dtype != known.dtype or value.shape != known.shape:
-        return float("inf")
-    found = difference_from_reference(value, *reference(known, exact))
-    return None if found.is_rounding else found.error
-
-
 @dataclasses.dataclass(frozen=True)
 class RanModel:
-    """A model of a region. A part of it fails if its session returns wrong values."""
+    """A model that ran. A part of it fails if its session returns wrong values."""
 
     parts: Parts
     known: Feeds  # right values of all tensors, computed without optimizations
     settings: Settings  # of the session of the compared run
-    runner: CandidateRunner
+    search: BisectionSearch
     outputs: Feeds = dataclasses.field(default_factory=dict)  # of the session, if it ran
 
     def __call__(self, kept: Collection[int], outputs: Collection[str] | None = None) -> bool:
         return bool(self.wrong(kept, outputs))
 
-    def wrong(self, kept: Collection[int], outputs: Collection[str] | None = None) -> dict[str, float]:
-        """The wrong outputs of some nodes with their errors, see ``fault_of``; empty if the run fails."""
+    def wrong(self, kept: Collection[int], outputs: Collection[str] | None = None) -> dict[str, ValueDifference]:
+        """The wrong outputs of some nodes; empty if the run fails."""
         model = self.parts.cut(kept, self.known, outputs=outputs, constants=self.parts.weights)
         if model is None:
             return {}
-        results = self.runner.run(model, self.known, self.settings).outputs
-        suspects = {name: value for name, value in results.items() if fault_of(value, self.known[name]) is not None}
-        exact = (self.runner.exact(model, self.known) if suspects else None) or {}
-        errors: dict[str, float] = {}
-        for name, value in suspects.items():
-            error = fault_of(value, self.known[name], exact.get(name))
-            if error is not None and error < math.inf:
-                right, others = reference(self.known[name], exact.get(name))
-                error = self.runner.error(model, self.known, name, value, right, others)
-            if error is not None:
-                errors[name] = error
-        return errors
+        results = self.search.runner.run(model, self.known, self.settings).outputs
+        found = {n: self.search.judge(model, self.known, n, value, self.known[n]) for n, value in results.items()}
+        return {name: item for name, item in found.items() if item is not None and item.is_wrong}
 
 
 def is_same_failure(one: CandidateOutcome, other: CandidateOutcome) -> bool:
@@ -249,13 +236,10 @@ class Command:
             write_data_set(Path(name, DATA_SET), "output", known_of(model.graph.outputs, known))
             words = [word.replace("{model}", str(path)).replace("{folder}", name) for word in shlex.split(self.command)]
             try:
-                done = subprocess.run(
-                    words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LONGEST
-                )
-            except subprocess.TimeoutExpired:
-                raise DumpError(f"--check: {words[0]} timed out after {LONGEST:g} seconds") from None
-            except OSError as error:
-                raise DumpError(f"--check: {words[0]} cannot be started: {error.strerror}") from None
+                done = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                why = getattr(error, "strerror", None) or f"timeout after {LONGEST:g} seconds"
+                raise DumpError(f"--check: {words[0]} does not run: {why}") from None
             if done.returncode in _NOT_STARTED:
                 raise DumpError(f"--check: the command cannot be started: {done.stderr.strip()[-300:]}")
             return done.returncode != 0

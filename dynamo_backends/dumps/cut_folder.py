@@ -16,9 +16,10 @@ import onnx_ir as ir
 from ..common.python_process import exit_code_text, worker_environment
 from ..numerics import rule
 from ..runtime.custom_operators import libraries_of_environment
-from .candidate_runs import LONGEST, CandidateOutcome, Feeds, write_model
+from .candidate_runs import LONGEST, CandidateOutcome, write_model
 from .reading import DATA_SET, write_data_set
 from .schema import Settings
+from .submodels import Feeds
 
 # The lines of ``repro.py`` that are replaced: by the settings, and by the source of ``rule``.
 _SETTINGS = "SETTINGS: dict = {}\n"
@@ -33,10 +34,8 @@ class CutModel:
     settings: Settings  # of the session
     inputs: Feeds  # of the data set; empty if the session cannot be created
     expected: Feeds  # the outputs it should have
-    allowed: Mapping[str, float]  # by output, the error that is allowed, as a multiple of the dtype's tolerance
     outcome: str  # the expected outcome of ``repro.py``: ``differs``, ``rejected``, ``failed`` or ``crashed``
     text: str  # a description of the fault
-    runs: int = 1  # how often ``repro.py`` runs the model
 
 
 def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> None:
@@ -50,8 +49,7 @@ def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> Non
     write_data_set(folder / DATA_SET, "output", piece.expected)
     libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # never those that a dump names
     session = piece.settings.as_json() | {"custom_op_libraries": libraries}
-    settings = {"session": session, "allowed": dict(piece.allowed), "runs": piece.runs}
-    (folder / "repro.py").write_text(repro_text(settings), encoding="utf-8")
+    (folder / "repro.py").write_text(repro_text({"session": session}), encoding="utf-8")
     (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
 
 

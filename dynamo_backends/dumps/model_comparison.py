@@ -30,13 +30,24 @@ import numpy as np
 from ..common.suggestions import unknown_name
 from ..numerics.verdicts import Verdict
 from .model_inputs import DEFAULT_SIZE, computed_inputs, read_feeds, same_inputs
-from .model_judging import ComputedValue, LocalDifference, ModelReference, coarsest_of, decibels
-from .model_rows import AlignedRow, Alignment, aligned, mark_of, row_of, total_noise
+from .model_judging import (
+    DIFFERENT,
+    ONLY_FIRST,
+    ONLY_SECOND,
+    UNSURE,
+    ComputedValue,
+    ModelReference,
+    ValueDifference,
+    coarsest_of,
+    decibels,
+    difference,
+    epsilon_of,
+)
+from .model_rows import AlignedRow, Alignment, aligned
 from .model_sessions import random_operators
-from .model_values import ModelRun, NodeValue, Runtime, run_model
-from .models import OnnxModel, load_model
+from .model_values import ModelRun, NodeValue, Runtime, run_model, runs_of
+from .models import OnnxModel, OnnxValue, load_model
 from .reading import DATA_SET, DumpError, find_run
-from .value_differences import DIFFERENT, ONLY_FIRST, ONLY_SECOND, UNSURE, OnnxValue, difference
 
 _QUANTIZED = (
     "QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear", "QLinear", "MatMulInteger", "ConvInteger",
@@ -53,7 +64,7 @@ class Reference(Protocol):
 
     def judge(
         self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, LocalDifference]:
+    ) -> dict[str, ValueDifference]:
         """Judges values, by the names of its own that they correspond to; with other ``constants`` than its own."""
 
 
@@ -71,18 +82,17 @@ class ModelComparison:
     @property
     def outputs(self) -> list[AlignedRow]:
         """The rows of the outputs."""
-        return [row for row in self.rows if "output" in (row.first and row.first.kind, row.second and row.second.kind)]
+        return [row for row in self.rows if row.is_output]
 
     @property
     def ok(self) -> bool:
         """Whether both have the same outputs, and each value of the second is right."""
-        is_alone = any(row.mark in (ONLY_FIRST, ONLY_SECOND) for row in self.outputs)
-        return self.first_different is None and not is_alone and not self.failure
+        return self.first_different is None and not self.failure and not any(row.is_alone for row in self.outputs)
 
     @property
     def ranked(self) -> list[AlignedRow]:
         """The results with an error of their own, the largest first, relative to the values."""
-        rows = [row for row in self.rows if row.local is not None and row.local.noise and row not in self.outputs]
+        rows = [row for row in self.rows if row.local is not None and row.local.noise and not row.is_output]
         return sorted(rows, key=lambda row: -row.local.noise if row.local is not None else 0.0)
 
     @property
@@ -94,12 +104,12 @@ class ModelComparison:
             return f"diverges {self.failure}"
         row = self.first_different
         if row is None:
-            alone = [row for row in self.outputs if row.mark in (ONLY_FIRST, ONLY_SECOND)]
+            alone = [row for row in self.outputs if row.is_alone]
             names = ", ".join(item.name for item in alone)
             both = len(self.outputs) - len(alone)
             return f"diverges: outputs that one model alone has: {names}; {both} that both have agree"
         if self.is_quantized and self.ranked:
-            most, outputs = self.ranked[0], max((item.noise for item in self.outputs), default=0.0)
+            most, outputs = self.ranked[0], max((item.total.noise for item in self.outputs if item.total), default=0.0)
             assert most.first is not None and most.local is not None
             return (
                 f"quantized: outputs differ by {percent(outputs)}; by itself, {most.first.described} differs most, by "
@@ -128,6 +138,7 @@ def compare(
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     spare: Mapping[str, OnnxValue] | None = None,
+    runs: int = 1,
 ) -> ModelComparison:
     """Runs two models on the same inputs and compares their values.
 
@@ -140,6 +151,7 @@ def compare(
         sizes: of symbolic dimensions, for generated inputs.
         seed: of generated inputs.
         spare: inputs of the second model that the first neither has nor computes, by name.
+        runs: how often the second runs, until it differs.
 
     Raises:
         DumpError: an input has no value, or the runtime cannot run a model.
@@ -147,18 +159,24 @@ def compare(
     runtime_of_second = runtime_of_second or runtime
     ours, theirs, matched, notes = same_inputs(first, second, feeds, sizes or {}, seed)
     if any(item.name not in ours for item in first.inputs):
-        other = run_model(second, theirs, runtime_of_second)
-        ours |= computed_inputs(first, ours, other, "first", notes, {})
+        others = runs_of(second, theirs, runtime_of_second)
+        other = next(others)
+        ours |= computed_inputs(first, ours, other, notes, {})
         one = run_model(first, ours, runtime)
     else:
         one = run_model(first, ours, runtime)
-        theirs |= computed_inputs(second, theirs, one, "second", notes, spare or {})
-        other = run_model(second, theirs, runtime_of_second)
+        theirs |= computed_inputs(second, theirs, one, notes, spare or {})
+        others = runs_of(second, theirs, runtime_of_second)
+        other = next(others)
     notes += random_operators(first, second)
     quantized = is_quantized(second) and not is_quantized(first)
     assert one.model is not None
     reference = ModelReference(one.model, one, runtime, is_exact=not quantized)
     rows, culprit = judged_rows(reference, aligned(one, other, matched), one, other)
+    for _ in range(runs - 1):
+        if culprit is None:
+            other = next(others)
+            rows, culprit = judged_rows(reference, aligned(one, other, matched), one, other)
     notes += other_dtypes(rows)
     return ModelComparison((first.name, second.name), rows, culprit, notes, quantized)
 
@@ -188,20 +206,19 @@ def judged_rows(
 
     def row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
         if a is None or b is None:
-            return row_of(a, b, "")
-        total = difference(a.value, b.value)
-        if a.name in judged:
-            return row_of(a, b, mark_of(judged[a.name]), judged[a.name], total, noise=total_noise(a, b))
-        is_judged = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)  # and was left out
-        return row_of(a, b, UNSURE if is_judged or a.name not in sure else total.mark(), total=total)
+            return AlignedRow(ONLY_SECOND if a is None else ONLY_FIRST, a, b)
+        if a.kind == "output" and a.shape != b.shape and None not in (a.shape, b.shape):  # others may be kept otherwise
+            return AlignedRow(DIFFERENT, a, b, ValueDifference(Verdict(f"shape {b.shape} instead of {a.shape}")))
+        total, is_stored = difference(a.value, b.value), a.kind not in ("result", "output")
+        if a.name in judged and not is_stored:
+            return AlignedRow(judged[a.name].mark(), a, b, judged[a.name], total)
+        # What could be judged and was left out, and constants that may have been folded into others.
+        is_left_out = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)
+        is_unsure = a.name not in of_wrong if is_stored else is_left_out or a.name not in sure
+        return AlignedRow(total.mark(UNSURE if is_unsure else DIFFERENT), a, b, None, total)
 
-    def output_row(a: NodeValue | None, b: NodeValue | None) -> AlignedRow:
-        """Whose shapes must be equal, while values inside may be kept in another one."""
-        if a is None or b is None or (what := _other_shape(a.value, b.value)) is None:
-            return row(a, b)
-        return row_of(a, b, DIFFERENT, LocalDifference(Verdict(what), is_equal=False))
-
-    results = [*(row(a, b) for a, b in found.results), *(output_row(a, b) for a, b in found.outputs)]
+    of_wrong: set[str] = set()
+    results = [row(a, b) for a, b in (*found.results, *found.outputs)]
     inputs = {item.name: item.inputs for item in one.values}
 
     def read_by(item: AlignedRow) -> list[str]:
@@ -210,46 +227,28 @@ def judged_rows(
         return [name for node in (*nodes, item.name) for name in inputs.get(node, ())]
 
     wrong = [item for item in results if item.mark == DIFFERENT]
-    of_wrong = {name for item in wrong for name in read_by(item)}
-    stored = [_stored_row(a, b, of_wrong) for a, b in found.stored]
+    of_wrong.update(name for item in wrong for name in read_by(item))
+    stored = [row(a, b) for a, b in found.stored]
     different = {item.name: item for item in stored if item.mark == DIFFERENT}
-    first = wrong[0] if wrong else None
-    of_first = [name for name in read_by(first) if name in different] if first is not None else []
-    if first is None or not of_first:
-        return [*stored, *results], first
-    theirs = {a.name: b.value for a, b in found.stored if a is not None and b is not None and a.name in of_first}
-    is_cause = _is_right_with(reference, first.name, computed, theirs)
-    return [*stored, *results], different[of_first[0]] if is_cause else first
-
-
-def _is_right_with(
-    reference: Reference, name: str, computed: Mapping[str, ComputedValue], constants: Mapping[str, OnnxValue]
-) -> bool:
-    """Whether a wrong value is right if the reference has the other model's constants."""
-    arrays = {key: value for key, value in constants.items() if isinstance(value, np.ndarray)}
-    again = reference.judge(computed, arrays)
-    return name not in again or not again[name].is_wrong
-
-
-def _other_shape(a: OnnxValue, b: OnnxValue) -> str | None:
-    """How the shape of an output differs."""
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or a.shape == b.shape:
-        return None
-    return f"shape {b.shape} instead of {a.shape}"
+    of_first = [name for name in read_by(wrong[0]) if name in different] if wrong else []
+    constants = {name: side.value for name in of_first if (side := different[name].second) is not None}
+    if of_first:  # whether the value is right if the reference has the other model's constants
+        arrays = {name: value for name, value in constants.items() if isinstance(value, np.ndarray)}
+        again = reference.judge(computed, arrays).get(wrong[0].name)
+        if again is None or not again.is_wrong:
+            return [*stored, *results], different[of_first[0]]
+    return [*stored, *results], wrong[0] if wrong else None
 
 
 def other_dtypes(rows: Sequence[AlignedRow]) -> list[str]:
-    """Notes on outputs of another dtype."""
-    pairs = [(row.first, row.second) for row in rows if row.first and row.second and row.first.kind == "output"]
-    return [f"the output {b.name} is {b.type} instead of {a.type}" for a, b in pairs if a.type != b.type]
-
-
-def _stored_row(a: NodeValue | None, b: NodeValue | None, read: Collection[str]) -> AlignedRow:
-    """The row of inputs, initializers or constants; ``read`` are the names of those that wrong results read."""
-    if a is None or b is None:
-        return row_of(a, b, "")
-    total = difference(a.value, b.value)
-    return row_of(a, b, total.mark(DIFFERENT if a.name in read else UNSURE), total=total)
+    """Notes on outputs of another dtype, and on nodes that compute in a lower precision than the first model's."""
+    pairs = [(row.first, row.second) for row in rows if row.first and row.second and row.first.type != row.second.type]
+    notes = [f"the output {b.name} is {b.type} instead of {a.type}" for a, b in pairs if a.kind == "output"]
+    lower = [(a, b) for a, b in pairs if a.kind == b.kind == "result" and epsilon_of(a.value) < epsilon_of(b.value)]
+    if lower:
+        (a, b), more = lower[0], f", and {len(lower) - 1} more" * (len(lower) > 1)
+        notes.append(f"of lower precision in the second: {a.described} is {b.type} instead of {a.type}{more}")
+    return notes
 
 
 def _as_read(run: ModelRun) -> dict[str, NodeValue]:
@@ -267,7 +266,7 @@ def _as_read(run: ModelRun) -> dict[str, NodeValue]:
 
 def _judged(
     reference: Reference, computed: Mapping[str, ComputedValue], sure: Collection[str]
-) -> dict[str, LocalDifference]:
+) -> dict[str, ValueDifference]:
     """The judgement of values by name; those that are not sure to correspond are left out if they are wrong."""
     left = dict(computed)
     while True:
@@ -319,6 +318,7 @@ def compare_targets(
     inputs: Sequence[str] = (),
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
+    runs: int = 1,
 ) -> ModelComparison:
     """Compares two models on ``inputs`` (see ``read_feeds``), by default on those stored with the first or the second,
     else on generated ones. Where inputs are generated and have symbolic dimensions, a second size of these is run.
@@ -339,7 +339,9 @@ def compare_targets(
     unknown = [name for name in sizes or {} if name not in known]
     if unknown:
         raise DumpError(unknown_name("symbolic dimension", unknown[0], sorted(known)))
-    run = functools.partial(compare, one, other, feeds, runtime, runtime_of_second=runtime_of_second, seed=seed)
+    run = functools.partial(
+        compare, one, other, feeds, runtime, runtime_of_second=runtime_of_second, seed=seed, runs=runs
+    )
     found = run(sizes=sizes, spare=spare)
     free = known - (sizes or {}).keys()
     if feeds or not free or not found.ok:

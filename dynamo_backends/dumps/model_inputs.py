@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from .model_values import ModelRun
-from .models import InputType, OnnxModel, Sizes
+from .models import InputType, OnnxModel, OnnxValue, Sizes, kind_of
 from .reading import DATA_SET, DumpError, read_data_set, read_tensor
-from .value_differences import OnnxValue, kind_of
 
 DEFAULT_SIZE = 3  # of symbolic dimensions
 
@@ -147,40 +146,35 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
     They are matched by name, then by content. At last an input without a value is matched with the first remaining one
     of its type and shape, unless either name is that of a value that a model computes.
     """
-    ours = _sources(first, feeds)
-    theirs = _sources(second, feeds)
-    found: list[Matched] = []
+    ours, theirs, found = _sources(first, feeds), _sources(second, feeds), list[Matched]()
+    computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
 
-    def pair(name: str, partner: str, how: str) -> None:
-        found.append(Matched(name, partner, how))
-        theirs.pop(name)
-        ours.pop(partner)
+    def pair(how: str, is_pair: Callable[[str, str], bool], candidates: Callable[[str], Iterable[str]]) -> None:
+        for name in list(theirs):
+            partner = next((item for item in candidates(name) if item in ours and is_pair(name, item)), None)
+            if partner is not None:
+                found.append(Matched(name, partner, how))
+                del theirs[name], ours[partner]
 
-    for name in list(theirs):
-        if name in ours and theirs[name].may_be(ours[name], cast=True) and not _is_by_chance(theirs[name], ours[name]):
-            pair(name, name, "name")
+    pair("name", lambda name, partner: theirs[name].has_same_name(ours[partner]), lambda name: [name])
     by_content: dict[object, list[str]] = {}
     for partner, item in ours.items():
         by_content.setdefault(item.content(), []).append(partner)
-    for name in list(theirs):
-        key = theirs[name].content()
-        if key is not None and by_content.get(key):
-            pair(name, by_content[key].pop(0), "content")
-    computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
-    for name in list(theirs):
-        for partner in list(ours):
-            known = theirs[name].value is not None and ours[partner].value is not None
-            if not known and not computed & {name, partner} and theirs[name].may_be(ours[partner]):
-                pair(name, partner, "type and shape")
-                break
+    pair(
+        "content",
+        lambda name, _: theirs[name].content() is not None,
+        lambda name: by_content.get(theirs[name].content(), ()),
+    )
+    pair(
+        "type and shape",
+        lambda name, partner: (
+            (theirs[name].value is None or ours[partner].value is None)
+            and not computed & {name, partner}
+            and theirs[name].may_be(ours[partner])
+        ),
+        lambda _: list(ours),
+    )
     return found
-
-
-def _is_by_chance(a: _Source, b: _Source) -> bool:
-    """Whether the common name may be a coincidence (``val_12``): the values are different numbers or sizes."""
-    if a.value is None or b.value is None or (a.value.size > 1 and kind_of(a.value.dtype) == "float"):
-        return False
-    return not np.array_equal(a.value, b.value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +188,12 @@ class _Source:
     def content(self) -> object:
         """The hash of the value; ``None`` if it is unknown, too large, or a single element."""
         return None if self.value is None or self.value.size < 2 else content(self.value)
+
+    def has_same_name(self, other: _Source) -> bool:
+        """Whether a common name means the same; ``val_12`` need not, if the values are different numbers or sizes."""
+        a, b = self.value, other.value
+        is_sure = a is None or b is None or (a.size > 1 and kind_of(a.dtype) == "float") or np.array_equal(a, b)
+        return is_sure and self.may_be(other, cast=True)
 
     def may_be(self, other: _Source, *, cast: bool = False) -> bool:
         """Whether the types are compatible; with ``cast`` the precision may differ."""
@@ -231,17 +231,11 @@ def same_inputs(
 
     ``feeds`` are values of inputs of either model, ``sizes`` and ``seed`` as for ``generated_inputs``.
     """
-    matched = match(first, feeds, second)
-    notes = []
+    matched, notes = match(first, feeds, second), list[str]()
     name_of = {item.partner: item.name for item in matched}
     partner_of = {item.name: item.partner for item in matched}
     stored, kept = second.initializers, first.initializers
-    ours: dict[str, OnnxValue] = {}
-    for item in first.inputs:
-        if item.name in feeds:
-            ours[item.name] = feeds[item.name]
-        else:
-            _take(ours, item, name_of.get(item.name, ""), stored, feeds)
+    ours = _values(first, (feeds, None), (stored, name_of), (feeds, name_of))
     computed = {name for node in second.proto.graph.node for name in node.output}
     missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
     if missing:
@@ -249,39 +243,33 @@ def same_inputs(
         sized = [_with_sizes_of(item, types.get(name_of.get(item.name, ""), item)) for item in missing]
         ours |= generated_inputs(first, sizes=_sizes_of(first, ours) | dict(sizes), seed=seed, wanted=sized)
         notes.append(f"generated (seed {seed}): {listed([item.name for item in missing])}")
-    theirs: dict[str, OnnxValue] = {}
-    for item in second.inputs:
-        _take(theirs, item, partner_of.get(item.name, ""), ours, kept)
-        if item.name not in theirs and item.name in feeds:
-            theirs[item.name] = feeds[item.name]
-    given = "inputs of the {} model that the {} has as initializers"
-    listing = {
-        given.format("first", "second"): [name for name in ours if name_of.get(name) in stored],
-        given.format("second", "first"): [name for name in theirs if partner_of.get(name) in kept],
-    }
-    for pair in matched:
-        if pair.how != "name" and pair.name in theirs:
-            listing.setdefault(f"matched by {pair.how}", []).append(f"{pair.partner} and {pair.name}")
-    notes += [f"{what}: {listed(names)}" for what, names in listing.items() if names]
+    theirs = _values(second, (ours, partner_of), (kept, partner_of), (feeds, None))
+    taken = [name for name in ours if name_of.get(name) in stored]
+    taken += [name for name in theirs if partner_of.get(name) in kept]
+    notes += [f"inputs that the other model has as initializers: {listed(taken)}"] if taken else []
+    for how in ("content", "type and shape"):
+        pairs = [f"{item.partner} and {item.name}" for item in matched if item.how == how and item.name in theirs]
+        notes += [f"matched by {how}: {listed(pairs)}"] if pairs else []
     return ours, theirs, matched, notes
 
 
-def _take(feeds: dict[str, OnnxValue], item: InputType, partner: str, *places: Mapping[str, OnnxValue]) -> None:
-    """Adds the value of an input's partner, in the input's precision, from the first mapping that has it."""
-    found = next((values[partner] for values in places if partner in values), None)
-    if found is not None:
-        feeds[item.name] = with_precision(found, item.dtype)
+def _values(
+    model: OnnxModel, *places: tuple[Mapping[str, OnnxValue], Mapping[str, str] | None]
+) -> dict[str, OnnxValue]:
+    """The values of inputs in the first place that has one, by their name or that of another model."""
+    found: dict[str, OnnxValue] = {}
+    for item in model.inputs:
+        for values, names in places:
+            key = item.name if names is None else names.get(item.name, "")
+            if item.name not in found and key in values:
+                found[item.name] = with_precision(values[key], item.dtype)
+    return found
 
 
 def computed_inputs(
-    model: OnnxModel,
-    feeds: Mapping[str, OnnxValue],
-    run: ModelRun,
-    which: str,
-    notes: list[str],
-    spare: Mapping[str, OnnxValue],
+    model: OnnxModel, feeds: Mapping[str, OnnxValue], run: ModelRun, notes: list[str], spare: Mapping[str, OnnxValue]
 ) -> dict[str, OnnxValue]:
-    """The missing inputs of the ``first`` or ``second`` model, from the other's ``run``: one of them folded constants.
+    """The inputs that a model lacks, from the ``run`` of the other one: one of them folded constants.
 
     ``feeds`` are the inputs that it has, ``spare`` values that the other does not compute, such as those that PyTorch
     computed between regions. Adds to ``notes``.
@@ -290,17 +278,13 @@ def computed_inputs(
         DumpError: an input has no value.
     """
     missing = [item for item in model.inputs if item.name not in feeds]
-    values = {item.name: item.value for item in run.values}
-    unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in {*values, *spare}]
+    values = {**spare, **{item.name: item.value for item in run.values}}
+    unknown = [f"{item.name} ({item.described})" for item in missing if item.name not in values]
     if unknown:
         raise DumpError(f"{model.name} has inputs that {run.name} lacks: {listed(unknown)}; use --inputs")
-    computed = [item.name for item in missing if item.name in values]
-    stored = [item.name for item in missing if item.name not in values]
-    if computed:
-        notes.append(f"inputs of the {which} model that the other computes: {listed(computed)}")
-    if stored:
-        notes.append(f"inputs of the {which} model that the other lacks, with their stored values: {listed(stored)}")
-    return {item.name: with_precision(values.get(item.name, spare.get(item.name)), item.dtype) for item in missing}
+    if missing:
+        notes.append(f"inputs of {model.name} that {run.name} computes, or stored: {listed([i.name for i in missing])}")
+    return {item.name: with_precision(values[item.name], item.dtype) for item in missing}
 
 
 def listed(names: Sequence[str]) -> str:

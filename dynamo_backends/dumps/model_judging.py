@@ -1,14 +1,16 @@
-"""Judges the values of a run by an ONNX model: each is compared with what the model computes on the run's own numbers.
+"""Judges values of ONNX models: each is compared with what a model computes from the same numbers.
 
 ::
+
+    Part(lambda: model, feeds, "gelu", run).judge(value).is_wrong      # by a model, such as a single node, in float64
 
     reference = ModelReference(model, run_model(model, feeds, runtime), runtime)
     for name, found in reference.judge({"gelu": ComputedValue(value_of_another_model)}).items():
         found.is_wrong, str(found)
 
-The values that correspond become inputs of the model, so that one run computes each from the nearest ones before it:
-its *segment*. An error of one node is not carried to the next. What differs by more than rounding is computed in
-float64, and from perturbed inputs, by the rule of ``numerics.whole_graph``.
+In a ``ModelReference``, the values that correspond become inputs of the model, so that one run computes each from the
+nearest ones before it: its *segment*. An error of one node is not carried to the next. What differs by more than
+rounding is computed in float64, and from perturbed inputs, by the rule of ``numerics.whole_graph``.
 """
 
 from __future__ import annotations
@@ -20,27 +22,39 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
 
-from ..numerics.arrays import as_array, is_equal
-from ..numerics.exact import is_floating, widen
+from ..numerics import rule
+from ..numerics.arrays import as_array
+from ..numerics.exact import is_floating
 from ..numerics.operator_facts import size_inside_named
 from ..numerics.randomness import perturbed
 from ..numerics.verdicts import RIGHT, Verdict
 from ..numerics.whole_graph import ResultCheck, Values
-from .candidate_runs import evaluated, in_float64
-from .model_sessions import PLAIN, ModelSession
-from .model_values import ModelRun, NodeValue, Runtime, computed_by
-from .models import OnnxModel, read_by
+from .model_sessions import PLAIN, RANDOM, ModelSession
+from .model_values import ModelRun, Runtime, computed_by
+from .models import OnnxModel, OnnxValue, described, kind_of
 from .reading import DumpError
-from .value_differences import OnnxValue, kind_of
+from .reference_evaluator import Change, computed_in_float64, widened
+from .submodels import Feeds, Parts
 
 logger = logging.getLogger(__name__)
 
 _COMPUTED = "__computed"
+
+EQUAL, ROUNDING, DIFFERENT, UNSURE, ONLY_FIRST, ONLY_SECOND = "=", "~", "!", "?", "-", "+"
+LEGEND = {
+    EQUAL: "equal",
+    ROUNDING: "different, within the tolerance",
+    DIFFERENT: "different beyond the tolerance",
+    UNSURE: "different, and may not correspond: judged with the value that it computes",
+    ONLY_FIRST: "only in the first model",
+    ONLY_SECOND: "only in the second model",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,19 +66,17 @@ class ComputedValue:
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalDifference:
-    """How a value differs from what the reference computes on the same numbers.
+class ValueDifference:
+    """How a value differs from its reference.
 
     Attributes:
         verdict: whether it is more than rounding.
-        is_equal: whether all elements are equal.
         noise: the size of the difference, relative to that of the value: the root of the quotient of both sums of
             squares.
         segment: the names of the reference's values that are computed together with it.
     """
 
-    verdict: Verdict
-    is_equal: bool
+    verdict: Verdict = RIGHT
     noise: float = 0.0
     segment: Sequence[str] = ()
 
@@ -72,8 +84,81 @@ class LocalDifference:
     def is_wrong(self) -> bool:
         return self.verdict.is_wrong
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether all elements are equal, or both NaN."""
+        return not self.verdict.complaint and (self.verdict.ours is None or not self.verdict.ours.differs)
+
+    @property
+    def error(self) -> float:
+        """The largest error; infinite if elements are NaN or infinite in one value only, or cannot be compared."""
+        ours = self.verdict.ours
+        return math.inf if ours is None or ours.nonfinite else ours.max_abs
+
+    def mark(self, otherwise: str = DIFFERENT) -> str:
+        """``=``, ``~``, or ``otherwise`` if it is not rounding; keys of ``LEGEND``."""
+        return EQUAL if self.is_equal else otherwise if self.is_wrong else ROUNDING
+
     def __str__(self) -> str:
         return str(self.verdict)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "complaint": self.verdict.complaint,
+            "measure": self.verdict.ours and self.verdict.ours.as_json(),
+            "noise": self.noise if math.isfinite(self.noise) else None,
+            "together_with": list(self.segment),
+        }
+
+
+def difference(first: OnnxValue, second: OnnxValue) -> ValueDifference:
+    """The difference of the second value from the first, within the rounding of single operators.
+
+    Tensors of different shapes with equally many elements are compared flat.
+    """
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        kinds = {kind_of(first.dtype), kind_of(second.dtype)}
+        if first.size == second.size and not ("float" in kinds and len(kinds) > 1):
+            return _of_tensors(first.reshape(-1), second.reshape(-1))
+    elif isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)) and len(first) == len(second):
+        parts = [difference(*items) for items in zip(first, second, strict=True)]
+        return max(parts, key=lambda item: (item.is_wrong, not item.is_equal), default=ValueDifference())
+    elif isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return difference([np.asarray(first[key]) for key in first], [np.asarray(second[key]) for key in first])
+    elif first is None and second is None:
+        return ValueDifference()
+    return ValueDifference(Verdict(f"{described(first)} and {described(second)}"))
+
+
+def _of_tensors(first: np.ndarray, second: np.ndarray) -> ValueDifference:
+    if "string" in (kind_of(first.dtype), kind_of(second.dtype)):
+        return ValueDifference(Verdict("" if np.array_equal(first, second) else "other text"))
+    name = max((first.dtype, second.dtype), key=_epsilon).name
+    first, second = map(_known_to_numpy, (first, second))
+    found, _ = rule.judge(second, first, name)
+    if first.dtype.kind in "biu":
+        differing = f"{found.max_ulp:.0f} differ" if found.differs else ""
+        return ValueDifference(Verdict(differing))
+    noise = noise_of(torch.from_numpy(second.copy()), torch.from_numpy(first.copy())) if found.differs else 0.0
+    return ValueDifference(Verdict(ours=found), noise)
+
+
+def _epsilon(dtype: np.dtype) -> float:
+    if kind_of(dtype) == "float":
+        return float(ml_dtypes.finfo(dtype).eps)
+    return float(np.finfo(dtype).eps) if kind_of(dtype) == "complex" else 0.0
+
+
+def epsilon_of(value: OnnxValue) -> float:
+    """The relative rounding of a tensor's dtype; 0 for anything else."""
+    return _epsilon(value.dtype) if isinstance(value, np.ndarray) else 0.0
+
+
+def _known_to_numpy(value: np.ndarray) -> np.ndarray:
+    """The array; one of ``ml_dtypes`` in a wider dtype of numpy."""
+    if value.dtype.kind in "biufc":
+        return value
+    return value.astype(np.int64 if kind_of(value.dtype) == "integer" else np.float32)
 
 
 class ModelReference:
@@ -84,27 +169,28 @@ class ModelReference:
         run: of the model.
         runtime: what runs it.
         is_exact: whether what differs by more than rounding is computed in float64; without, it is wrong.
-
-    Attributes:
-        notes: what could not be measured.
     """
 
     def __init__(self, model: OnnxModel, run: ModelRun, runtime: Runtime, *, is_exact: bool = True) -> None:
         self._model, self._runtime, self._is_exact = model, runtime, is_exact
         self._known = {item.name: item for item in run.values}
-        self._producers = {name: node for node in model.proto.graph.node for name in node.output if name}
-        self._order = {id(node): i for i, node in enumerate(self._producers.values())}
+        self._arrays = {name: item.value for name, item in self._known.items() if isinstance(item.value, np.ndarray)}
+        proto = model.copy().proto
+        for items in (proto.graph.output, proto.graph.value_info):  # onnx-ir cannot read the types of maps
+            del items[:]
+        self._parts = Parts(ir.from_proto(proto))
+        ir.external_data.set_base_dir(self._parts.model.graph, model.folder)
 
     def can_judge(self, name: str, value: np.ndarray) -> bool:
         """Whether a node computes a value with as many elements of the same kind."""
-        own = self._known[name].value if name in self._producers and name in self._known else None
-        if not isinstance(own, np.ndarray) or kind_of(own.dtype) == "string":
+        own = self._arrays.get(name) if name in self._parts.by_name else None
+        if own is None or kind_of(own.dtype) == "string":
             return False
         return own.size == value.size and kind_of(own.dtype) == kind_of(value.dtype)
 
     def judge(
         self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, LocalDifference]:
+    ) -> dict[str, ValueDifference]:
         """Judges values by the names of those in the model that they correspond to.
 
         Args:
@@ -117,13 +203,12 @@ class ModelReference:
         arrays = {**{name: item.array for name, item in values.items()}, **(constants or {})}
         given = {name: self._fitting(name, value) for name, value in arrays.items()}
         stored = {name: item.value for name, item in self._known.items() if item.kind == "input"}
-        results = computed_by(self._cut(given, values), {**stored, **given}, self._runtime)
+        results = computed_by(self._cut(given, values), self._runtime)({**stored, **given})
         return {name: self._judge(name, value, results[name + _COMPUTED], given) for name, value in values.items()}
 
     def _fitting(self, name: str, value: np.ndarray) -> np.ndarray:
         """A value in the shape and dtype of the reference's."""
-        like = self._known[name].value
-        assert isinstance(like, np.ndarray)
+        like = self._arrays[name]
         return value.reshape(like.shape).astype(like.dtype, copy=False)
 
     def _cut(self, given: Collection[str], names: Collection[str]) -> OnnxModel:
@@ -137,8 +222,7 @@ class ModelReference:
             del items[:]
             items.extend(kept)
         for name in given:
-            value = self._known[name].value
-            assert isinstance(value, np.ndarray)
+            value = self._arrays[name]
             number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             graph.input.append(onnx.helper.make_tensor_value_info(name, number, [None] * value.ndim))
         graph.output.extend(onnx.ValueInfoProto(name=name + _COMPUTED) for name in names)
@@ -146,48 +230,100 @@ class ModelReference:
 
     def _judge(
         self, name: str, value: ComputedValue, expected: OnnxValue, given: Mapping[str, np.ndarray]
-    ) -> LocalDifference:
+    ) -> ValueDifference:
         assert isinstance(expected, np.ndarray)
-        segment = self._segment(name, given)
-        others = [item for item in segment.names if item != name]
-        read = [self._known[item] for item in (*segment.inputs, *segment.names) if item in self._known]
-        coarsest = coarser(value.coarsest, coarsest_of(item.value for item in read))
-        again = functools.partial(self._again, segment, given, as_tensor(expected)) if self._is_exact else None
-        terms, inside = segment.terms(self._known), segment.inside(given, self._known)
-        return judge(value.array, as_tensor(expected), coarsest, again, lambda: terms, others, inside)
+        kept = self._parts.before([name], given)
+        read = [str(item.name) for item in self._parts.inputs_of(kept)]
+        inside = [str(item.name) for i in kept for item in self._parts.nodes[i].outputs if item.name]
+        values = {**self._arrays, **given}
+        coarsest = coarsest_of([self._arrays[item] for item in (*read, *inside) if item in self._arrays])
+        coarsest = coarser(value.coarsest, coarsest)
+        names = [str(self._parts.nodes[i].outputs[0].name) for i in kept]
+        if self._is_exact and not any(self._parts.nodes[i].op_type in RANDOM for i in kept):
+            part = Part(lambda: self._part(kept, name, values), values, name, self._run)
+            found = part.judge(value.array, expected, coarsest)
+            assert found is not None
+        else:
+            found = judge(value.array, as_tensor(expected), coarsest)
+        return dataclasses.replace(found, segment=[item for item in names if item != name])
 
-    def _segment(self, name: str, known: Collection[str]) -> _Segment:
-        """The nodes that compute a value from known ones."""
-        nodes: dict[int, onnx.NodeProto] = {}
-        inputs: dict[str, None] = {}
-        waiting = [name]
-        while waiting:
-            node = self._producers[waiting.pop()]
-            if id(node) in nodes:
-                continue
-            nodes[id(node)] = node
-            for item in read_by(node):
-                if item in known or item not in self._producers:
-                    inputs[item] = None
-                else:
-                    waiting.append(item)
-        return _Segment(name, [nodes[key] for key in sorted(nodes, key=self._order.__getitem__)], list(inputs))
+    def _part(self, kept: Collection[int], name: str, values: Feeds) -> ir.Model | None:
+        """Some nodes as a model, with the initializers of ``values``."""
+        part = self._parts.cut(kept, values, outputs=[name])
+        for key, item in part.graph.initializers.items() if part is not None else ():
+            if values[key] is not self._arrays[key]:
+                item.const_value = ir.tensor(values[key], name=key)
+        return part
 
-    def _again(
+    def _run(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
+        """The outputs of a part of the model on ONNX Runtime; ``None`` if it does not run."""
+        try:
+            found = ModelSession(OnnxModel(ir.to_proto(model), self._model.folder, self._model.name), PLAIN)(feeds)
+        except DumpError as error:
+            logger.info("a part of %s does not run: %s", self._model.name, error)
+            return None
+        return {name: item for name, item in found.items() if isinstance(item, np.ndarray)}
+
+
+class Part:
+    """A model that computes a value in float64, again from changed numbers.
+
+    Args:
+        model: returns it; ``None`` if it cannot be cut. Called when it is needed.
+        feeds: its inputs; others are ignored.
+        name: of the value.
+        run: see ``computed_in_float64``.
+    """
+
+    def __init__(
         self,
-        segment: _Segment,
-        given: Mapping[str, np.ndarray],
-        expected: torch.Tensor,
-        change: Callable[[torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
-        """What a segment computes in float64 from changed numbers."""
-        read = {name: given[name] if name in given else self._known[name].value for name in segment.inputs}
-        wide = {name: change(widen(as_tensor(item))) for name, item in read.items() if isinstance(item, np.ndarray)}
-        found = segment.computed(self._model, {name: as_array(item) for name, item in wide.items()})
-        return expected if found is None else as_tensor(found)
+        model: Callable[[], ir.Model | None],
+        feeds: Feeds,
+        name: str,
+        run: Callable[[ir.Model, Feeds], Feeds | None],
+    ) -> None:
+        self._model, self._feeds, self._name, self._run = functools.cache(model), feeds, name, run
+        self._has_float64 = True  # as far as is known
+
+    def __call__(self, change: Change = widened) -> torch.Tensor | None:
+        """The value; ``None`` if nothing can compute it. Where there is no float64, changed numbers run as they are."""
+        model = self._model()
+        if model is None:
+            return None
+        found = computed_in_float64(model, self._feeds, self._run, change) if self._has_float64 else None
+        self._has_float64 = found is not None
+        if found is None and change is not widened:
+            arrays = {str(item.name): self._feeds[str(item.name)] for item in model.graph.inputs}
+            is_float = {name: kind_of(item.dtype) == "float" for name, item in arrays.items()}
+            changed = {name: change(item).astype(item.dtype) for name, item in arrays.items() if is_float[name]}
+            found = self._run(model, arrays | changed)
+        return as_tensor(found[self._name]) if found is not None and self._name in found else None
+
+    def judge(
+        self, value: np.ndarray, expected: np.ndarray | None = None, coarsest: torch.dtype = torch.float64
+    ) -> ValueDifference | None:
+        """Judges a value, see ``judge``; ``expected`` is float64's by default, ``None`` if there is none."""
+        reference = self() if expected is None else as_tensor(expected)
+        return None if reference is None else judge(value, reference, coarsest, self, self._terms, self._inside)
+
+    def _terms(self) -> int:
+        model = self._model()
+        values = [] if model is None else [*model.graph.inputs, *model.graph.initializers.values()]
+        known = [self._feeds[str(item.name)] if item.const_value is None else item.const_value for item in values]
+        return max((item.size for item in known), default=1)
+
+    def _inside(self) -> Values:
+        """The largest number inside the computation of each element, if it is a single activation."""
+        model = self._model()
+        nodes = [] if model is None else list(model.graph)
+        read = nodes[0].inputs[0] if len(nodes) == 1 and nodes[0].inputs else None
+        argument = None if read is None else self._feeds.get(str(read.name))
+        if argument is None or kind_of(argument.dtype) != "float":
+            return {}
+        return {0: size_inside_named(nodes[0].op_type.lower(), as_tensor(argument))}
 
 
-Again: TypeAlias = "Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]"
+Again: TypeAlias = "Callable[[Change], torch.Tensor | None]"
 """Computes a value in float64, with each of the numbers that it is computed from changed by a function."""
 
 
@@ -195,42 +331,47 @@ def judge(
     value: np.ndarray,
     expected: torch.Tensor,
     coarsest: torch.dtype,
-    again: Again | None,
-    terms: Callable[[], int],
-    segment: Sequence[str],
-    inside: torch.Tensor | None = None,
-) -> LocalDifference:
+    again: Again | None = None,
+    terms: Callable[[], int] = lambda: 1,
+    inside: Callable[[], Values] = dict,
+) -> ValueDifference:
     """Judges a value by the reference's.
 
     Args:
         value: with as many elements as ``expected``, and of its kind.
         expected: what the reference computes from the same numbers.
         coarsest: the dtype of least precision that either of them is computed in.
-        again: computes it in float64; if it is not given, ``expected`` counts.
+        again: computes it in float64; where that is not given or fails, ``expected`` counts.
         terms: the most terms of a sum in it.
-        segment: for the result.
-        inside: the largest number inside the computation of each element, see ``operator_facts.size_inside``.
+        inside: under 0, the largest number inside the computation of each element, see ``operator_facts.size_inside``.
     """
     ours, theirs = as_tensor(value).reshape(expected.shape), expected
     dtype = coarser(coarsest, coarser(ours.dtype, theirs.dtype)) if is_floating(theirs) else torch.int64
     if ours.dtype != theirs.dtype or is_floating(theirs):
         dtype = dtype if not theirs.is_complex() else theirs.dtype
         ours, theirs = ours.to(dtype), theirs.to(dtype)
-    if is_equal(ours, theirs):
-        return LocalDifference(RIGHT, True, 0.0, segment)
+    if np.array_equal(as_array(ours), as_array(theirs), equal_nan=is_floating(theirs)):
+        return ValueDifference()
 
     def run(seed: int | None) -> Values:
-        if again is None:
-            return {0: _wide(theirs)}
-        if seed is None:
-            return {0: _wide(again(lambda item: item))}
-        generator = torch.Generator().manual_seed(seed)
-        unit = torch.finfo(dtype).eps if is_floating(theirs) else torch.finfo(torch.float32).eps
-        return {0: _wide(again(lambda item: perturbed(item, unit, generator)))}
+        change = widened if seed is None else _off_by_a_rounding(seed, dtype if is_floating(theirs) else torch.float32)
+        found = None if again is None else again(change)
+        found = theirs if found is None else found
+        return {0: found.double() if found.is_floating_point() else found}
 
-    magnitudes = (dict) if inside is None else (lambda: {0: inside})
-    verdict = ResultCheck({0: theirs}, run, terms=terms, magnitudes=magnitudes).judge(0, ours)
-    return LocalDifference(verdict, False, noise_of(ours, theirs), segment)
+    verdict = ResultCheck({0: theirs}, run, terms=terms, magnitudes=inside).judge(0, ours)
+    return ValueDifference(verdict, noise_of(ours, theirs))
+
+
+def _off_by_a_rounding(seed: int, coarsest: torch.dtype) -> Change:
+    """Changes floating-point numbers by a rounding of their dtype, or of a coarser one."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def change(array: np.ndarray) -> np.ndarray:
+        unit = max(_epsilon(array.dtype), torch.finfo(coarsest).eps)
+        return as_array(perturbed(torch.from_numpy(widened(array)), unit, generator))
+
+    return change
 
 
 def coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
@@ -247,66 +388,13 @@ def coarsest_of(values: Iterable[OnnxValue]) -> torch.dtype:
     return functools.reduce(coarser, floats, torch.float64)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Segment:
-    """Some nodes that compute a value."""
-
-    name: str
-    nodes: Sequence[onnx.NodeProto]  # in execution order
-    inputs: Sequence[str]
-
-    @property
-    def names(self) -> list[str]:
-        """The first results of its nodes."""
-        return [node.output[0] for node in self.nodes]
-
-    def terms(self, known: Mapping[str, NodeValue]) -> int:
-        """The most terms that a sum in it can have."""
-        values = (known[name].value for name in self.inputs if name in known)
-        return max((value.size for value in values if isinstance(value, np.ndarray)), default=1)
-
-    def inside(self, given: Mapping[str, np.ndarray], known: Mapping[str, NodeValue]) -> torch.Tensor | None:
-        """For each element, the largest number inside its computation, if it is a single activation."""
-        if len(self.nodes) != 1 or not self.inputs:
-            return None
-        name = self.inputs[0]
-        argument = given[name] if name in given else known[name].value
-        if not isinstance(argument, np.ndarray) or kind_of(argument.dtype) != "float":
-            return None
-        return size_inside_named(self.nodes[0].op_type.lower(), as_tensor(argument))
-
-    def computed(self, model: OnnxModel, feeds: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """Its value in float64; ``None`` if nothing can compute that."""
-        inputs = [
-            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(item.dtype), item.shape)
-            for name, item in feeds.items()
-        ]
-        graph = onnx.helper.make_graph(self.nodes, "segment", inputs, [onnx.ValueInfoProto(name=self.name)])
-        proto = onnx.helper.make_model(graph, ir_version=model.proto.ir_version, opset_imports=model.proto.opset_import)
-        wide = in_float64(ir.from_proto(proto))
-        found = evaluated(wide, feeds)  # first: a kernel that is wrong in float32 may be wrong in float64 too
-        try:
-            given = found or ModelSession(OnnxModel(ir.to_proto(wide), model.folder, self.name), PLAIN)(feeds)
-        except DumpError as error:
-            logger.info("%s has no float64: %s", self.name, error)
-            return None
-        value = given[self.name]
-        return value if isinstance(value, np.ndarray) else None
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    value = value.detach()
-    return value.double() if value.is_floating_point() else value
-
-
 def noise_of(value: torch.Tensor, expected: torch.Tensor) -> float:
-    """See ``LocalDifference``; 0 for discrete values."""
+    """See ``ValueDifference``; 0 for discrete values."""
     if not is_floating(expected) or value.shape != expected.shape:
         return 0.0
-    wide = _wide(expected)
-    size = float(torch.linalg.vector_norm(wide))
-    difference = float(torch.linalg.vector_norm(_wide(value) - wide))
-    return difference / size if size else math.inf if difference else 0.0
+    wide = expected.detach().to(torch.complex128 if expected.is_complex() else torch.float64)
+    size, off = (float(torch.linalg.vector_norm(item)) for item in (wide, value.detach().to(wide.dtype) - wide))
+    return off / size if size else math.inf if off else 0.0
 
 
 def decibels(noise: float) -> float:

@@ -6,57 +6,20 @@ Values correspond by name, by value, or as results of the same operator on corre
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from .model_inputs import Matched, content
-from .model_judging import LocalDifference, as_tensor, noise_of
+from .model_judging import ValueDifference, difference
 from .model_values import ModelRun, NodeValue
-from .models import type_name
-from .value_differences import (
-    DIFFERENT,
-    EQUAL,
-    ONLY_FIRST,
-    ONLY_SECOND,
-    ROUNDING,
-    Difference,
-    described,
-    difference,
-    kind_of,
-)
+from .models import described, kind_of
 
 _RELIABLE = 0.8  # names are trusted if this share of the common names has the same type in both models
 
 _NEAR = 1e-3  # how far the sums of equal values may differ, relative to the sum of the magnitudes
-
-
-@dataclasses.dataclass(frozen=True)
-class Side:
-    """A value of one of the models."""
-
-    kind: str  # ``initializer``, ``constant``, ``input``, ``result`` or ``output``
-    name: str
-    operator: str  # of its node, or ``""``
-    type: str  # ``float32``
-    shape: tuple[int, ...] | None  # ``None`` if it is not a tensor
-    source: str = ""  # the user's line, if the model has it
-    module: str = ""  # the module's path, if the model has it
-
-    @property
-    def described(self) -> str:
-        """``gelu (Gelu, model.py:17, in layers.0)``."""
-        place = filter(None, (self.operator or self.kind, self.source, self.module and f"in {self.module}"))
-        return f"{self.name} ({', '.join(place)})"
-
-    @classmethod
-    def of(cls, item: NodeValue) -> Side:
-        """A value without its elements."""
-        value, shape, type_ = item.value, None, described(item.value)
-        if isinstance(value, np.ndarray):
-            type_, shape = type_name(value.dtype), value.shape
-        return cls(item.kind, item.name, item.operator, type_, shape, item.source, item.module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +30,13 @@ class AlignedRow:
         mark: a key of ``LEGEND``.
         local: how the second differs from what the first model computes on the second's own numbers.
         total: how both differ, with the errors of all nodes before.
-        noise: the size of that difference, see ``LocalDifference``.
     """
 
     mark: str
-    first: Side | None
-    second: Side | None
-    local: LocalDifference | None = None
-    total: Difference | None = None
-    noise: float = 0.0
+    first: NodeValue | None
+    second: NodeValue | None
+    local: ValueDifference | None = None
+    total: ValueDifference | None = None
 
     @property
     def name(self) -> str:
@@ -83,6 +44,22 @@ class AlignedRow:
         side = self.first or self.second
         assert side is not None
         return side.name
+
+    @property
+    def is_output(self) -> bool:
+        return "output" in (self.first and self.first.kind, self.second and self.second.kind)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether only one model has the value."""
+        return self.first is None or self.second is None
+
+    def as_json(self) -> dict[str, object]:
+        names = ("first", "second", "local", "total")
+        return {"mark": self.mark, **{name: (item := getattr(self, name)) and item.as_json() for name in names}}
+
+
+Pair: TypeAlias = "tuple[NodeValue | None, NodeValue | None]"
 
 
 @dataclasses.dataclass
@@ -96,9 +73,9 @@ class Alignment:
         sure: names in the first model of the results that must be equal; others correspond by value or place only.
     """
 
-    stored: list[tuple[NodeValue | None, NodeValue | None]]
-    results: list[tuple[NodeValue | None, NodeValue | None]]
-    outputs: list[tuple[NodeValue | None, NodeValue | None]]
+    stored: list[Pair]
+    results: list[Pair]
+    outputs: list[Pair]
     sure: set[str]
 
 
@@ -112,48 +89,34 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
     trust_names = _names_are_reliable([item for item in results if item.name not in one.outputs], their_results)
     partners = {item.partner: item.name for item in matched}
     _match_stored(stored, their_stored, partners, trust_names)
-    free = _Free.of(stored, their_stored, partners)
-    pairs = _aligned(results, their_results, partners, trust_names, free)
+    used, kinds = set(partners.values()), ("initializer", "constant")
+    free = {item.name: described(item.value) for item in stored if item.kind in kinds and item.name not in partners}
+    their_free = {
+        item.name: described(item.value) for item in their_stored if item.kind in kinds and item.name not in used
+    }
+    pairs: dict[int, int] = {}  # the positions of corresponding results
+    place = {item.name: j for j, item in enumerate(their_results)}
+    for i, item in enumerate(results):
+        same = their_results[place[item.name]] if item.name in place else None
+        if same is not None and (is_near(item, same) or (trust_names and item.shape == same.shape)):
+            pairs[i] = place[item.name]
+    _match_by_value(results, their_results, pairs)
+    _match_by_operator(results, their_results, pairs, partners, free, their_free)
+    _match_in_gaps(results, their_results, pairs)
     partners |= {results[i].name: their_results[j].name for i, j in pairs.items()}
     by_name, used = {item.name: item for item in other.values}, set(partners.values())
-    found = Alignment([(item, by_name.get(partners.get(item.name, ""))) for item in stored], [], [], set())
-    found.stored += [(None, item) for item in their_stored if item.name not in used]
-    for a, b in _in_order(results, their_results, pairs):
-        found.results.append((a, b))
-        if a is not None and b is not None and _are_the_same(a, b, partners, trust_names):
-            found.sure.add(a.name)
-    found.outputs = _output_pairs(one, other, by_place=by_place)
-    return found
+    found: list[Pair] = [(item, by_name.get(partners.get(item.name, ""))) for item in stored]
+    found += [(None, item) for item in their_stored if item.name not in used]
+    in_order = list(_in_order(results, their_results, pairs))
+    both = [(a, b) for a, b in in_order if a is not None and b is not None]
+    sure = {a.name for a, b in both if _are_the_same(a, b, partners, trust_names)}
+    return Alignment(found, in_order, _output_pairs(one, other, by_place=by_place), sure)
 
 
-def row_of(
-    a: NodeValue | None,
-    b: NodeValue | None,
-    mark: str,
-    local: LocalDifference | None = None,
-    total: Difference | None = None,
-    *,
-    noise: float = 0.0,
-) -> AlignedRow:
-    """A row; with one value only, ``mark`` says that."""
-    first, second = None if a is None else Side.of(a), None if b is None else Side.of(b)
-    if a is None or b is None:
-        mark = ONLY_FIRST if b is None else ONLY_SECOND
-    return AlignedRow(mark, first, second, local, total, noise)
-
-
-def total_noise(a: NodeValue, b: NodeValue) -> float:
-    """The size of the whole difference of two values, see ``LocalDifference``."""
-    if not isinstance(a.value, np.ndarray) or not isinstance(b.value, np.ndarray) or a.value.size != b.value.size:
-        return 0.0
-    if "float" not in (kind_of(a.value.dtype), kind_of(b.value.dtype)):
-        return 0.0
-    return noise_of(as_tensor(b.value.reshape(a.value.shape)), as_tensor(a.value))
-
-
-def mark_of(local: LocalDifference) -> str:
-    """``=``, ``~`` or ``!``."""
-    return DIFFERENT if local.is_wrong else EQUAL if local.is_equal else ROUNDING
+def _free(stored: Sequence[NodeValue], used: Collection[str]) -> dict[str, str]:
+    """The constants that correspond to none, by name, with their types."""
+    kinds = ("initializer", "constant")
+    return {item.name: described(item.value) for item in stored if item.kind in kinds and item.name not in used}
 
 
 def _match_stored(
@@ -198,20 +161,21 @@ def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], trust
 
 
 def _operator_name(item: NodeValue) -> str:
-    """``gelu`` of ``Gelu``, ``com.microsoft.Gelu`` and ``aten.gelu.default``."""
+    """``gelu`` of ``com.microsoft.Gelu`` and ``aten.gelu.default``; ``convtranspose`` of ``ConvTranspose`` and
+    ``aten.conv_transpose2d.input``."""
     parts = item.operator.split(".")
-    return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]).lower()
+    name = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
+    return re.sub(r"_|[123]d$", "", name.lower())
 
 
-def _output_pairs(one: ModelRun, other: ModelRun, *, by_place: bool) -> list[tuple[NodeValue | None, NodeValue | None]]:
+def _output_pairs(one: ModelRun, other: ModelRun, *, by_place: bool) -> list[Pair]:
     """Outputs that correspond by name or place, see ``aligned``; of other numbers of outputs, those with the same name,
     or near in value, of one type, or of one shape and kind."""
     ours, theirs = _outputs(one), _outputs(other)
     if len(ours) == len(theirs) and (by_place or not ours.keys() & theirs.keys()):
         return list(zip(ours.values(), theirs.values(), strict=True))
     pairs = {name: theirs.pop(name) for name in ours if name in theirs}
-    criteria: tuple[Callable[[NodeValue, NodeValue], bool], ...] = (_are_near, have_one_type, _have_one_kind)
-    for match in criteria:
+    for match in (lambda a, b: have_one_type(a, b) and is_near(a, b), have_one_type, _have_one_kind):
         for name, item in ours.items():
             partner = next((candidate for candidate in theirs.values() if match(item, candidate)), None)
             if name not in pairs and partner is not None:
@@ -224,10 +188,6 @@ def _outputs(run: ModelRun) -> dict[str, NodeValue]:
     return {name: NodeValue("output", name, operators.get(name, ""), (), run.outputs[name]) for name in run.outputs}
 
 
-def _are_near(a: NodeValue, b: NodeValue) -> bool:
-    return have_one_type(a, b) and _Summary.of(a).is_near(_Summary.of(b))
-
-
 def have_one_type(a: NodeValue, b: NodeValue) -> bool:
     return described(a.value) == described(b.value)
 
@@ -236,51 +196,16 @@ def _have_one_kind(a: NodeValue, b: NodeValue) -> bool:
     """Whether both are tensors of the same shape and kind; the precision may differ."""
     if not isinstance(a.value, np.ndarray) or not isinstance(b.value, np.ndarray):
         return type(a.value) is type(b.value)
-    return a.value.shape == b.value.shape and kind_of(a.value.dtype) == kind_of(b.value.dtype)
+    return a.shape == b.shape and kind_of(a.value.dtype) == kind_of(b.value.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Free:
-    """The constants of both models that correspond to none, by name, with their types."""
-
-    ours: dict[str, str]
-    theirs: dict[str, str]
-
-    @classmethod
-    def of(cls, ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: Mapping[str, str]) -> _Free:
-        used = set(partners.values())
-        kinds = ("initializer", "constant")
-        return cls(
-            {item.name: described(item.value) for item in ours if item.kind in kinds and item.name not in partners},
-            {item.name: described(item.value) for item in theirs if item.kind in kinds and item.name not in used},
-        )
+def is_near(a: NodeValue, b: NodeValue) -> bool:
+    """Whether two values have as many elements, with nearly equal sums."""
+    bound = _NEAR * max(a.sums[-1], b.sums[-1])
+    return a.size == b.size and all(abs(x - y) <= bound for x, y in zip(a.sums, b.sums, strict=True))
 
 
-def _aligned(
-    ours: Sequence[NodeValue],
-    theirs: Sequence[NodeValue],
-    partners: dict[str, str],
-    trust_names: bool,
-    free: _Free,
-) -> dict[int, int]:
-    """The positions of corresponding results, from the ``partners`` of inputs and initializers, to which it adds.
-
-    With ``trust_names``, results with the same name correspond even if their values differ.
-    """
-    one, other = [_Summary.of(item) for item in ours], [_Summary.of(item) for item in theirs]
-    pairs: dict[int, int] = {}
-    place = {item.name: j for j, item in enumerate(theirs)}
-    for i, item in enumerate(one):
-        j = place.get(item.value.name)
-        if j is not None and (item.is_near(other[j]) or (trust_names and item.shape == other[j].shape)):
-            pairs[i] = j
-    _match_by_value(one, other, pairs)
-    _match_by_operator(one, other, pairs, partners, free)
-    _match_in_gaps(one, other, pairs)
-    return pairs
-
-
-def _match_in_gaps(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
+def _match_in_gaps(one: Sequence[NodeValue], other: Sequence[NodeValue], pairs: dict[int, int]) -> None:
     """Matches the remaining values between two matches, in order, by operator and shape.
 
     These depend on a node that only one model has.
@@ -293,7 +218,7 @@ def _match_in_gaps(one: Sequence[_Summary], other: Sequence[_Summary], pairs: di
             alike = (
                 j
                 for j in range(last + 1, end)
-                if j not in used and other[j].shape == item.shape and other[j].value.operator == item.value.operator
+                if j not in used and other[j].shape == item.shape and other[j].operator == item.operator
             )
             found = next(alike, None)
             if found is None:
@@ -302,7 +227,7 @@ def _match_in_gaps(one: Sequence[_Summary], other: Sequence[_Summary], pairs: di
         last = max(last, pairs[i])
 
 
-def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int]) -> None:
+def _match_by_value(one: Sequence[NodeValue], other: Sequence[NodeValue], pairs: dict[int, int]) -> None:
     """Matches near values; of several, prefers the same operator, then the same shape, then the next in order."""
     sums = np.array([item.sums for item in other]).reshape(-1, 5)
     sizes = np.array([item.size for item in other])
@@ -314,7 +239,7 @@ def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: d
             bound = _NEAR * np.maximum(sums[:, -1], item.sums[-1])
             near = free & (sizes == item.size) & (np.abs(sums - item.sums).max(axis=1) <= bound)
             ranks = {
-                j: (other[j].value.operator != item.value.operator, other[j].shape != item.shape, abs(j - expected))
+                j: (other[j].operator != item.operator, other[j].shape != item.shape, abs(j - expected))
                 for j in np.flatnonzero(near).tolist()
             }
             if ranks:
@@ -324,35 +249,38 @@ def _match_by_value(one: Sequence[_Summary], other: Sequence[_Summary], pairs: d
 
 
 def _match_by_operator(
-    one: Sequence[_Summary], other: Sequence[_Summary], pairs: dict[int, int], partners: dict[str, str], free: _Free
+    one: Sequence[NodeValue],
+    other: Sequence[NodeValue],
+    pairs: dict[int, int],
+    partners: dict[str, str],
+    free: Mapping[str, str],
+    their_free: Mapping[str, str],
 ) -> None:
     """Matches results of the same operator on corresponding values, even if they differ: there a fault begins.
 
     Constants that correspond to none are matched by type and by their place among the inputs.
     """
-    known = partners | {one[i].value.name: other[j].value.name for i, j in pairs.items()}
+    known = partners | {one[i].name: other[j].name for i, j in pairs.items()}
     used = set(pairs.values())
     candidates: dict[object, int] = {}
     for j, item in enumerate(other):
         if j not in used:
-            places = tuple(free.theirs.get(name, "") or name for name in item.value.inputs)
-            candidates.setdefault((_operator_name(item.value), places), j)
+            places = tuple(their_free.get(name, "") or name for name in item.inputs)
+            candidates.setdefault((_operator_name(item), places), j)
     for i, item in enumerate(one):
-        places = tuple(free.ours.get(name, "") or known.get(name, "") for name in item.value.inputs)
-        key = _operator_name(item.value), places
+        places = tuple(free.get(name, "") or known.get(name, "") for name in item.inputs)
+        key = _operator_name(item), places
         found = candidates.get(key)
         if i in pairs or found is None or item.shape != other[found].shape:
             continue
         pairs[i] = j = candidates.pop(key)
-        known[item.value.name] = other[j].value.name
-        for name, partner in zip(item.value.inputs, other[j].value.inputs, strict=True):
-            if name in free.ours and name not in partners:
+        known[item.name] = other[j].name
+        for name, partner in zip(item.inputs, other[j].inputs, strict=True):
+            if name in free and name not in partners:
                 partners[name] = known[name] = partner
 
 
-def _in_order(
-    ours: Sequence[NodeValue], theirs: Sequence[NodeValue], pairs: Mapping[int, int]
-) -> Iterator[tuple[NodeValue | None, NodeValue | None]]:
+def _in_order(ours: Sequence[NodeValue], theirs: Sequence[NodeValue], pairs: Mapping[int, int]) -> Iterator[Pair]:
     """The pairs in the order of the first model; a value that only the second has follows its predecessor there."""
     used = {j: i for i, j in pairs.items()}
     following: dict[int, list[NodeValue]] = {}
@@ -365,34 +293,3 @@ def _in_order(
     for i, item in enumerate(ours):
         yield item, theirs[pairs[i]] if i in pairs else None
         yield from ((None, extra) for extra in following.get(i, []))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Summary:
-    """What identifies a value."""
-
-    value: NodeValue
-    shape: tuple[int, ...] | None
-    size: int
-    sums: tuple[float, ...]  # see ``_sums``; NaN for text and for what is not a tensor
-
-    @classmethod
-    def of(cls, item: NodeValue) -> _Summary:
-        value, nothing = item.value, (math.nan,) * 5
-        if not isinstance(value, np.ndarray):
-            return cls(item, None, -1, nothing)
-        sums = nothing if kind_of(value.dtype) == "string" else _sums(value.reshape(-1))
-        return cls(item, value.shape, value.size, sums)
-
-    def is_near(self, other: _Summary) -> bool:
-        bound = _NEAR * max(self.sums[-1], other.sums[-1])
-        return self.size == other.size and all(abs(a - b) <= bound for a, b in zip(self.sums, other.sums, strict=True))
-
-
-def _sums(flat: np.ndarray) -> tuple[float, ...]:
-    """The sum of each quarter of the elements, and of all magnitudes. NaN and infinities count as large numbers."""
-    flat = flat.real + flat.imag if kind_of(flat.dtype) == "complex" else flat
-    with np.errstate(all="ignore"):
-        wide = np.nan_to_num(flat.astype(np.float64), nan=1e9, posinf=1e10, neginf=-1e10)
-        wide = np.clip(wide, -1e30, 1e30)
-    return (*(float(part.sum()) for part in np.array_split(wide, 4)), float(np.abs(wide).sum()))

@@ -24,7 +24,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -38,10 +37,9 @@ from ..runtime.custom_operators import VARIABLE, libraries_of_environment
 from ..runtime.messages import ORT_ERRORS
 from ..runtime.provider_options import is_own
 from . import repro
-from .models import OnnxModel
+from .models import OnnxModel, OnnxValue, kind_of
 from .reading import DumpedRegion, DumpError
 from .schema import Settings
-from .value_differences import OnnxValue, kind_of
 
 _EXTERNAL = "session.optimized_model_external_initializers_"
 
@@ -127,10 +125,6 @@ class ModelSession:
 
         Raises ``DumpError`` if an input is missing, or ONNX Runtime fails.
         """
-        return self.repeated(inputs, 1)[0]
-
-    def repeated(self, inputs: Mapping[str, OnnxValue], times: int) -> list[dict[str, OnnxValue]]:
-        """The outputs of several runs without a pause, so that the session's threads stay awake between them."""
         missing = [name for name in self._inputs if name not in inputs]
         if missing:
             raise DumpError(f"{self._name}: no value for the input {missing[0]}")
@@ -141,14 +135,12 @@ class ModelSession:
         plain = [name for name in self._is_tensor if name not in set(bound)]
         try:
             values = {name: repro.ort_value(*bits_of(value)) for name, value in feeds.items()} if bound else {}
-            runs = []
-            for _ in range(times):
-                tensors = self._session.run_with_ort_values(bound, values) if bound else []
-                runs.append((tensors, self._session.run(plain, feeds) if plain else []))
+            found = list(map(ort_array, self._session.run_with_ort_values(bound, values))) if bound else []
+            found += self._session.run(plain, feeds) if plain else []
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "failed", error) from error
-        found = [dict(zip([*bound, *plain], [*map(ort_array, some), *others], strict=True)) for some, others in runs]
-        return [{name: item[name] for name in self._is_tensor} for item in found]
+        by_name = dict(zip([*bound, *plain], found, strict=True))
+        return {name: by_name[name] for name in self._is_tensor}
 
     def end_profiling(self) -> Path:
         """The path of the profile."""
@@ -186,14 +178,12 @@ def session_of_region(
     return ModelSession(model, settings, constants, write=write, profile=profile)
 
 
-def region_settings(region: DumpedRegion, threads: int | None = None, *, provider: str | None = None) -> Settings:
-    """The settings of the session that ran, with another number of threads or execution provider if given.
+def region_settings(region: DumpedRegion, threads: int | None = None) -> Settings:
+    """The settings of the session that ran, with another number of threads if given.
 
-    Raises ``DumpError`` if the dump has settings that it may not set, or there is no such provider.
+    Raises ``DumpError`` if the dump has settings that it may not set.
     """
     settings = region.entry.session
-    if provider is not None:
-        settings = dataclasses.replace(settings, providers=(available_provider(provider),), provider_options=())
     check_provider_options(settings.providers, settings.provider_options)
     check_config(settings.config)
     return dataclasses.replace(settings, threads=threads or settings.threads or 1)
@@ -204,12 +194,14 @@ def check_provider_options(providers: Sequence[str], options: Sequence[Mapping[s
 
     Raises ``DumpError`` if an option is neither ours nor set by the environment.
     """
-    allowed = _options_of_environment()
+    from ..options import parse_options  # not at the top: the worker of candidates starts quickly
+
+    allowed = {pair[0]: pair[1] for pair in parse_options().providers if not isinstance(pair, str)}
     for name, given in zip(providers, options, strict=False):
         foreign = {
             option: value
             for option, value in given.items()
-            if not is_own(name, option, value) and allowed.get(name, {}).get(option) != value
+            if not is_own(name, option, value) and str(allowed.get(name, {}).get(option)) != value
         }
         if foreign:
             pairs = [[name, dict(more)] if more else name for name, more in zip(providers, options, strict=False)]
@@ -223,19 +215,6 @@ def check_config(config: Mapping[str, str]) -> None:
     if foreign:
         what = f"the dump sets configuration entries that may read or write files: {_written(foreign)}"
         raise DumpError(f"{what}. Remove them from its manifest.json")
-
-
-def _options_of_environment() -> dict[str, dict[str, str]]:
-    """The options that the environment sets, by provider; ``DumpError`` if they cannot be read."""
-    text = os.environ.get(_PROVIDERS, "").strip()
-    if not text.startswith("["):  # only names
-        return {}
-    try:
-        given: list[Any] = json.loads(text)
-        pairs = [item for item in given if not isinstance(item, str)]
-        return {str(name): {str(key): str(value) for key, value in options.items()} for name, options in pairs}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DumpError(f"{_PROVIDERS} is not a list of names and [name, options]: {text!r}: {error}") from None
 
 
 def _written(options: Mapping[str, str]) -> str:

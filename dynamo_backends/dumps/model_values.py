@@ -13,9 +13,11 @@ ONNX Runtime optimized and wrote.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,10 @@ from onnx.external_data_helper import uses_external_data
 from ..errors import first_line
 from ..graphs.locations import frames_of, line_of_layer_in
 from .model_sessions import ModelSession, operator_of
-from .models import OnnxModel, load_model
+from .models import OnnxModel, OnnxValue, described, kind_of, load_model, type_name
 from .reading import DumpError
+from .reference_evaluator import reference_evaluator
 from .schema import Settings
-from .value_differences import OnnxValue, described, epsilon, kind_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +46,53 @@ class Runtime:
 class NodeValue:
     """A value of a model that ran."""
 
-    kind: str  # ``initializer``, ``constant``, ``input`` or ``result``
+    kind: str  # ``initializer``, ``constant``, ``input``, ``result`` or ``output``
     name: str
     operator: str = ""  # of its node, see ``operator_of``
     inputs: tuple[str, ...] = ()  # the names of its node's inputs
     value: OnnxValue = None
     source: str = ""  # the user's line, ``model.py:12``, or ``""``
     module: str = ""  # the path of the module that computed it, or ``""``
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """``None`` if it is not a tensor."""
+        return self.value.shape if isinstance(self.value, np.ndarray) else None
+
+    @property
+    def size(self) -> int:
+        """How many elements it has; -1 if it is not a tensor."""
+        return self.value.size if isinstance(self.value, np.ndarray) else -1
+
+    @functools.cached_property
+    def sums(self) -> tuple[float, ...]:
+        """The sum of each quarter of the elements, and of all magnitudes. NaN and infinities count as large numbers.
+
+        NaN for text and for what is not a tensor.
+        """
+        if not isinstance(self.value, np.ndarray) or kind_of(self.value.dtype) == "string":
+            return (math.nan,) * 5
+        flat = self.value.reshape(-1)
+        flat = flat.real + flat.imag if kind_of(flat.dtype) == "complex" else flat
+        with np.errstate(all="ignore"):
+            wide = np.nan_to_num(flat.astype(np.float64), nan=1e9, posinf=1e10, neginf=-1e10).clip(-1e30, 1e30)
+        return (*(float(part.sum()) for part in np.array_split(wide, 4)), float(np.abs(wide).sum()))
+
+    @property
+    def type(self) -> str:
+        """``float32``, ``sequence of 4``."""
+        return type_name(self.value.dtype) if isinstance(self.value, np.ndarray) else described(self.value)
+
+    @property
+    def described(self) -> str:
+        """``gelu (Gelu, model.py:17, in layers.0)``."""
+        place = filter(None, (self.operator or self.kind, self.source, self.module and f"in {self.module}"))
+        return f"{self.name} ({', '.join(place)})"
+
+    def as_json(self) -> dict[str, object]:
+        """What it is, without its elements."""
+        names = ("kind", "name", "operator", "type", "shape", "source", "module")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,29 +105,28 @@ class ModelRun:
     model: OnnxModel | None = None  # with ``optimize`` the optimized model; ``None`` for a program of PyTorch's
     folder: object = None  # keeps the files of an optimized model
 
-    @property
-    def computed(self) -> dict[str, OnnxValue]:
-        """The results of nodes by name, and the outputs as ``output NAME``."""
-        found = {item.name: item.value for item in self.values if item.kind == "result"}
-        return found | {f"output {name}": value for name, value in self.outputs.items()}
-
 
 def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
     """Runs a model, and returns the value of each node.
 
     Raises ``DumpError`` if an input has no value or one of another type, or the runtime cannot run the model.
     """
+    return next(runs_of(model, feeds, runtime))
+
+
+def runs_of(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> Iterator[ModelRun]:
+    """Runs a model again and again, in the same session."""
     _check_feeds(model, feeds)
     feeds = {item.name: feeds[item.name] for item in model.inputs}
     if not runtime.optimize:
-        return _run_exposed(model, feeds, runtime)
+        yield from _exposed_runs(model, feeds, runtime)
     folder = tempfile.TemporaryDirectory(prefix="dynamo_backends_optimized_")  # deleted with the run
     session = ModelSession(model, runtime.settings, write=Path(folder.name))
     optimized = load_model(f"{folder.name}/model.onnx", f"{model.name} (optimized)")
-    run = _run_exposed(optimized, feeds, runtime)
-    # Exposed values prevent fusions, so the outputs come from the session without them.
-    outputs = run.outputs if runtime.name == "reference" else session(feeds)
-    return dataclasses.replace(run, outputs=outputs, folder=folder)
+    for run in _exposed_runs(optimized, feeds, runtime):
+        # Exposed values prevent fusions, so the outputs come from the session without them.
+        outputs = run.outputs if runtime.name == "reference" else session(feeds)
+        yield dataclasses.replace(run, outputs=outputs, folder=folder)
 
 
 def _check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
@@ -113,26 +154,27 @@ def exposing(model: OnnxModel) -> OnnxModel:
     return exposed
 
 
-def computed_by(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> dict[str, OnnxValue]:
-    """The outputs of a model by name, computed without optimizations.
+def computed_by(model: OnnxModel, runtime: Runtime) -> Callable[[Mapping[str, OnnxValue]], dict[str, OnnxValue]]:
+    """Returns what computes the outputs of a model by name, without optimizations.
 
-    Raises ``DumpError`` if the runtime cannot run it.
+    It and what it returns raise ``DumpError`` if the runtime cannot run the model.
     """
     if runtime.name == "reference":
-        return _reference_results(model, feeds)
-    return ModelSession(model, runtime.settings.unoptimized)(feeds)
+        return functools.partial(_reference_results, model)
+    return ModelSession(model, runtime.settings.unoptimized)
 
 
-def _run_exposed(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> ModelRun:
-    found = computed_by(exposing(model), feeds, runtime)
-    values = [NodeValue("initializer", name, value=value) for name, value in model.initializers.items()]
-    values += [NodeValue("input", name, value=value) for name, value in feeds.items()]
-    for node in model.proto.graph.node:
-        kind = "constant" if node.op_type == "Constant" else "result"
-        place = _place_of(node)
-        for name in filter(None, node.output):
-            values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], *place))
-    return ModelRun(model.name, values, {item.name: found[item.name] for item in model.proto.graph.output}, model)
+def _exposed_runs(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> Iterator[ModelRun]:
+    compute = computed_by(exposing(model), runtime)
+    stored = [NodeValue("initializer", name, value=value) for name, value in model.initializers.items()]
+    stored += [NodeValue("input", name, value=value) for name, value in feeds.items()]
+    while True:
+        found, values = compute(feeds), list(stored)
+        for node in model.proto.graph.node:
+            kind, place = "constant" if node.op_type == "Constant" else "result", _place_of(node)
+            for name in filter(None, node.output):
+                values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], *place))
+        yield ModelRun(model.name, values, {item.name: found[item.name] for item in model.proto.graph.output}, model)
 
 
 def _place_of(node: onnx.NodeProto) -> tuple[str, str]:
@@ -163,40 +205,3 @@ def _reference_results(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict
     except Exception as error:  # an operator's Python code may raise anything
         said = f"{type(error).__name__}: {first_line(str(error))}"
         raise DumpError(f"{model.name}: the reference evaluator fails: {said}") from error
-
-
-def reference_evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
-    """onnx-array-api's evaluator, with two operators replaced that do not follow ONNX.
-
-    onnx-array-api 0.3's ``ScatterElements`` ignores the reduction ``mul``: onnx's own is used. onnx 1.23's
-    ``GatherElements`` fails on more than 64 rows, and if there are fewer indices than elements along another axis.
-    """
-    from onnx.reference import ReferenceEvaluator
-    from onnx.reference.op_run import OpRun
-    from onnx_array_api.reference import ExtendedReferenceEvaluator
-
-    class GatherElements(OpRun):
-        """``data`` may be larger than ``indices`` along the other axes."""
-
-        def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
-            axis %= data.ndim
-            within = tuple(slice(None if i == axis else size) for i, size in enumerate(indices.shape))
-            return (np.take_along_axis(data[within], indices.astype(np.int64), axis),)
-
-    known = [item for item in ExtendedReferenceEvaluator.default_ops if item.__name__ != "ScatterElements"]
-    known.append(GatherElements)
-    return ReferenceEvaluator(model, new_ops=ExtendedReferenceEvaluator.filter_ops(model, known, opsets=None))
-
-
-def perturbed(value: OnnxValue, unit: float, generator: np.random.Generator) -> OnnxValue:
-    """A floating-point tensor with each element changed by ``unit`` of itself, up or down at random.
-
-    The unit is at least that of the tensor's dtype. Other values are returned unchanged.
-    """
-    if not isinstance(value, np.ndarray) or kind_of(value.dtype) != "float":
-        return value
-    relative = max(unit, epsilon(value.dtype))
-    signs = generator.integers(0, 2, value.shape) * 2 - 1
-    with np.errstate(all="ignore"):
-        changed = (value.astype(np.float64) * (1 + relative * signs)).astype(value.dtype)
-        return np.where(np.isfinite(changed.astype(np.float64)), changed, value)

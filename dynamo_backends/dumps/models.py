@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+OnnxValue: TypeAlias = "np.ndarray | list[OnnxValue] | dict[object, object] | None"
+"""A tensor, a sequence, a map, or an empty optional."""
+
 Sizes: TypeAlias = "tuple[int | str | None, ...]"
 """A shape: a symbolic dimension is its name, or ``None`` if it has none."""
 
@@ -261,3 +264,19 @@ def shape_text(shape: Sequence[int | str | None] | None) -> str:
     if shape is None:
         return "any shape"
     return "x".join("?" if size is None else str(size) for size in shape) or "scalar"
+
+
+def described(value: OnnxValue) -> str:
+    """``float32 2x3``, ``sequence of 4``, ``map``, ``empty``."""
+    if value is None or isinstance(value, (list, tuple, dict)):
+        return "empty" if value is None else "map" if isinstance(value, dict) else f"sequence of {len(value)}"
+    return f"{type_name(value.dtype)} {shape_text(value.shape)}"
+
+
+def kind_of(dtype: np.dtype) -> str:
+    """``float``, ``complex``, ``integer``, ``bool`` or ``string``, also for the dtypes of ``ml_dtypes``."""
+    if dtype.kind in "OSU":
+        return "string"
+    if dtype.kind in "biufc":
+        return {"b": "bool", "f": "float", "c": "complex"}.get(dtype.kind, "integer")
+    return "integer" if "int" in dtype.name else "float"

@@ -1,10 +1,10 @@
-"""Finds where NaN and infinities come from in a compared run, and what becomes of them.
+"""Finds where NaN and infinities come from in a compared run, and where they end.
 
 ::
 
     found = find_nonfinite(run.graphs[0])
     for origin in found.origins:
-        print(origin.kind, origin.row.name, origin.row.source, origin.why)
+        print(origin.kind, origin.row.name, origin.row.source)
 
 A filter on the rows of ``side_by_side.json``; nothing runs again. The *origin* of a NaN or infinity is a node whose
 result has it and whose inputs do not: in eager, on ONNX Runtime, or both. Of a value that the session does not have,
@@ -15,10 +15,9 @@ of the graph, or from an infinite number in the code, such as a mask with ``-inf
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..numerics.element_records import Extent, NonfiniteElement
-from ..numerics.rule import FORMATS
 from .reading import DumpedGraph
 from .schema import RowEntry
 
@@ -36,12 +35,10 @@ class Origin:
     kind: str  # ``NaN`` or ``infinity``
     eager: int | None  # how many such elements eager has
     onnx: int | None  # how many ONNX Runtime has; ``None`` if the session does not have the value
-    why: str  # the usual reason, or ``""``
     inputs: Mapping[str, Extent | None]  # their ranges in eager; ``None`` for integers
     examples: Sequence[NonfiniteElement]  # some of the elements, with those of the inputs that they come from
     reaches: Sequence[RowEntry]  # the results of the graph that have it
     ends_at: Sequence[RowEntry]  # the first nodes that read it and are finite
-    depending: Sequence[RowEntry]  # the finite results that are computed from it, of those that do not leave it out
 
     @property
     def side(self) -> str:
@@ -50,18 +47,14 @@ class Origin:
 
     @property
     def used_by(self) -> Sequence[RowEntry]:
-        """The nodes that compute finite numbers from it."""
-        return [row for row in self.ends_at if _name(row) not in _SELECTING]
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether no result depends on it."""
-        return not self.reaches and not self.depending
+        """The nodes that compute finite numbers from it, and do not leave it out."""
+        names = (row.operator.removeprefix("aten.").split(".")[0].lstrip("_") for row in self.ends_at)
+        return [row for row, name in zip(self.ends_at, names, strict=True) if name not in _SELECTING]
 
     def as_json(self) -> dict[str, object]:
         names = ("operator", "module", "source", "region", "dtype", "shape")
-        fields = {name: getattr(self, name) for name in ("kind", "eager", "onnx", "side", "why", "inputs", "examples")}
-        lists = {name: [row.name for row in getattr(self, name)] for name in ("reaches", "ends_at", "depending")}
+        fields = {name: getattr(self, name) for name in ("kind", "eager", "onnx", "side", "inputs", "examples")}
+        lists = {name: [row.name for row in getattr(self, name)] for name in ("reaches", "ends_at", "used_by")}
         return {"node": self.row.name, **{name: getattr(self.row, name) for name in names}, **fields, **lists}
 
 
@@ -84,23 +77,27 @@ def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
     origins: list[Origin] = []
     intended: list[Origin] = []
     rows = {row.name: row for row in graph.rows()}
+    readers: dict[str, list[RowEntry]] = {}
+    for row in rows.values():  # one that was added for a verdict may come after its readers
+        for name in row.inputs:
+            readers.setdefault(name, []).append(row)
     for row in rows.values():
         for key in KINDS if row.is_computed else ():
             if _begins_in(rows, row, "eager", key) or _begins_in(rows, row, "onnx", key):
                 is_intended = (key == "infinite" and row.has_infinite_argument) or row.is_uninitialized
-                (intended if is_intended else origins).append(_origin(rows, row, key))
-    graph_inputs = [
-        row.user_name or name
-        for name, row in rows.items()
-        if not row.is_computed and any(_count(row, "eager", key) for key in KINDS)
-    ]
-    return Nonfinite(origins, intended, graph_inputs, len(rows))
+                (intended if is_intended else origins).append(_origin(rows, readers, row, key))
+    given = {row.user_name or row.name: row for row in rows.values() if not row.is_computed}
+    return Nonfinite(origins, intended, [name for name, row in given.items() if _has_any(row, "eager")], len(rows))
 
 
 def _count(row: RowEntry, side: str, key: str) -> int | None:
     """How many elements are NaN or infinite; ``None`` if unknown."""
     is_known = side == "eager" or row.origin
     return getattr(row.eager_extent if side == "eager" else row.extent, key, None) if is_known else None
+
+
+def _has_any(row: RowEntry, *sides: str) -> bool:
+    return any(_count(row, side, key) for side in sides for key in KINDS)
 
 
 def _begins_in(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str) -> bool:
@@ -111,80 +108,22 @@ def _begins_in(rows: Mapping[str, RowEntry], row: RowEntry, side: str, key: str)
     return bool(_count(row, side, key)) and not any(before)
 
 
-def _has_any(row: RowEntry) -> bool:
-    return any(_count(row, side, key) for side in ("eager", "onnx") for key in KINDS)
-
-
-def _origin(rows: Mapping[str, RowEntry], row: RowEntry, key: str) -> Origin:
-    readers: dict[str, list[RowEntry]] = {}
-    for item in rows.values():  # a row that was added for a verdict may come after its readers
-        for name in item.inputs:
-            readers.setdefault(name, []).append(item)
-    has, ends, uses = set[str](), set[str](), set[str]()
-    pending = [(row, row, True)]
+def _origin(rows: Mapping[str, RowEntry], readers: Mapping[str, Sequence[RowEntry]], row: RowEntry, key: str) -> Origin:
+    has, ends = {row.name}, set[str]()
+    pending = [(reader, row) for reader in readers.get(row.name, ())]
     while pending:
-        item, before, carries = pending.pop()
+        item, before = pending.pop()
         # What the session has, and eager does not, goes through values that the session does not show.
-        goes_through = not item.origin and not any(_count(before, "eager", kind) for kind in KINDS)
-        found = (has if _has_any(item) or goes_through else ends) if carries else uses
-        if item.name in found:
-            continue
-        found.add(item.name)
-        if found is ends and _name(item) in _SELECTING:
-            continue
-        if found is ends:
-            uses.add(item.name)
-        pending += [(reader, item, found is has) for reader in readers.get(item.name, ())]
-    reaches = [item for name, item in rows.items() if name in has and item.is_output]
-    ends_at = [item for name, item in rows.items() if name in ends]
-    depending = [item for name, item in rows.items() if name in uses and item.is_output]
+        is_hidden = not item.origin and not _has_any(before, "eager")
+        if item.name not in has and (is_hidden or _has_any(item, "eager", "onnx")):
+            has.add(item.name)
+            pending += [(reader, item) for reader in readers.get(item.name, ())]
+        elif item.name not in has:
+            ends.add(item.name)
     inputs = {name: rows[name].eager_extent for name in row.inputs if name in rows}
     wanted = ("nan",) if key == "nan" else ("inf", "-inf")
     examples = [element for element in row.nonfinite_elements if element.value in wanted]
-    why = _why(row, key, [item for item in inputs.values() if item is not None], examples)
+    reaches = [item for name, item in rows.items() if name in has and item.is_output]
+    ends_at = [item for name, item in rows.items() if name in ends]
     counts = _count(row, "eager", key), _count(row, "onnx", key)
-    return Origin(row, KINDS[key], *counts, why, inputs, examples, reaches, ends_at, depending)
-
-
-def _name(row: RowEntry) -> str:
-    return row.operator.removeprefix("aten.").split(".")[0].lstrip("_")
-
-
-def _why(row: RowEntry, key: str, extents: Sequence[Extent], examples: Sequence[NonfiniteElement]) -> str:
-    """The usual reason for such a result of these inputs, or of the elements that it comes from, if known."""
-    name = _name(row)
-    smallest = min((item.smallest for item in extents if item.smallest is not None), default=None)
-    largest = max((item.largest for item in extents if item.largest is not None), default=None)
-    if key == "nan" and any(item.infinite for item in extents):
-        if "softmax" in name or "attention" in name:
-            return "an infinity among its inputs: a row of a softmax that is -infinity everywhere is NaN"
-        return "an infinity among its inputs: infinity minus infinity, or infinity times 0, is NaN"
-    read = [value for example in examples for value in example.inputs.values() if isinstance(value, (int, float))]
-    if read:
-        smallest, largest = min(read), max(read)
-    if smallest is None or largest is None:
-        return ""
-    for names, made, is_reason, said in _REASONS:
-        if name in names and made == key and is_reason(smallest, largest):
-            return said
-    if key == "infinite" and row.dtype in FORMATS:
-        return f"too large for {row.dtype}, whose largest number is {FORMATS[row.dtype].largest:g}"
-    return ""
-
-
-_LOGARITHMS = ("log", "log2", "log10", "log1p", "xlogy")
-_QUOTIENTS = ("div", "reciprocal", "remainder", "fmod")
-_ROOTS = ("sqrt", "rsqrt")
-
-_REASONS: Sequence[tuple[Sequence[str], str, Callable[[float, float], bool], str]] = (
-    (_LOGARITHMS, "nan", lambda low, high: low < 0, "the logarithm of a negative number is NaN"),
-    (_LOGARITHMS, "infinite", lambda low, high: low <= 0, "the logarithm of 0 is -infinity"),
-    (_QUOTIENTS, "nan", lambda low, high: low <= 0 <= high, "0 divided by 0 is NaN"),
-    (_QUOTIENTS, "infinite", lambda low, high: low <= 0 <= high, "a number divided by 0 is infinite"),
-    (_ROOTS, "nan", lambda low, high: low < 0, "the square root of a negative number is NaN"),
-    (_ROOTS, "infinite", lambda low, high: low <= 0, "1 divided by the square root of 0 is infinite"),
-    (("pow",), "nan", lambda low, high: low < 0, "a negative number to a power that is no integer is NaN"),
-    (("pow",), "infinite", lambda low, high: low <= 0 <= high, "0 to a negative power is infinite"),
-    (("acos", "asin", "atanh"), "nan", lambda low, high: low < -1 or high > 1, "outside of [-1, 1] it is NaN"),
-)
-"""Operators, what they return, the condition on the smallest and largest element of the inputs, and the reason."""
+    return Origin(row, KINDS[key], *counts, inputs, examples, reaches, ends_at)

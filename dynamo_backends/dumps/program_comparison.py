@@ -12,9 +12,11 @@ from the values that the file computed before it, see ``numerics.segments``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,18 +27,19 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..exporter.decompositions import decomposition_table
-from ..graphs.locations import line_of_layer, module_path
-from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widen, widened
+from ..graphs.locations import Frame, is_of_pytorch_or_ours, line_of_layer, module_path
+from ..numerics.arrays import as_array
+from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widened
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict, epsilon
 from .model_comparison import ModelComparison, is_quantized, judged_rows, other_dtypes
 from .model_inputs import Matched, with_precision
-from .model_judging import ComputedValue, LocalDifference, as_tensor, judge, noise_of
+from .model_judging import ComputedValue, ValueDifference, as_tensor, judge, noise_of
 from .model_rows import aligned
 from .model_values import ModelRun, NodeValue, Runtime, run_model
-from .models import OnnxModel
+from .models import OnnxModel, OnnxValue, kind_of
 from .reading import DumpError
-from .value_differences import OnnxValue, kind_of
+from .reference_evaluator import Change
 
 
 def compare_with_program(
@@ -56,7 +59,11 @@ def compare_with_program(
     try:
         program = export(model, tuple(args), dict(kwargs), strict=False)
     except Exception as error:  # the user's model may raise anything
-        raise DumpError(f"torch.export fails: {type(error).__name__}: {first_line(str(error))}") from error
+        traced = traceback.extract_tb(error.__traceback__)
+        frames = [Frame(item.filename, item.lineno or 0, item.name, "") for item in traced]
+        frames = [frame for frame in frames if not is_of_pytorch_or_ours(frame.file)]
+        line = next((f" ({item})" for item in reversed(frames) if item.user), f" ({frames[-1]})" if frames else "")
+        raise DumpError(f"torch.export fails: {type(error).__name__}: {first_line(str(error))}{line}") from error
     reference = ProgramReference(program.run_decompositions(decomposition_table()), args, kwargs)
     feeds, matched = reference.inputs_of(file)
     other = run_model(file, feeds, runtime)
@@ -76,15 +83,15 @@ class ProgramReference:
     def __init__(self, program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         self._graph = program.graph
         self.unchecked: dict[str, str] = {}
-        values = _Values(program.graph_module)
+        interpreter = fx.Interpreter(program.graph_module, garbage_collect_values=False)
         with torch.no_grad():
-            values.run(*_arguments(program, args, kwargs), enable_io_processing=False)
-        self._values = values.values
+            interpreter.run(*_arguments(program, args, kwargs), enable_io_processing=False)
+        self._values = interpreter.env
         kinds = "placeholder", "get_attr"  # the bodies of control flow are attributes
         self._given = {node: self._values[node] for node in self._graph.nodes if node.op in kinds}
         self._inputs = [str(name) for name in program.graph_signature.user_inputs]
         stored = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
-        self._nodes = {_name(node, stored): node for node in self._graph.nodes if node.op != "output"}
+        self._nodes = {stored.get(node.name, node.name): node for node in self._graph.nodes if node.op != "output"}
         items = [_item(name, node, self._values[node], stored) for name, node in self._nodes.items()]
         results = [node for node in pytree.tree_leaves(self._graph.output_node().args[0]) if isinstance(node, fx.Node)]
         repeated = {node for i, node in enumerate(results) if node in results[:i]}
@@ -120,13 +127,13 @@ class ProgramReference:
 
     def judge(
         self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, LocalDifference]:
+    ) -> dict[str, ValueDifference]:
         """See ``model_judging.ModelReference``."""
         known = {_key(self._nodes[name]): self._fitting(name, item.array) for name, item in values.items()}
         names = {_key(self._nodes[name]): name for name in values}
         given = {self._nodes[name]: self._fitting(name, value) for name, value in (constants or {}).items()}
         check = SegmentCheck(list(self._graph.nodes), {**self._given, **given}, RecordedValues(known))
-        found: dict[str, LocalDifference] = {}
+        found: dict[str, ValueDifference] = {}
         for judged in check.judge():
             name = names.get((judged.node, judged.index))
             if name is not None:
@@ -139,18 +146,6 @@ class ProgramReference:
         like = self._values[self._nodes[name]]
         assert isinstance(like, torch.Tensor)
         return as_tensor(value).reshape(like.shape).to(like.dtype)
-
-
-class _Values(fx.Interpreter):
-    """Runs a graph, and keeps the value of each node."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.values: dict[fx.Node, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.values[n] = value = super().run_node(n)
-        return value
 
 
 def _arguments(program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
@@ -174,24 +169,15 @@ def _key(node: fx.Node) -> tuple[fx.Node, int | None]:
     return node, None
 
 
-def _name(node: fx.Node, stored: Mapping[str, str]) -> str:
-    return stored.get(node.name, node.name)
-
-
 def _item(name: str, node: fx.Node, value: object, stored: Mapping[str, str]) -> NodeValue | None:
-    """A value of the program; ``None`` if it is no tensor."""
-    array = array_of(value)
+    """A value of the program; ``None`` if it is no tensor. ``stored`` has the user's names of weights."""
+    array, (source, _) = array_of(value), _key(node)
     if not isinstance(array, np.ndarray):
         return None
     kind = {"placeholder": "initializer" if node.name in stored else "input", "get_attr": "initializer"}
-    source, _ = _key(node)
-    inputs = tuple(_name(item, stored) for item in source.all_input_nodes)
-    place = line_of_layer(source), module_path(source)
-    return NodeValue(kind.get(node.op, "result"), name, _operator(source), inputs, array, *place)
-
-
-def _operator(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_function" else ""
+    inputs = tuple(stored.get(item.name, item.name) for item in source.all_input_nodes)
+    what = str(source.target) if source.op == "call_function" else ""
+    return NodeValue(kind.get(node.op, "result"), name, what, inputs, array, line_of_layer(source), module_path(source))
 
 
 def array_of(value: object) -> OnnxValue:
@@ -202,26 +188,27 @@ def array_of(value: object) -> OnnxValue:
     return plain.float().numpy() if plain.dtype is torch.bfloat16 else plain.numpy()
 
 
-def _difference(judged: Judged, value: ComputedValue) -> LocalDifference:
+def _difference(judged: Judged, value: ComputedValue) -> ValueDifference:
     before = [node.name for node in judged.segment if node is not judged.node and node.target is not operator.getitem]
     if judged.complaint or not isinstance(judged.value, torch.Tensor) or not isinstance(judged.expected, torch.Tensor):
-        return LocalDifference(Verdict(judged.complaint), not judged.complaint, 0.0, before)
+        return ValueDifference(Verdict(judged.complaint), segment=before)
     if judged.is_wrong and is_floating(judged.expected) and epsilon(value.coarsest) > epsilon(judged.expected.dtype):
-        return judge(value.array, judged.expected, value.coarsest, functools.partial(_again, judged), lambda: 1, before)
-    is_equal = judged.by == "equal" and not judged.is_wrong
-    return LocalDifference(judged.verdict(), is_equal, noise_of(judged.value, judged.expected), before)
+        found = judge(value.array, judged.expected, value.coarsest, functools.partial(_again, judged))
+        return dataclasses.replace(found, segment=before)
+    return ValueDifference(judged.verdict(), noise_of(judged.value, judged.expected), before)
 
 
-def _again(judged: Judged, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _again(judged: Judged, change: Change) -> torch.Tensor | None:
     """What a segment computes in float64 from changed numbers."""
     environment: Environment = {
-        node: change(widen(value)) if is_floating(value) else value for node, value in judged.inputs.items()
+        node: torch.from_numpy(change(as_array(value))) if is_floating(value) else value
+        for node, value in judged.inputs.items()
     }
     try:
         for node in judged.segment:
             environment[node] = widened(run_only_exact(node, environment))
     except KERNEL_ERRORS:
-        return judged.expected
+        return None
     found: Any = environment[judged.node]
     result: torch.Tensor = found if judged.index is None else found[judged.index]
     return result

@@ -9,12 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir import analysis
 from onnx_ir.passes import common
 
-from .candidate_runs import Feeds
+Feeds: TypeAlias = "Mapping[str, np.ndarray]"
+"""Tensors by name, of any dtype that ONNX has."""
 
 
 class Parts:

@@ -141,6 +141,11 @@ class Measure:
         return self.share <= 1.0
 
     @property
+    def differs(self) -> bool:
+        """Whether an element is not equal, and not NaN in both."""
+        return bool(self.max_abs or self.nonfinite or self.share)
+
+    @property
     def relative(self) -> float:
         """The largest error relative to the largest magnitude; infinite if only one side is NaN or infinite."""
         if self.nonfinite:

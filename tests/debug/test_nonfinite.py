@@ -71,32 +71,27 @@ def test_a_nan_that_is_masked_later(tmp_path: Path) -> None:
     zeros = int((torch.relu(model.before(x)) == 0).sum())
     assert 0 < zeros < 32
     assert (origin.eager, origin.onnx, origin.side) == (zeros, zeros, "both")
-    assert origin.why == "0 divided by 0 is NaN"
-    assert origin.is_left_out and [row.source for row in origin.ends_at] == [line_of("# masks it")]
+    assert not origin.used_by and [row.source for row in origin.ends_at] == [line_of("# masks it")]
     assert origin.examples[0].value == "nan" and set(origin.examples[0].inputs.values()) == {0.0}
     (read,) = origin.inputs.values()
     assert read is not None and read.smallest == 0 and read.nan == 0
 
 
 @pytest.mark.parametrize(
-    ("function", "x", "kind", "why"),
+    ("function", "x", "kind"),
     [
-        (lambda x: torch.log(x) + 1, [1.0, 0.0], "infinity", "logarithm of 0"),
-        (lambda x: torch.log(x) + 1, [1.0, -1.0], "NaN", "logarithm of a "),
-        (lambda x: torch.sqrt(x) + 1, [1.0, -1.0], "NaN", "square root"),
-        (lambda x: torch.exp(x) + 1, [1.0, 100.0], "infinity", "too large for float32"),
-        (lambda x: 1 / x + 1, [1.0, 0.0], "infinity", "divided by 0"),
-        (lambda x: x * 1e3 + 1, torch.tensor([1.0, 100.0]).half(), "infinity", "too large for float16"),
-        (lambda x: x.square() + 1, torch.tensor([-1.0, 0.0, 300.0]).half(), "infinity", "too large for float16"),
-        (lambda x: x**-1.5 + 1, [1.0, 0.0], "infinity", "negative power"),
-        (lambda x: x - x, [1.0, float("inf")], "NaN", "infinity minus infinity"),
+        (lambda x: torch.log(x) + 1, [1.0, 0.0], "infinity"),
+        (lambda x: torch.log(x) + 1, [1.0, -1.0], "NaN"),
+        (lambda x: torch.exp(x) + 1, [1.0, 100.0], "infinity"),
+        (lambda x: x * 1e3 + 1, torch.tensor([1.0, 100.0]).half(), "infinity"),
+        (lambda x: x - x, [1.0, float("inf")], "NaN"),
     ],
-    ids=["log of 0", "log", "sqrt", "exp", "quotient", "float16", "square", "power", "of infinities"],
+    ids=["log of 0", "log", "exp", "float16", "of infinities"],
 )
-def test_why(function: Callable[[torch.Tensor], torch.Tensor], x: object, kind: str, why: str, tmp_path: Path) -> None:
+def test_kinds(function: Callable[[torch.Tensor], torch.Tensor], x: object, kind: str, tmp_path: Path) -> None:
     x = x if isinstance(x, torch.Tensor) else torch.tensor(x)
     first = dumped(function, tmp_path, x).origins[0]
-    assert first.kind == kind and why in first.why
+    assert first.kind == kind and first.examples[0].inputs
     assert first.reaches, "it is returned"
 
 
@@ -131,7 +126,7 @@ def test_a_row_that_is_masked_altogether(tmp_path: Path) -> None:
 
     found = dumped(masked, tmp_path, torch.randn(2, 4), torch.full((2, 4), float("-inf")))
     (origin,) = found.origins
-    assert origin.kind == "NaN" and "-infinity everywhere" in origin.why
+    assert origin.kind == "NaN" and origin.row.operator == "aten._softmax.default"
 
 
 def test_a_node_that_pytorch_runs(tmp_path: Path) -> None:
@@ -177,13 +172,9 @@ def test_a_finite_number_that_is_made_of_an_infinity(tmp_path: Path, capsys: pyt
     (origin,) = dumped(RootMeanSquare(), tmp_path, torch.tensor([[300.0, 1, 2]]).half()).origins
     assert origin.row.source == line_of("# too large for float16")
     assert (origin.side, origin.eager, origin.onnx) == ("eager", 1, None)
-    assert [row.name for row in origin.ends_at] == ["rsqrt"] and not origin.is_left_out
-    (result,) = origin.depending
-    assert result.is_output and result.eager is not None and result.eager.max_abs == pytest.approx(1, rel=1e-3)
+    assert [row.name for row in origin.ends_at] == [row.name for row in origin.used_by] == ["rsqrt"]
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 1
-    assert re.search(
-        r"rsqrt, aten.rsqrt.default .* makes finite numbers of it.* float64 is 1, ", capsys.readouterr().out
-    )
+    assert re.search(r"rsqrt .* computes finite numbers from it", capsys.readouterr().out)
 
 
 def test_only_onnx_runtime_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -224,7 +215,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert f" div ({line_of('# 0 divided by 0')})" in shown
-    assert re.search(r"\bwhere, aten.where.self .* leaves it out", shown)
+    assert re.search(rf"left out by where \({line_of('# masks it')}\)", shown)
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path), "--json"]) == 1
     (graph,) = json.loads(capsys.readouterr().out)
     assert graph["origins"][0]["node"] == "div" and graph["origins"][0]["side"] == "both"

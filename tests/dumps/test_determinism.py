@@ -1,8 +1,10 @@
-"""``dynamo-backends bisect --runs``: what differs between runs of a dumped graph."""
+"""``dynamo-backends compare --runs``: what differs between runs of a dumped graph."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import onnx_ir as ir
@@ -12,7 +14,6 @@ from conftest import compiled
 from onnxscript import opset18 as op
 
 from dynamo_backends.cli import main
-from dynamo_backends.dumps.bisect_graph import bisect
 from dynamo_backends.dumps.reading import DumpedGraph, find_run
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.locations import short_file
@@ -53,21 +54,30 @@ def noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_node_that_differs_each_time(noise: Path) -> None:
-    found = bisect(find_run(noise), only_graph(noise).reference, runs=4, threads=2)
-    assert (found.place, found.cause) == ("run to run", "RandomNormalLike"), "what reads it only follows"
-    assert found.source == line_of("# the line of the noise")
-    assert [trial.outcome for trial in found.trials] == ["wrong", "wrong"]
-    assert found.cut is not None and found.cut.confirmed and found.cut.operators == ["RandomNormalLike"]
+def compared(graph: DumpedGraph, dump: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str]:
+    words = ["compare", graph.reference, "-d", str(dump), "--stage", "onnx_optimized", *more]
+    code = main([*words, "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    return code, found["verdict"]
 
 
-def test_the_verdict_not_deterministic_is_bisected_like_this(noise: Path) -> None:
-    graph = only_graph(noise)
-    assert graph.entry.blame.cause == "not deterministic"
-    assert bisect(find_run(noise), graph.reference).cause == "RandomNormalLike"
+def test_a_node_that_differs_each_time(noise: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What reads it only follows."""
+    code, verdict = compared(only_graph(noise), noise, capsys, "--runs", "4", "--threads", "2")
+    assert code == 1 and re.search(
+        rf"diverges at \w+ \(RandomNormalLike, {line_of('# the line of the noise')}\)", verdict
+    )
 
 
-def test_a_race(tmp_path: Path) -> None:
+def test_the_verdict_not_deterministic_says_how(noise: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert only_graph(noise).entry.blame.cause == "not deterministic"
+    assert main(["bisect", only_graph(noise).reference, "-d", str(noise)]) == 1
+    hint = next(line for line in capsys.readouterr().out.splitlines() if "--runs" in line)
+    assert main(shlex.split(hint.removeprefix("try: dynamo-backends "))) == 1
+    assert "RandomNormalLike" in capsys.readouterr().out
+
+
+def test_a_race(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of 4,096 rows, eight are written to each place: which is the last depends on the threads."""
 
     def written(table: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -76,17 +86,15 @@ def test_a_race(tmp_path: Path) -> None:
     index = torch.arange(4096) % 512
     graph = dumped(written, tmp_path, torch.zeros(512, 64), index, torch.randn(4096, 64), threads=4)
     for _ in range(20):  # where the cores are busy, threads do not meet in each run
-        found = bisect(find_run(tmp_path), graph.reference, runs=20)
-        if found.cut:
+        code, verdict = compared(graph, tmp_path, capsys, "--runs", "20", "--threads", "4")
+        if code:
             break
-    assert found.cause == "ScatterND" and found.source == line_of("# the race")
-    alone = bisect(find_run(tmp_path), graph.reference, runs=20, threads=1)
-    assert alone.place == "nothing", "with one thread, rows are written in their order"
+    assert re.search(rf"diverges at \w+ \(ScatterND, {line_of('# the race')}\)", verdict)
+    assert compared(graph, tmp_path, capsys, "--runs", "20", "--threads", "1")[0] == 0, (
+        "rows are written in their order"
+    )
 
 
 def test_a_graph_that_is_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = dumped(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), tmp_path, torch.randn(4, 8))
-    assert main(["bisect", graph.reference, "-d", str(tmp_path), "--runs", "2", "--threads", "2"]) == 0
-    assert re.search(r"\b3 runs with 2 threads\b", capsys.readouterr().out)
-    assert main(["bisect", graph.reference, "-d", str(tmp_path), "--runs", "0"]) == 2
-    assert "--runs" in capsys.readouterr().err
+    assert compared(graph, tmp_path, capsys, "--runs", "2", "--threads", "2") == (0, "ok")

@@ -28,7 +28,7 @@ COMMANDS = (
     ["bisect", "0/forward"],
     ["nan", "0/forward"],
     ["precision", "0/backward"],
-    ["bisect", "1/forward", "--runs", "1"],
+    ["compare", "1/forward", "--runs", "1"],
     ["profile", "0/forward", "--runs", "1"],
     ["report"],
 )
@@ -145,7 +145,7 @@ def test_options_of_a_provider_are_used_only_if_the_user_gives_them(
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["options"]["providers"] = [["CPUExecutionProvider", options]]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    for command in (["bisect", "--runs", "1"], ["profile", "--runs", "1"], ["bisect", "--rejected"]):
+    for command in (["profile", "--runs", "1"], ["bisect", "--rejected"]):
         command.insert(1, "0/forward")
         assert main([*command, "-d", str(run)]) == 2, command
         assert "/planted.so" in capsys.readouterr().err

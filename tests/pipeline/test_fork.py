@@ -103,7 +103,7 @@ def test_a_forked_child_writes_to_a_folder_of_its_own(tmp_path: Path, capsys: py
         ["show", "0"],
         ["show", "1", "--stage", "onnx"],
         ["show", "0", "--stage", "dynamo"],
-        ["bisect", "1", "--runs", "1"],
+        ["compare", "1", "--runs", "1"],
     ):
         assert main([*command, "-d", str(tmp_path / grandchild)]) == 0, command
     assert main(["report", str(tmp_path / grandchild)]) == 0
