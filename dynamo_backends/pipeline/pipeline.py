@@ -188,17 +188,14 @@ class Pipeline:
             aot.name_values(aten, names)
             known = aot.at_placeholders(aten, weights)
             name = dataclasses.replace(graph, direction="inference")
-            if placement is not None and self.options.placement == "fastest":
-                known = {i: aot.StaticInput(item.name) for i, item in known.items()}  # values: at the call
+            if placement is not None:  # traced without decompositions
                 return placement.runner(name, aten, known)
-            if placement is not None:  # traced for training, without decompositions, but no result needs a gradient
-                placement.decompose(aten)
             return self.runners.on_onnx(name, aten, is_joint=True, weights=known)
 
         def inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
             return self.runners.or_in_pytorch(GraphName(graph.index, "inference"), aten, compile_inference)
 
-        is_plain = placement is not None and placement.is_plain
+        is_plain = placement is not None and are_only_built_in()
         compilers = {"fw_compiler": compile_direction("forward"), "inference_compiler": inference}
         if is_cached:
             from ..graphs.aot_serialization import serializable  # imported lazily: it imports Inductor
