@@ -101,11 +101,12 @@ class RequestHandler:
     def _timed(self) -> Callable[[], object]:
         """The function to time, after the autotuner has chosen an engine."""
         timed = self.steps.timed(self._forward)
-        autotuner = sys.modules.get("dynamo_backends.placement.autotuner")
-        for _ in range(_MAX_CALLS_TO_TUNE):
-            if autotuner is None or not autotuner.is_searching():
-                break
+        dynamo: Any = sys.modules.get("torch._dynamo.utils")
+        for _ in range(_MAX_CALLS_TO_TUNE if dynamo is not None else 0):
+            before = dynamo.counters["dynamo_backends"]["autotuning_calls"]
             timed()
+            if dynamo.counters["dynamo_backends"]["autotuning_calls"] == before:
+                break
         return timed
 
     def turn(self) -> dict[str, object]:

@@ -174,13 +174,6 @@ class CachedGraphs:
         if key is not None:
             self._store.put(key, StoredRecord(answer))
 
-    @never_fails("the cache", _NOT_KEPT, lambda: None)
-    def forget_fact(self, question: Mapping[str, object]) -> None:
-        """Removes a fact."""
-        key = self._key_of_fact(question)
-        if key is not None:
-            self._store.remove(key)
-
     def _key_of_fact(self, question: Mapping[str, object]) -> str | None:
         try:
             return self._key("fact", question=question)

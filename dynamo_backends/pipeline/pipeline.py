@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import uuid
 import weakref
@@ -42,7 +43,7 @@ from ..graphs.locations import UserName
 from ..graphs.saving_mode import is_ahead_of_time, is_precompiling, is_saving
 from ..graphs.static_inputs import StaticInput
 from ..options import Options
-from ..placement.engines import placement_of
+from ..placement.engines import Placement, placement_of
 from .observer import Observer
 from .runners import Runners
 
@@ -79,6 +80,54 @@ class _FrameGraphs:
         elif graph.aot_id is not None:
             self._number_by_aot_id[graph.aot_id] = number
         return number
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _FrameCompilers:
+    """AOTAutograd's compilers of the graphs that it makes from one of Dynamo's; AOTAutograd keeps them.
+
+    Attributes:
+        graph: the name of Dynamo's graph.
+        names: the user's names of its inputs.
+        weights: its static inputs by position, until it is compiled: nothing must keep them alive.
+        runners: run graphs on ONNX Runtime.
+        placement: chooses an engine for each graph; ``None`` if all run on ONNX Runtime.
+    """
+
+    graph: GraphName
+    names: Sequence[UserName]
+    weights: Mapping[int, StaticInput]
+    runners: Runners
+    placement: Placement | None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _FrameCompilers:
+        """Returns itself, see ``Pipeline.__deepcopy__``."""
+        return self
+
+    def forward(self, aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+        """A runner of a forward whose backward may follow."""
+        partitioning.save_copies_of_changed_arguments(aten)
+        return self._compiled("forward", aten)
+
+    def backward(self, aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+        """A runner of a backward."""
+        return self._compiled("backward", aten)
+
+    def inference(self, aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+        """A runner of a graph of which no result needs a gradient."""
+        return self._compiled("inference", aten)
+
+    def _compiled(self, direction: str, aten: fx.GraphModule) -> Runner:
+        name = dataclasses.replace(self.graph, direction=direction)
+        return self.runners.or_in_pytorch(name, aten, functools.partial(self._runner, name))
+
+    def _runner(self, name: GraphName, aten: fx.GraphModule) -> Runner:
+        descriptors.name_values(aten, self.names)
+        is_inference = name.direction == "inference"
+        weights = static_inputs.at_placeholders(aten, self.weights) if is_inference else static_inputs.NO_WEIGHTS
+        if self.placement is not None:
+            return self.placement.runner(name, aten, weights)
+        return self.runners.on_onnx(name, aten, is_joint=is_inference, weights=weights)
 
 
 class Pipeline:
@@ -170,45 +219,17 @@ class Pipeline:
         """
         may_be_placed = self._may_be_placed and not is_saving()  # what is saved runs on ONNX Runtime
         placement = placement_of(self.runners, module, arguments) if may_be_placed else None
-        compile_training = self.runners.on_onnx if placement is None else placement.runner
-
-        def compile_direction(direction: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
-            name = dataclasses.replace(graph, direction=direction)
-
-            def compile_it(aten: fx.GraphModule) -> Runner:
-                descriptors.name_values(aten, names)
-                return compile_training(name, aten)
-
-            def compiler(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
-                if direction == "forward":
-                    partitioning.save_copies_of_changed_arguments(aten)
-                return self.runners.or_in_pytorch(name, aten, compile_it)
-
-            return compiler
-
-        def compile_inference(aten: fx.GraphModule) -> Runner:
-            descriptors.name_values(aten, names)
-            known = static_inputs.at_placeholders(aten, weights)
-            name = dataclasses.replace(graph, direction="inference")
-            if placement is not None and self.options.placement == "fastest":
-                known = {i: StaticInput(item.name) for i, item in known.items()}  # values: at the call
-                return placement.runner(name, aten, known)
-            if placement is not None:  # traced for training, without decompositions, but no result needs a gradient
-                placement.decompose(aten)
-            return self.runners.on_onnx(name, aten, is_joint=True, weights=known)
-
-        def inference(aten: fx.GraphModule, inputs: Sequence[object]) -> Runner:
-            return self.runners.or_in_pytorch(GraphName(graph.index, "inference"), aten, compile_inference)
-
-        is_plain = placement is not None and placement.is_plain
-        compilers = {"fw_compiler": compile_direction("forward"), "inference_compiler": inference}
+        compilers = _FrameCompilers(graph, names, weights, self.runners, placement)
+        forward, inference = compilers.forward, compilers.inference
         if is_cached:
             from ..graphs.aot_serialization import serializable  # imported lazily: it imports Inductor
 
-            compilers = {name: serializable(compiler) for name, compiler in compilers.items()}
+            forward, inference = serializable(forward), serializable(inference)
+        is_plain = placement is not None and are_only_built_in()
         return aot_autograd(
-            **compilers,
-            bw_compiler=compile_direction("backward"),
+            fw_compiler=forward,
+            bw_compiler=compilers.backward,
+            inference_compiler=inference,
             partition_fn=partitioning.min_cut_partition if is_plain else self.partitioner(graph, arguments, names),
             decompositions=self.runners.decompositions() if placement is None else {},
             keep_inference_input_mutations=True,

@@ -1,7 +1,6 @@
-"""Times the engines that can run a training graph (PyTorch, ONNX Runtime, Inductor), and chooses one.
+"""Times the engines that can run the graphs of a frame (PyTorch, ONNX Runtime, Inductor), and chooses one.
 
-It splits no graph; ``partition`` splits those for ONNX Runtime. It takes AOTAutograd's graphs, and returns their
-runners. ``engines`` makes the candidates, ``autotuner`` times them on real steps in the order of ``search``, and
-``outcomes`` keeps the result on disk. ``pipeline`` calls it for training graphs, and with ``placement="fastest"`` for
-all graphs.
+``engines`` makes the candidates, ``autotuner`` runs them on real steps, and ``search`` decides from the times.
+``pipeline`` calls it for training graphs, and with ``placement="fastest"`` for all. It splits no graph: see
+``partition``.
 """

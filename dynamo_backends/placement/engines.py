@@ -6,7 +6,6 @@ autotuned while an observer watches: it sees all graphs on ONNX Runtime.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +21,13 @@ from ..common.call_statistics import reporting
 from ..errors import CandidateError
 from ..events import GraphSummary
 from ..graphs.artifacts import GraphName, Runner, is_operator
+from ..graphs.in_place import is_write_back
 from ..graphs.late_compile import compile_after_guards
+from ..graphs.operators import is_collective
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
 from ..graphs.static_inputs import NO_WEIGHTS, StaticInput
-from .autotuner import Autotuner, TunedGraph
-from .graph_facts import copy_of, describe_frame, may_run_twice, written_arguments
-from .outcomes import StoredOutcomes
+from .autotuner import Autotuner, TunedGraph, may_draw
 
 if TYPE_CHECKING:
     from ..pipeline.runners import Runners
@@ -36,23 +35,10 @@ if TYPE_CHECKING:
 PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
 
 _MOST_SECONDS = 300.0
-"""Seconds, in all, for which this process tries Inductor."""
+"""Seconds, in all, for which this process compiles with Inductor."""
 
-_MARGIN = 0.95
-"""A winner must take at most this share of PyTorch's time."""
-
-
-@dataclasses.dataclass
-class Budget:
-    """The seconds left for Inductor. Engines compile in one thread at a time."""
-
-    left: float = _MOST_SECONDS
-
-
-budget = Budget()
-
-Engine = Callable[[fx.GraphModule], Runner]
-"""Makes a runner of a graph, which it may change."""
+_KNOWN_LIBRARIES = frozenset({"aten", "prims", "dynamo_backends"})
+"""Libraries whose operators declare their side effects."""
 
 
 class Placement:
@@ -63,91 +49,63 @@ class Placement:
         frame: identifies the frame, see ``describe_frame``.
     """
 
+    seconds_of_inductor = 0.0  # of this process; engines compile in one thread at a time
+
     def __init__(self, runners: Runners, frame: str) -> None:
-        self._runners = runners
-        self._options = runners.options
-        self._frame = frame
-        self._engines = (PYTORCH, ONNX, INDUCTOR) if self._options.placement == "fastest" else (PYTORCH, ONNX)
+        self._runners, self._options, self._frame = runners, runners.options, frame
         self._assumptions: Assumptions | None = None
-        self._autotuners: dict[tuple[str, ...], Autotuner] = {}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether users registered no passes."""
-        return are_only_built_in()
-
-    def _autotuner(self, *directions: str) -> Autotuner:
-        """The autotuner of graphs with these directions, made at first use."""
-        if directions not in self._autotuners:
-            cache = cached_graphs(self._options) if self._options.cache else None
-            outcomes = StoredOutcomes(cache, self._frame, directions, self._engines) if cache is not None else None
-            self._autotuners[directions] = Autotuner(
-                self._engines, directions, margin=_MARGIN, outcomes=outcomes, foreign=(INDUCTOR,)
-            )
-        return self._autotuners[directions]
+        self._tuner: Autotuner | None = None
 
     def runner(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, StaticInput] = NO_WEIGHTS
     ) -> Runner:
         """A runner of one graph, by the fastest engine.
 
-        If results must not depend on timing, or the graph must not run twice, or it writes to something other than its
-        arguments, inference runs on ONNX Runtime and training in PyTorch.
+        If results must not depend on timing, or the graph must not run twice, inference runs on ONNX Runtime, and
+        training in PyTorch.
 
         Args:
             name: of the graph.
-            module: the graph of the stage ``aten``; it is not changed.
+            module: the graph of the stage ``aten``.
             weights: the arguments that are parameters or buffers, by position.
         """
-        is_inference = name.direction == "inference"
-        engines: dict[str, Engine] = {
-            PYTORCH: functools.partial(self._in_pytorch, name),
-            ONNX: functools.partial(self._on_onnx, name, is_joint=self.is_plain or is_inference, weights=weights),
-            INDUCTOR: functools.partial(_by_inductor, name),
-        }
-        is_tuned = written_arguments(module) is not None and may_run_twice(module)
-        if torch.are_deterministic_algorithms_enabled() or not is_tuned:
-            return engines[ONNX if is_inference else PYTORCH](copy_of(module))
-        builders = {item: functools.partial(self._build, name, item, engines[item], module) for item in self._engines}
-        directions = ("inference",) if is_inference else ("forward", "backward")
-        return TunedGraph(name, module, builders, self._autotuner(*directions))
+        is_inference, is_fastest = name.direction == "inference", self._options.placement == "fastest"
+        may_be_tuned = may_run_twice(module) and not torch.are_deterministic_algorithms_enabled()
+        if not may_be_tuned or (is_inference and not is_fastest):
+            return self._on_onnx(name, weights, module) if is_inference else self._in_pytorch(name, module)
+        names_only = {i: StaticInput(item.name) for i, item in weights.items()}  # values: those of a call
+        candidates = {ONNX: functools.partial(self._on_onnx, name, names_only)}
+        if is_fastest:
+            candidates[INDUCTOR] = functools.partial(_by_inductor, name)
+        if self._tuner is None:
+            directions = ["inference"] if is_inference else ["forward", "backward"]
+            cache = cached_graphs(self._options) if self._options.cache else None
+            self._tuner = Autotuner([PYTORCH, *candidates], directions, cache, self._frame, foreign=[INDUCTOR])
+        builders = {engine: functools.partial(self._built, name, make, module) for engine, make in candidates.items()}
+        return TunedGraph(name, module, self._in_pytorch(name, module), builders, self._tuner)
 
-    def decompose(self, module: fx.GraphModule) -> None:
-        """Decomposes the operators of a graph for ONNX, in place."""
-        from ..exporter.decompose import decompose  # only when a graph is compiled
-
-        decompose(module, self._runners.decompositions())
-
-    def _build(self, name: GraphName, engine: str, make: Engine, module: fx.GraphModule) -> Runner:
+    def _built(self, name: GraphName, make: Callable[[fx.GraphModule], Runner], module: fx.GraphModule) -> Runner:
         """An engine's runner of a copy of a graph, compiled at a call.
 
         The graphs of a frame share their symbols, so that an assumption of one engine would be a fact for the next. So
-        no engine compiles if something was assumed since the frame's first call; except PyTorch, which reads sizes as
-        it runs.
+        no engine compiles if something was assumed since the first one did.
 
         Raises:
-            CandidateError: Inductor's time is used up, or the runner would only be right for some sizes.
+            CandidateError: the runner would only be right for some sizes.
         """
-        now = Assumptions(module)
-        if self._assumptions is None:
-            self._assumptions = now
-        if engine == INDUCTOR and budget.left < 0:
-            raise CandidateError(f"other graphs used up its {_MOST_SECONDS:.0f} s")
-        started = time.perf_counter()
-        try:
-            with compile_after_guards(name, now if engine == PYTORCH else self._assumptions):
-                return make(copy_of(module))
-        finally:
-            if engine == INDUCTOR:
-                budget.left -= time.perf_counter() - started
+        self._assumptions = self._assumptions or Assumptions(module)
+        with compile_after_guards(name, self._assumptions):
+            return make(_copy_of(module))
 
     def _in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
-        return boxed_code(module, name) if self.is_plain else self._runners.in_pytorch(name, module)
+        copied = _copy_of(module)
+        return boxed_code(copied, name) if are_only_built_in() else self._runners.in_pytorch(name, copied)
 
-    def _on_onnx(
-        self, name: GraphName, module: fx.GraphModule, *, is_joint: bool, weights: Mapping[int, StaticInput]
-    ) -> Runner:
-        self.decompose(module)
+    def _on_onnx(self, name: GraphName, weights: Mapping[int, StaticInput], module: fx.GraphModule) -> Runner:
+        from ..exporter.decompose import decompose  # imported lazily: it imports onnx
+
+        decompose(module, self._runners.decompositions())
+        is_joint = are_only_built_in() or name.direction == "inference"  # no joint pass has run
         return self._runners.on_onnx(name, module, is_joint=is_joint, weights=weights)
 
 
@@ -161,18 +119,72 @@ def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[o
     """
     options = runners.options
     must_run_on_onnx = options.placement == "onnx" or options.fallback == "error" or options.verify_passes
-    if must_run_on_onnx or runners.observer.watches or not (options.placement == "fastest" or _is_trained(arguments)):
+    is_trained = torch.is_grad_enabled() and any(
+        isinstance(arg, torch.Tensor) and arg.requires_grad for arg in arguments
+    )
+    if must_run_on_onnx or runners.observer.watches or not (options.placement == "fastest" or is_trained):
         return None
     return Placement(runners, describe_frame(module, arguments))
 
 
 def _by_inductor(name: GraphName, module: fx.GraphModule) -> Runner:
+    """Inductor's runner.
+
+    Raises:
+        CandidateError: its time is used up.
+    """
     from ..graphs.inductor import compile_with_inductor
 
+    if Placement.seconds_of_inductor > _MOST_SECONDS:
+        raise CandidateError(f"other graphs used up its {_MOST_SECONDS:.0f} s")
     number = sum(node.op == "call_function" and is_operator(node) for node in module.graph.nodes)
-    return reporting(compile_with_inductor(module, name.direction), GraphSummary(str(name), 0, number, []))
+    started = time.perf_counter()
+    try:
+        return reporting(compile_with_inductor(module, name.direction), GraphSummary(str(name), 0, number, []))
+    finally:
+        Placement.seconds_of_inductor += time.perf_counter() - started
 
 
-def _is_trained(arguments: Sequence[object]) -> bool:
-    """Whether AOTAutograd will make a backward graph."""
-    return torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in arguments)
+def _copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy with its own nodes; attributes and fake tensors are shared."""
+    graph = fx.Graph()
+    output = graph.graph_copy(module.graph, {}, return_output_node=True)
+    assert output is not None
+    results, original = output
+    graph.output(results).meta = dict(original.meta)
+    return fx.GraphModule(module, graph)
+
+
+def describe_frame(module: fx.GraphModule, arguments: Sequence[object]) -> str:
+    """Identifies one of Dynamo's graphs for timing: by its code, the types of its arguments, and autocasting."""
+    code = [part.code for part in module.modules() if isinstance(part, fx.GraphModule)]
+    autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
+    return "\n".join([*code, autocast, *map(_describe_argument, arguments)])
+
+
+def _describe_argument(arg: object) -> str:
+    if not isinstance(arg, torch.Tensor):
+        return str(type(arg))
+    strides = [str(stride) for stride in arg.stride()] if arg.layout is torch.strided else arg.layout
+    return f"{arg.dtype} {arg.device} {[str(size) for size in arg.shape]} {strides} {arg.requires_grad}"
+
+
+def may_run_twice(module: fx.GraphModule) -> bool:
+    """Whether a graph has no side effects but writes to arguments and random numbers of the CPU, whose generator the
+    autotuner restores. Operators of unknown libraries may have some: they may count calls, or draw numbers."""
+    return all(map(_may_run_twice, module.graph.nodes))
+
+
+def _may_run_twice(node: fx.Node) -> bool:
+    if node.op == "call_module" or isinstance(node.target, torch._ops.HigherOrderOperator):
+        return False
+    if is_collective(node.target) or (may_draw(node) and not _is_on_cpu(node)):
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload) or is_write_back(node):
+        return True
+    return node.target.namespace in _KNOWN_LIBRARIES and not node.is_impure(impure_random=False)
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return all(leaf.device.type == "cpu" for leaf in leaves if isinstance(leaf, torch.Tensor))

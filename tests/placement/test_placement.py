@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import json
 import logging
@@ -33,11 +34,10 @@ from dynamo_backends.graphs import inductor
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.numerics.whole_graph import ResultCheck, difference_of_results, sampled
 from dynamo_backends.options import parse_options
-from dynamo_backends.placement import autotuner, engines, graph_facts
+from dynamo_backends.placement import autotuner, engines
 from dynamo_backends.placement.autotuner import Autotuner, TunedGraph
-from dynamo_backends.placement.engines import INDUCTOR, ONNX, PYTORCH
-from dynamo_backends.placement.outcomes import StoredOutcomes
-from dynamo_backends.placement.search import EngineSearch, SearchOutcome, TrainingSearch
+from dynamo_backends.placement.engines import INDUCTOR, ONNX, PYTORCH, Placement
+from dynamo_backends.placement.search import Search
 from dynamo_backends.runtime.binding import BoundSession
 
 aten = torch.ops.aten
@@ -67,12 +67,12 @@ def winner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def plan(monkeypatch: pytest.MonkeyPatch, winner: str) -> str:
     """Makes one engine win: the clock returns a shorter time for it."""
-    ran = EngineSearch.ran
+    ran = Search.ran
 
-    def biased(self: EngineSearch, graph: int, milliseconds: float, elements: int = 1) -> None:
-        ran(self, graph, 20.0 if self.configuration[graph] == winner else 29.0, elements)
+    def biased(self: Search, graph: int, milliseconds: float, elements: int = 1) -> None:
+        ran(self, graph, 20.0 if self.engine == winner else 29.0, elements)
 
-    monkeypatch.setattr(EngineSearch, "ran", biased)
+    monkeypatch.setattr(Search, "ran", biased)
     return winner
 
 
@@ -170,13 +170,16 @@ def test_outcomes_are_kept(cache: Path, winner: str) -> None:
 
 def test_an_outcome_serves_some_processes_and_is_found_again(tmp_path: Path) -> None:
     kept = CachedGraphs(parse_options({"cache_dir": str(tmp_path)}))
-    outcomes = StoredOutcomes(kept, "frame", ["inference"], [PYTORCH, ONNX])
-    assert outcomes.known() is None
-    outcome = SearchOutcome((ONNX,), {(ONNX,): 1.0, (PYTORCH,): 1.1}, {INDUCTOR: "no compiler"})
-    outcomes.keep(outcome)
+
+    def tuner() -> Autotuner:
+        return Autotuner([PYTORCH, ONNX], ["inference"], cache=kept, frame="frame")
+
+    first = tuner()
+    while not first.search.is_over:
+        first.search.ran(0, 90 if first.engine(0) == ONNX else 100)
     served = 0
-    while (known := outcomes.known()) is not None:
-        assert known == outcome
+    while (later := tuner()).search.is_over:
+        assert later.engine(0) == ONNX and later.search.milliseconds == {PYTORCH: 100, ONNX: 90}
         served += 1
     assert 5 < served < 100
 
@@ -457,24 +460,23 @@ def tuned(
     candidates: dict[str, Callable[[], Any]],
     function: Callable[..., Any] = lambda x: [x * 2],
     args: Sequence[torch.Tensor] = (torch.ones(3),),
-    reference: Callable[[], Any] = lambda: boxed(doubles),
+    reference: Callable[..., Any] = doubles,
 ) -> tuple[TunedGraph, Autotuner]:
     """A tuned inference graph, and the function that builds the other engines."""
-    tuner = Autotuner([PYTORCH, *candidates], ["inference"], margin=0.95)
-    module = traced(function, *args)
-    return TunedGraph(GraphName(0, "inference"), module, {PYTORCH: reference, **candidates}, tuner), tuner
+    tuner = Autotuner([PYTORCH, *candidates], ["inference"])
+    return TunedGraph(GraphName(0, "inference"), traced(function, *args), boxed(reference), candidates, tuner), tuner
 
 
-def called(candidates: dict[str, Callable[..., Any]]) -> SearchOutcome:
-    """The outcome of a search whose reference is ``doubles``; each call must return the reference's result."""
+def called(candidates: dict[str, Callable[..., Any]]) -> Autotuner:
+    """The autotuner after a search whose reference is ``doubles``; each call must return the reference's result."""
     run, tuner = tuned({name: (lambda function=function: boxed(function)) for name, function in candidates.items()})
     for i in range(4 * SETTLED):
         args: list[object] = [torch.full((2000,), float(i))]
         [result] = run(args)  # type: ignore[misc]
         assert not args
         assert result.tolist() == [2.0 * i] * 2000
-    assert tuner.outcome is not None
-    return tuner.outcome
+    assert tuner.search.is_over
+    return tuner
 
 
 def slow(x: torch.Tensor) -> list[torch.Tensor]:
@@ -488,19 +490,31 @@ def failing(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def test_a_slow_engine_loses() -> None:
-    outcome = called({"slow": slow})
-    assert outcome.winner == (PYTORCH,)
-    assert outcome.milliseconds["slow",] > outcome.milliseconds[PYTORCH,]
+    search = called({"slow": slow}).search
+    assert search.engine == PYTORCH
+    assert search.milliseconds["slow"] > search.milliseconds[PYTORCH]
+
+
+def fails_later() -> Callable[..., Any]:
+    calls = [0]
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        calls[0] += 1
+        if calls[0] > 3:
+            raise RuntimeError("a kernel failed")
+        return [x * 2]
+
+    return run
 
 
 @pytest.mark.parametrize(
-    "other", [failing, lambda x: [x * 2.01 + 0.001], lambda x: [(x * 2).double()], lambda x: [x * 2, x]]
+    "other", [failing, lambda x: [x * 2.01 + 0.001], lambda x: [(x * 2).double()], lambda x: [x * 2, x], fails_later()]
 )
 def test_what_fails_or_is_wrong_is_rejected(other: Callable[..., Any]) -> None:
-    outcome = called({"other": other})
-    assert outcome.winner == (PYTORCH,)
-    assert list(outcome.rejected) == ["other"]
-    assert list(outcome.milliseconds) == [(PYTORCH,)]
+    tuner = called({"other": other})
+    assert tuner.search.engine == PYTORCH
+    assert list(tuner.rejected) == ["other"]
+    assert list(tuner.search.milliseconds) == [PYTORCH] or not tuner.search.milliseconds
     assert counted("autotune_rejected other") == 1
 
 
@@ -515,7 +529,7 @@ def test_a_session_that_fails_is_rejected(monkeypatch: pytest.MonkeyPatch) -> No
     function = compiled(lambda x: torch.sort(layer(x), stable=True).values.tanh(), options={"placement": "measured"})
     for _ in range(3 * SETTLED):
         function(torch.randn(2, 4)).sum().backward()
-    assert counted(f"autotune_rejected {ONNX}") == 2  # forward and backward
+    assert counted(f"autotune_rejected {ONNX}") == 1  # for the frame
     assert counted("runtime_failures") == 0
     assert settled_on(PYTORCH, "forward", "backward")
 
@@ -527,31 +541,16 @@ def test_what_cannot_be_built_is_rejected() -> None:
     run, tuner = tuned({"other": build})
     for _ in range(3 * SETTLED):
         run([torch.ones(2)])
-    assert tuner.outcome is not None
-    assert "no compiler" in tuner.outcome.rejected["other"]
+    assert "no compiler" in tuner.rejected["other"] and tuner.search.is_over
 
 
-def test_an_engine_that_fails_later_is_rejected() -> None:
-    calls = [0]
-
-    def fails_later(x: torch.Tensor) -> list[torch.Tensor]:
-        calls[0] += 1
-        if calls[0] > 3:
-            raise RuntimeError("a kernel failed")
-        return [x * 2]
-
-    outcome = called({"other": fails_later})
-    assert outcome.winner == (PYTORCH,)
-    assert list(outcome.rejected) == ["other"]
+INDEXED = (lambda x, i: [x[i] * 2], (torch.ones(3), torch.tensor([0])), lambda x, i: [x[i] * 2])
 
 
 def test_an_engine_is_compared_although_the_first_call_was_an_error_of_the_users() -> None:
     """What is never compared with PyTorch's results runs no call."""
 
-    def indexed(factor: int) -> Callable[[], Any]:
-        return lambda: boxed(lambda x, i: [x[i] * factor])
-
-    run, tuner = tuned({"wrong": indexed(3)}, lambda x, i: [x[i] * 2], (torch.ones(3), torch.tensor([0])), indexed(2))
+    run, tuner = tuned({"wrong": lambda: boxed(lambda x, i: [x[i] * 3])}, *INDEXED)
     errors = 0
     for i in range(4 * SETTLED):
         index = torch.tensor([9 if i in (20, 21, 22) else 1])
@@ -560,7 +559,15 @@ def test_an_engine_is_compared_although_the_first_call_was_an_error_of_the_users
         except IndexError:
             errors += 1
     assert errors == 3
-    assert tuner.outcome is not None and list(tuner.outcome.rejected) == ["wrong"]
+    assert tuner.search.is_over and list(tuner.rejected) == ["wrong"]
+
+
+def test_an_error_of_the_users_in_the_call_that_settles() -> None:
+    run, tuner = tuned({"other": lambda: boxed(lambda x, i: [x[i] * 2])}, *INDEXED)
+    tuner.search = Search([PYTORCH, "other"], 1, known={PYTORCH: 1.0, "other": 2.0})
+    with pytest.raises(IndexError):
+        run([torch.ones(3), torch.tensor([9])])
+    assert counted("internal_failures") == 0 and not tuner.rejected
 
 
 def test_a_comparison_that_fails_leaves_the_graph_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,7 +579,7 @@ def test_a_comparison_that_fails_leaves_the_graph_to_pytorch(monkeypatch: pytest
     for _ in range(2 * SETTLED):
         assert run([torch.ones(2)])[0].tolist() == [2.0, 2.0]  # type: ignore[index]
     assert counted("internal_failures") == 1
-    assert tuner.outcome is not None and tuner.outcome.winner == (PYTORCH,)
+    assert tuner.search.is_over and tuner.search.engine == PYTORCH
 
 
 class Counted(torch.autograd.Function):
@@ -602,13 +609,24 @@ def test_a_backward_that_writes_and_draws_runs_once_a_step(winner: str) -> None:
     assert count.item() == SETTLED
 
 
+def test_results_that_cannot_be_read_reject_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search ends, also if it is PyTorch's."""
+
+    def fails(results: object) -> Any:
+        raise RuntimeError("what is this?")
+
+    monkeypatch.setattr(autotuner, "sampled", fails)
+    tuner = called({"other": doubles})
+    assert list(tuner.rejected) == ["other"] and tuner.search.engine == PYTORCH
+
+
 def test_what_is_written_is_compared() -> None:
-    def adds(by: float) -> Callable[[], Any]:
-        return lambda: boxed(lambda state, x: [state.copy_(state + by), x * 2][1:])
+    def adds(by: float) -> Callable[..., Any]:
+        return lambda state, x: [state.copy_(state + by), x * 2][1:]
 
     run, tuner = tuned(
-        {"wrong": adds(2), "right": adds(1)},
-        lambda state, x: [state.copy_(state + 1), x * 2][1:],
+        {"wrong": lambda: boxed(adds(2)), "right": lambda: boxed(adds(1))},
+        adds(1),
         (torch.ones(3), torch.ones(3)),
         adds(1),
     )
@@ -616,8 +634,34 @@ def test_what_is_written_is_compared() -> None:
         state = torch.full((3,), float(i))
         run([state, torch.ones(3)])
         assert state.tolist() == [i + 1.0] * 3
-    assert tuner.outcome is not None
-    assert list(tuner.outcome.rejected) == ["wrong"]
+    assert tuner.search.is_over
+    assert list(tuner.rejected) == ["wrong"]
+
+
+def test_what_a_failing_engine_wrote_and_drew_is_undone() -> None:
+    calls = [0]
+
+    def adds(fails_at: int, state: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        calls[0] += 1
+        state.copy_(state + torch.rand(3))
+        if calls[0] == fails_at:
+            raise RuntimeError("after the write")
+        return [x * 2]
+
+    for fails_at in (1, 3):  # the call that is compared, and a timed one
+        calls[0] = 0
+        run, tuner = tuned(
+            {"other": lambda fails_at=fails_at: boxed(functools.partial(adds, fails_at))},
+            lambda state, x: [state.copy_(state + torch.rand(3)), x * 2][1:],
+            (torch.ones(3), torch.ones(3)),
+            lambda state, x: [state.copy_(state + torch.rand(3)), x * 2][1:],
+        )
+        for i in range(2 * SETTLED):
+            torch.manual_seed(i)
+            run([state := torch.zeros(3), torch.ones(3)])
+            torch.manual_seed(i)
+            assert state.tolist() == torch.rand(3).tolist()
+        assert list(tuner.rejected) == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -650,182 +694,138 @@ def test_results_that_are_nothing_but_rounding(error: float, is_wrong: bool) -> 
     assert is_different(expected + 1e-12, actual)
 
 
-def test_a_reference_that_could_not_be_built_is_tried_again() -> None:
-    failures = [1, 2]
-
-    def build() -> Any:
-        if failures:
-            failures.pop()
-            raise MemoryError("now")
-        return boxed(doubles)
-
-    run, _ = tuned({"other": lambda: boxed(doubles)}, reference=build)
-    with pytest.raises(MemoryError, match="now"):
-        run([torch.ones(2)])
-    assert run([torch.ones(2)])[0].tolist() == [2.0, 2.0]  # type: ignore[index]
-
-
 # The search
 
 
-def searched(
-    cost: Callable[[tuple[str, ...], int], float], graphs: int = 2, engines: str = "PO"
-) -> tuple[SearchOutcome, int]:
-    """The outcome for engines that take the given milliseconds, and the number of steps until it is known."""
-    search = TrainingSearch(list(engines), 0.95) if graphs == 2 else EngineSearch(list(engines), graphs, 0.95)
-    for step in range(200):
-        for graph in range(graphs):
-            search.engine(graph)
-            search.ran(graph, cost(search.configuration, graph))
-        if search.outcome is not None:
-            return search.outcome, step
-    raise AssertionError("the search has no end")
+Cost = Callable[[str, int], float]
+"""The milliseconds that an engine takes for a graph."""
+
+
+def step(tuner: Autotuner, cost: Cost, forwards: int = 1) -> None:
+    """A training step in which the forward, and then the backward, is called so often."""
+    for graph in (0, 1):
+        for _ in range(forwards):
+            engine = tuner.engine(graph)  # which may begin another search
+            tuner.search.ran(graph, cost(engine, graph))
+
+
+def searched(cost: Cost, engines: str = "PO", forwards: int = 1) -> tuple[str, int]:
+    """The fastest of these engines, and the number of steps until it is known."""
+    tuner, steps = Autotuner(engines, ["forward", "backward"]), 0
+    while not tuner.search.is_over:
+        step(tuner, cost, forwards)
+        steps += 1
+        assert steps < 200
+    return tuner.search.engine, steps
 
 
 @pytest.mark.parametrize(
     ("times", "winner"),
     [
-        ({"P": (100, 100), "O": (98, 98)}, "PP"),
-        ({"P": (100, 100), "O": (90, 90)}, "OO"),
-        ({"P": (100, 100), "O": (50, 180)}, "OP"),
-        ({"P": (100, 100), "O": (400, 60)}, "PO"),
-        ({"P": (100, 100), "O": (500, 500)}, "PP"),
-        ({"P": (100, 100), "O": (90, 300), "I": (120, 70)}, "OI"),
-        ({"P": (100, 100), "O": (90, 300), "I": (99, 99)}, "PP"),
+        ({"P": (100, 100), "O": (98, 98)}, "P"),
+        ({"P": (100, 100), "O": (90, 90)}, "O"),
+        ({"P": (100, 100), "O": (50, 180)}, "P"),
+        ({"P": (100, 100), "O": (10, 150)}, "O"),
+        ({"P": (100, 100), "O": (500, 500)}, "P"),
+        ({"P": (100, 100), "O": (90, 300), "I": (120, 60)}, "I"),
+        ({"P": (100, 100), "O": (90, 80), "I": (90, 75)}, "I"),
+        ({"P": (100, 100)}, "P"),
     ],
 )
-def test_the_fastest_configuration_wins(times: dict[str, tuple[float, float]], winner: str) -> None:
-    outcome, steps = searched(lambda engines, graph: times[engines[graph]][graph], engines="".join(times))
-    assert "".join(outcome.winner) == winner
+@pytest.mark.parametrize("forwards", [1, 7, 64])
+def test_the_fastest_engine_wins(times: dict[str, tuple[float, float]], winner: str, forwards: int) -> None:
+    """Also if a step calls the forward several times before the backward."""
+    fastest, steps = searched(lambda engine, graph: times[engine][graph], "".join(times), forwards)
+    assert fastest == winner
     assert steps <= SETTLED
 
 
-def test_two_libraries_that_take_turns_lose() -> None:
-    """A mix is timed before it wins, as what its engines take alone does not tell."""
+def test_a_slow_engine_runs_a_few_steps_only() -> None:
+    engines: list[str] = []
 
-    def cost(engines: tuple[str, ...], graph: int) -> float:
-        return (50 if engines[graph] == "OP"[graph] else 100) * (3 if len(set(engines)) > 1 else 1)
+    def cost(engine: str, graph: int) -> float:
+        engines.append(engine)
+        return 1.0 if engine == "P" else 10.0
 
-    assert searched(cost)[0].winner == ("P", "P")
-
-
-def test_a_noisy_start_decides_nothing() -> None:
-    calls = [0]
-
-    def cost(engines: tuple[str, ...], graph: int) -> float:
-        calls[0] += 1
-        return (90 if engines[0] == "P" else 100) * (5 if calls[0] <= 6 else 1)
-
-    assert searched(cost)[0].winner == ("P", "P")
+    searched(cost)
+    assert engines.count("O") <= 2 * 3
 
 
-def step(search: EngineSearch, cost: Callable[[tuple[str, ...], int], float], forwards: int = 1) -> None:
-    """A training step in which the forward, and then the backward, is called so often."""
-    for graph in (0, 1):
-        for _ in range(forwards):
-            search.engine(graph)
-            search.ran(graph, cost(search.configuration, graph))
+def test_noise_decides_nothing() -> None:
+    """A slow start, or a pause in one call."""
+    calls = {"P": 0, "O": 0}
+
+    def cost(engine: str, graph: int) -> float:
+        calls[engine] += 1
+        return (90 if engine == "P" else 100) * (5 if engine == "P" and calls["P"] <= 6 else 1)
+
+    assert searched(cost)[0] == "P"
+    calls["O"] = 0
+
+    def paused(engine: str, graph: int) -> float:
+        calls[engine] += 1
+        return (60 if engine == "O" else 100) + (300 if engine == "O" and calls["O"] == 3 else 0)
+
+    assert searched(paused)[0] == "O"
 
 
 @pytest.mark.parametrize("milliseconds", [0.1, 5.0, 100.0])
 def test_forwards_that_no_backward_follows_are_timed_alone(milliseconds: float) -> None:
-    """After as many as a search takes; the backward's engine stays PyTorch, and nothing is final."""
-    search = TrainingSearch(["P", "O"], 0.95)
-    engines = []
-    while search.outcome_of_forwards is None:
-        engines.append(search.engine(0))
-        assert search.configuration[1] == "P"
-        search.ran(0, milliseconds * (0.8 if engines[-1] == "O" else 1))
+    """The next backward runs in PyTorch, and then whole steps are timed."""
+    tuner, engines = Autotuner("PO", ["forward", "backward"]), []
+    while not tuner.search.is_over:
+        engines.append(tuner.engine(0))
+        tuner.search.ran(0, milliseconds * (0.8 if engines[-1] == "O" else 1))
+    assert tuner.engine(0) == "O"
     assert engines.index("O") <= 5 * SETTLED and len(engines) <= 10 * SETTLED
-    assert search.outcome_of_forwards.winner == ("O",) and search.engine(0) == "O"
-    assert search.outcome is None
-
-
-def test_steps_after_forwards_alone_are_chosen_as_a_whole() -> None:
-    def cost(engines: tuple[str, ...], graph: int) -> float:
-        return {"P": (100, 100), "O": (50, 180)}[engines[graph]][graph] * (3 if len(set(engines)) > 1 else 1)
-
-    search = TrainingSearch(["P", "O"], 0.95)
-    for _ in range(100):
-        search.engine(0)
-        search.ran(0, 50 if search.configuration[0] == "O" else 100)
-    assert search.outcome_of_forwards is not None and search.outcome_of_forwards.winner == ("O",)
-    assert search.engine(1) == "P"
-    search.ran(1, 1e9)  # after a forward that was timed alone: it counts for no step
-    assert search.outcome_of_forwards is None
+    assert tuner.engine(1) == "P" and not tuner.search.is_over
+    tuner.search.ran(1, 1e9)  # of no whole step
     for _ in range(SETTLED):
-        step(search, cost)
-    assert search.outcome is not None and search.outcome.winner == ("P", "P")
-    assert search.outcome.milliseconds["P", "P"] == 200
+        step(tuner, lambda engine, graph: {"P": (100, 100), "O": (50, 180)}[engine][graph])
+    assert tuner.search.is_over and tuner.search.engine == "P"
+    assert tuner.search.milliseconds["P"] == 200
 
 
-@pytest.mark.parametrize("forwards", [2, 7, 64])
-def test_steps_of_several_forwards_are_chosen_as_a_whole(forwards: int) -> None:
-    search = TrainingSearch(["P", "O"], 0.95)
-    step(search, lambda engines, graph: 100, forwards)
-    for _ in range(SETTLED):
-        assert not search.is_alone
-        step(search, lambda engines, graph: {"P": (100, 100), "O": (40, 180)}[engines[graph]][graph], forwards)
-        assert not search.is_alone
-    assert search.outcome is not None and search.outcome.winner == ("O", "P")
+def test_steps_of_several_forwards_are_whole_steps() -> None:
+    tuner = Autotuner("PO", ["forward", "backward"])
+    search = tuner.search
+    for forwards in (32, 64, 1000, 2):
+        step(tuner, lambda engine, graph: 100, forwards)
+    assert tuner.search is search
 
 
 def test_what_is_rejected_while_forwards_are_timed_alone_is_rejected_in_steps() -> None:
-    search = TrainingSearch(["P", "O", "I"], 0.95)
-    while search.outcome_of_forwards is None:
-        if search.engine(0) == "O":
-            search.reject(0, "O", "it is wrong")
-        search.ran(0, {"P": 100, "I": 90}[search.configuration[0]])
-    assert search.outcome_of_forwards.winner == ("I",)
-    search.engine(1)
+    tuner = Autotuner("POI", ["forward", "backward"])
+    while not tuner.search.is_over:
+        engine = tuner.engine(0)
+        if engine == "O":
+            tuner.reject("O", "is wrong")
+        tuner.search.ran(0, {"P": 100, "I": 90}[tuner.search.engine])
+    assert tuner.search.engine == "I"
+    tuner.engine(1)
     for _ in range(2 * SETTLED):
-        step(search, lambda engines, graph: {"P": (100, 100), "O": (0, 50), "I": (90, 90)}[engines[graph]][graph])
-    assert search.outcome is not None and search.outcome.winner == ("I", "O")
-
-
-def test_a_pause_in_one_call_decides_nothing() -> None:
-    calls = [0]
-
-    def cost(engines: tuple[str, ...], graph: int) -> float:
-        calls[0] += engines == ("O", "O")
-        return (60 if engines[graph] == "O" else 100) + (300 if calls[0] == 3 else 0)
-
-    assert searched(cost)[0].winner == ("O", "O")
+        step(tuner, lambda engine, graph: {"P": 100, "I": 90}[engine])
+    assert tuner.search.is_over and tuner.search.engine == "I"
 
 
 def test_times_are_compared_by_element_of_the_forwards_arguments() -> None:
-    search = EngineSearch(["P", "O"], 2, 0.95)
-    times = {"P": (100, 100), "O": (80, 140)}
-    for step in range(SETTLED):
+    tuner = Autotuner("PO", ["forward", "backward"])
+    for size in range(SETTLED):
         for graph in (0, 1):
-            engine = search.engine(graph)
-            search.ran(graph, times[engine][graph] * (1 + step % 3), (512, 5120)[graph] * (1 + step % 3))
-    assert search.outcome is not None
-    assert search.outcome.winner == ("O", "P")
+            milliseconds = {"P": (100, 100), "O": (50, 120)}[tuner.engine(graph)][graph]
+            tuner.search.ran(graph, milliseconds * (1 + size % 3), (512, 5120)[graph] * (1 + size % 3))
+    assert tuner.search.is_over and tuner.search.engine == "O"
 
 
-def test_a_winner_and_its_challenger_are_timed_again() -> None:
-    search = EngineSearch(["P", "O"], 1, 0.95)
-    search.outcome = SearchOutcome(("O",), {("O",): 90.0, ("P",): 100.0}, {})
-    assert search.outcome.challenger == ("P",)
-    search.try_again(search.outcome, ("P",))
-    for _ in range(SETTLED):
-        search.engine(0)
-        search.ran(0, 100 if search.configuration[0] == "O" else 80)
-    assert search.outcome is not None and search.outcome.winner == ("P",)
-    assert SearchOutcome(("O",), {("O",): 10.0, ("P",): 100.0}, {}).challenger is None
-
-
-def test_what_is_rejected_runs_in_no_configuration() -> None:
-    search = EngineSearch(["P", "O"], 2, 0.95)
+def test_what_is_rejected_in_a_backward_runs_no_forward() -> None:
+    tuner = Autotuner("PO", ["forward", "backward"])
     for _ in range(SETTLED):
         for graph in (0, 1):
-            if search.engine(graph) == "O" and graph == 1:
-                search.reject(1, "O", "it is wrong")
-            search.ran(graph, 50 if search.configuration[graph] == "O" else 100)
-    assert search.outcome is not None
-    assert search.outcome.winner == ("O", "P")
-    assert search.outcome.rejected == {"O": "it is wrong"}
+            engine = tuner.engine(graph)
+            if engine == "O" and graph == 1:
+                tuner.reject("O", "is wrong")
+            tuner.search.ran(graph, 50 if tuner.search.engine == "O" else 100)
+    assert tuner.search.is_over and tuner.search.engine == "P"
 
 
 def test_sparse_gradients() -> None:
@@ -891,35 +891,52 @@ def test_an_outcome_whose_compiler_is_gone(cache: Path, monkeypatch: pytest.Monk
         called_often()
         assert not settled_on(INDUCTOR, "inference")
     monkeypatch.setattr(inductor, "compile_with_inductor", broken)
-    called_often()  # PyTorch runs it in this process; the next one tries all engines again
-    assert counted(f"autotune_rejected {INDUCTOR}") == counted("internal_failures") == 0
     called_often()
-    assert counted(f"autotune_rejected {INDUCTOR}") == 1
+    assert counted(f"autotune_rejected {INDUCTOR}") == 1 and counted("internal_failures") == 0
     assert settled_on(PYTORCH, "inference") or settled_on(ONNX, "inference")
 
 
 def test_an_outcome_of_which_a_part_cannot_be_built(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward is settled when the backward turns out not to compile."""
-    plan_of = (ONNX, INDUCTOR)
-    monkeypatch.setattr(StoredOutcomes, "known", lambda self: SearchOutcome(plan_of, {plan_of: 1.0}, {}))
-    monkeypatch.setattr(engines.budget, "left", -1.0)
-    run = torch.compile(lambda x: torch.sin(x).sum(), backend="onnxrt", mode="max-autotune")
-    for _ in range(3):
-        x = torch.ones(4, requires_grad=True)
-        run(x).backward()
-        torch.testing.assert_close(x.grad, torch.ones(4).cos())
+
+    def train(steps: int) -> None:
+        torch._dynamo.reset()
+        run = torch.compile(lambda x: torch.sin(x).sum(), backend="onnxrt", mode="max-autotune")
+        for _ in range(steps):
+            x = torch.ones(4, requires_grad=True)
+            run(x).backward()
+            torch.testing.assert_close(x.grad, torch.ones(4).cos())
+
+    compile_with_inductor = inductor.compile_with_inductor
+
+    def broken(module: fx.GraphModule, direction: str) -> Any:
+        assert direction == "forward"
+        return compile_with_inductor(module, direction)
+
+    with monkeypatch.context() as patch:
+        plan(patch, INDUCTOR)
+        train(3 * SETTLED)
+        assert settled_on(INDUCTOR, "forward", "backward")
+    monkeypatch.setattr(inductor, "compile_with_inductor", broken)
+    train(3 * SETTLED)
+    assert counted(f"autotune_rejected {INDUCTOR}") == 1 and counted("internal_failures") == 0
+    assert settled_on(PYTORCH, "forward", "backward") or settled_on(ONNX, "forward", "backward")
 
 
-@pytest.mark.parametrize("answer", [[], None, 3, {}, {"winner": [], "milliseconds": None, "rejected": {}}])
+@pytest.mark.parametrize("answer", [[], None, 3, {}, [{}, 0], [None, 0], [{"other": 1.0}, 0], [{PYTORCH: "fast"}, 0]])
 def test_a_record_that_is_no_outcome(cache: Path, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = CachedGraphs(parse_options({"cache_dir": str(cache)}))
     keep_fact = kept.keep_fact
     monkeypatch.setattr(kept, "keep_fact", lambda question, _: keep_fact(question, answer))
-    outcomes = StoredOutcomes(kept, "frame", ["inference"], [PYTORCH, ONNX])
-    outcomes.keep(SearchOutcome((PYTORCH,), {}, {}))
+
+    def tuner() -> Autotuner:
+        return Autotuner([PYTORCH, ONNX], ["inference"], cache=kept)
+
+    first = tuner()
+    while not first.search.is_over:
+        first.search.ran(0, 100 if first.engine(0) == PYTORCH else 90)
     assert len(list(cache.rglob("*.cached"))) == 1
-    assert outcomes.known() is None
-    assert not list(cache.rglob("*.cached"))
+    assert not tuner().search.is_over
 
 
 def test_no_clock_decides_where_results_must_be_the_same_each_time() -> None:
@@ -934,7 +951,7 @@ def test_no_clock_decides_where_results_must_be_the_same_each_time() -> None:
 
 
 def test_the_references_own_error_is_the_callers() -> None:
-    run, _ = tuned({"other": lambda: boxed(doubles)}, reference=lambda: boxed(failing))
+    run, _ = tuned({"other": lambda: boxed(doubles)}, reference=failing)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="no memory"):
             run([torch.ones(2)])
@@ -965,7 +982,7 @@ def test_other_threads_do_not_wait_for_a_compiler() -> None:
 
 
 def test_inductor_is_not_tried_when_it_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines.budget, "left", -1.0)
+    monkeypatch.setattr(Placement, "seconds_of_inductor", 1e9)
     run = torch.compile(lambda x: x.sin() * x, backend="onnxrt", mode="max-autotune")
     for _ in range(3 * SETTLED):
         run(torch.ones(4))
@@ -973,7 +990,7 @@ def test_inductor_is_not_tried_when_it_took_too_long(monkeypatch: pytest.MonkeyP
 
 
 def test_only_the_winner_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph, and what the other engines hold, are freed when a search is over."""
+    """Besides PyTorch; what the other engines hold is freed when a search is over."""
     plan(monkeypatch, ONNX)
 
     class Made:
@@ -990,37 +1007,40 @@ def test_only_the_winner_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return make
 
-    run, _ = tuned({ONNX: builder(ONNX)}, reference=builder(PYTORCH))
-    for _ in range(SETTLED):
+    run, _ = tuned({name: builder(name) for name in (ONNX, INDUCTOR)})
+    for _ in range(3 * SETTLED):
         run([torch.ones(3)])
     gc.collect()
-    assert made[PYTORCH]() is None
+    assert made[INDUCTOR]() is None
     assert made[ONNX]() is not None
 
 
-def test_a_challenger_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotuner, "_TRY_AGAIN_AFTER", 5)
+@pytest.mark.parametrize(("slower", "is_tried_again"), [(23.0, True), (40.0, False)])
+def test_an_engine_that_was_nearly_as_fast_is_tried_again(
+    slower: float, is_tried_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autotuner, "_SEARCH_AGAIN_AFTER", 5)
     faster = [ONNX]
-    ran = EngineSearch.ran
+    ran = Search.ran
 
-    def biased(self: EngineSearch, graph: int, milliseconds: float, elements: int = 1) -> None:
-        ran(self, graph, 20.0 if self.configuration[graph] == faster[0] else 23.0, elements)
+    def biased(self: Search, graph: int, milliseconds: float, elements: int = 1) -> None:
+        ran(self, graph, 20.0 if self.engine == faster[0] else slower, elements)
 
-    monkeypatch.setattr(EngineSearch, "ran", biased)
+    monkeypatch.setattr(Search, "ran", biased)
     run, tuner = tuned({ONNX: lambda: boxed(doubles)})
-    while tuner.outcome is None:
+    while not tuner.search.is_over:
         run([torch.ones(3)])
-    assert tuner.outcome.winner == (ONNX,)
+    assert tuner.search.engine == ONNX
     faster[0] = PYTORCH
     for _ in range(2 * SETTLED):
         run([torch.ones(3)])
-    assert tuner.outcome is not None and tuner.outcome.winner == (PYTORCH,)
+    assert tuner.search.is_over and (tuner.search.engine == PYTORCH) == is_tried_again
 
 
 @pytest.mark.parametrize("error", [MemoryError(), SessionError("full", Reason(Kind.OUT_OF_MEMORY, "full"))])
 def test_an_engine_that_wanted_memory_is_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     plan(monkeypatch, ONNX)
-    monkeypatch.setattr(autotuner, "_TRY_AGAIN_AFTER", 5)
+    monkeypatch.setattr(autotuner, "_SEARCH_AGAIN_AFTER", 5)
     failures = [error]
 
     def wants_memory(x: torch.Tensor) -> list[torch.Tensor]:
@@ -1029,12 +1049,12 @@ def test_an_engine_that_wanted_memory_is_tried_again(error: Exception, monkeypat
         return [x * 2]
 
     run, tuner = tuned({ONNX: lambda: boxed(wants_memory)})
-    while tuner.outcome is None:
+    while not tuner.search.is_over:
         run([torch.ones(3)])
-    assert tuner.outcome.winner == (PYTORCH,) and counted(f"autotune_rejected {ONNX}") == 1
+    assert tuner.search.engine == PYTORCH and counted(f"autotune_rejected {ONNX}") == 1
     for _ in range(2 * SETTLED):
         run([torch.ones(3)])
-    assert tuner.outcome is not None and tuner.outcome.winner == (ONNX,)
+    assert tuner.search.is_over and tuner.search.engine == ONNX
 
 
 def test_an_engine_that_holds_for_some_sizes_only_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1061,12 +1081,12 @@ def test_what_tells_frames_apart() -> None:
         return fx.GraphModule({"inner": inner}, graph)
 
     module, image = captured(2.0), torch.ones(2, 3, 4, 4)
-    described = graph_facts.describe_frame(module, [image])
-    assert described == graph_facts.describe_frame(captured(2.0), [torch.zeros(2, 3, 4, 4)])
+    described = engines.describe_frame(module, [image])
+    assert described == engines.describe_frame(captured(2.0), [torch.zeros(2, 3, 4, 4)])
     others = [
-        graph_facts.describe_frame(captured(3.0), [image]),
+        engines.describe_frame(captured(3.0), [image]),
         *(
-            graph_facts.describe_frame(module, [other])
+            engines.describe_frame(module, [other])
             for other in (
                 image.double(),
                 image[:1],
@@ -1078,9 +1098,9 @@ def test_what_tells_frames_apart() -> None:
         ),
     ]
     with torch.autocast("cpu", torch.bfloat16):
-        others.append(graph_facts.describe_frame(module, [image]))
+        others.append(engines.describe_frame(module, [image]))
     with torch.autocast("cpu", torch.float16):
-        others.append(graph_facts.describe_frame(module, [image]))
+        others.append(engines.describe_frame(module, [image]))
     assert len({described, *others}) == 1 + len(others)
 
 
@@ -1130,19 +1150,12 @@ def traced(function: Callable[..., object], *args: torch.Tensor) -> fx.GraphModu
 
 def test_what_may_run_twice() -> None:
     x = torch.ones(3)
-    assert graph_facts.may_run_twice(traced(lambda x: x + torch.rand(3), x))
-    assert graph_facts.draws(traced(lambda x: x + torch.rand(3), x))
-    assert not graph_facts.draws(traced(lambda x: x + 1, x))
-    assert not graph_facts.may_run_twice(traced(lambda x: (x + 1, torch.rand(3, device="meta")), x))
+    assert engines.may_run_twice(traced(lambda x: x + torch.rand(3), x))
+    assert not engines.may_run_twice(traced(lambda x: (x + 1, torch.rand(3, device="meta")), x))
+    assert engines.may_run_twice(traced(lambda x, y: y.copy_(x + 1), x, x.clone()))
+    assert not engines.may_run_twice(traced(lambda x: (x + 1).add_(2), x))
     asserting = traced(lambda x: (torch.ops.aten._assert_async.msg(x.sum() > 0, "no"), x + 1)[1], x)
-    assert not graph_facts.may_run_twice(asserting)
-
-
-def test_what_is_written() -> None:
-    x = torch.ones(3)
-    assert graph_facts.written_arguments(traced(lambda x, y: y.copy_(x + 1), x, x.clone())) == [1]
-    assert graph_facts.written_arguments(traced(lambda x: x + 1, x)) == []
-    assert graph_facts.written_arguments(traced(lambda x: (x + 1).add_(2), x)) is None
+    assert not engines.may_run_twice(asserting)
 
 
 # Decomposing a graph

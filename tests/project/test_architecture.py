@@ -260,7 +260,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
         ("partition.program.load", {"pipeline/runners", "pipeline/program_payload", "pipeline/stages"}),
         (
             "dynamo_compile_lock",
-            {"graphs/late_compile", "placement/autotuner", "exporter/recurrent_layers"},
+            {"graphs/late_compile", "exporter/recurrent_layers"},
         ),  # one lock of what is compiled at a call, and of patches of PyTorch while it traces
         ("growth", {"cache/graphs", "graphs/late_compile"}),  # one check of what it assumes
         ("or_captured", {"backends"}),  # one net under a graph of Dynamo's, one under a graph of AOTAutograd's,
