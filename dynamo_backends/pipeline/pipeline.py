@@ -220,16 +220,16 @@ class Pipeline:
         may_be_placed = self._may_be_placed and not is_saving()  # what is saved runs on ONNX Runtime
         placement = placement_of(self.runners, module, arguments) if may_be_placed else None
         compilers = _FrameCompilers(graph, names, weights, self.runners, placement)
-        forward, inference = compilers.forward, compilers.inference
+        own: dict[str, Callable[[fx.GraphModule, Sequence[object]], Runner]]
+        own = {"fw_compiler": compilers.forward, "inference_compiler": compilers.inference}
         if is_cached:
             from ..graphs.aot_serialization import serializable  # imported lazily: it imports Inductor
 
-            forward, inference = serializable(forward), serializable(inference)
+            own = {name: serializable(compiler) for name, compiler in own.items()}
         is_plain = placement is not None and are_only_built_in()
         return aot_autograd(
-            fw_compiler=forward,
+            **own,
             bw_compiler=compilers.backward,
-            inference_compiler=inference,
             partition_fn=partitioning.min_cut_partition if is_plain else self.partitioner(graph, arguments, names),
             decompositions=self.runners.decompositions() if placement is None else {},
             keep_inference_input_mutations=True,
