@@ -15,7 +15,7 @@ from conftest import compiled, counted
 from onnxscript import opset18 as op
 from torch import fx
 
-from dynamo_backends.debug import run_comparison
+from dynamo_backends.debug import run_comparison, session_values
 from dynamo_backends.debug.captured_graph import CapturedGraph
 from dynamo_backends.debug.manifest import flush_manifests
 from dynamo_backends.debug.session_values import SessionValues
@@ -261,14 +261,14 @@ def test_what_shows_the_values_of_a_session_goes_with_it(monkeypatch: pytest.Mon
 
 def test_weights_that_show_values_are_those_of_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
-    optimized = Session.optimized
+    optimized = session_values.optimized_model
 
-    def kept(self: Session) -> tuple[Any, dict[str, torch.Tensor]]:
-        model, constants = optimized(self)
-        found.append((self.constants, constants))
+    def kept(session: Session) -> tuple[Any, dict[str, torch.Tensor]]:
+        model, constants = optimized(session)
+        found.append((session.constants, constants))
         return model, constants
 
-    monkeypatch.setattr(Session, "optimized", kept)
+    monkeypatch.setattr(session_values, "optimized_model", kept)
     function = debugged(torch.nn.Linear(64, 64).eval(), tmp_path)
     with torch.no_grad():
         function(torch.randn(4, 64))
