@@ -5,9 +5,14 @@ Tests of OpenVINO run if ``onnxruntime-openvino`` is installed: ``python tests/w
 
 from __future__ import annotations
 
+import concurrent.futures
+import itertools
 import logging
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import onnx.parser
@@ -21,7 +26,7 @@ from dynamo_backends.common import python_process
 from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.verdict import with_precision
 from dynamo_backends.dumps.blame import Cause, CauseKind
-from dynamo_backends.errors import SessionError
+from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.numerics.whole_graph import measure
 from dynamo_backends.options import parse_options
@@ -161,6 +166,64 @@ def test_rounding_is_no_fault_and_each_of_the_first_sizes_is_checked(monkeypatch
         session(torch.rand(size))
     assert ran == list(range(1, MOST_CHECKED + 1))
     assert not counted(f"wrong_on_provider {FIRST}")
+
+
+def test_threads_share_the_session_of_a_provider_that_takes_over() -> None:
+    made: list[Fake] = []
+    all_failed = threading.Barrier(3, timeout=10)
+
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        all_failed.wait()
+        raise SessionError("it fails")
+
+    def build(executable: Executable, args: object = ()) -> Fake:
+        made.append(Fake(torch.exp))
+        time.sleep(0.1)
+        return made[-1]
+
+    first, second = [Executable(b"", (), (), SessionSettings(names)) for names in ((FIRST, CPU), (CPU,))]
+    providers = [OnProvider(first, Fake(fail)), OnProvider(second)]  # type: ignore[arg-type]
+    session = RunnableRegion(GraphName(0, "inference"), 0, providers, in_pytorch, build)  # type: ignore[arg-type]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for results in pool.map(session, [X] * 3):
+            torch.testing.assert_close(results, [X.exp()])
+    assert len(made) == 1
+
+
+def test_the_only_provider_is_given_up_while_another_thread_runs_it() -> None:
+    calls, runs, given_up = itertools.count(), threading.Event(), threading.Event()
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 1:
+            runs.set()
+            given_up.wait(10)
+        return x.exp() + (len(x) == 3)
+
+    session, _ = checked(**{FIRST: compute})
+    session(X[:2])
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        results = pool.submit(session, X[:2])
+        runs.wait(10)
+        session(X)
+        given_up.set()
+        torch.testing.assert_close(results.result(), [X[:2].exp()])
+
+
+def test_a_provider_without_memory_for_its_session_is_tried_again() -> None:
+    session, made = checked(**{FIRST: "it fails", SECOND: "refuses"})
+    build = session._build
+
+    def without_memory(executable: Executable, args: Sequence[object]) -> Any:
+        if made[SECOND].compute == "refuses":
+            raise SessionError("no memory", Reason(Kind.OUT_OF_MEMORY, "no memory"))
+        return build(executable, args)
+
+    session._build = without_memory
+    session(X)
+    made[SECOND].compute = torch.exp
+    for _ in range(3):
+        torch.testing.assert_close(session(X), [X.exp()])
+    assert made[SECOND].calls
 
 
 @pytest.fixture
