@@ -8,10 +8,14 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import logging
+import operator
 import sys
 import threading
 import time
+import types
+import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ import torch
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx
 
+from dynamo_backends.cache.program_record import from_record, to_record
 from dynamo_backends.common import python_process
 from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.verdict import with_precision
@@ -30,6 +35,9 @@ from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.numerics.whole_graph import measure
 from dynamo_backends.options import parse_options
+from dynamo_backends.partition import program
+from dynamo_backends.partition.coverage import CoverageCounts
+from dynamo_backends.partition.program import Program, RegionCode, RegionProgram
 from dynamo_backends.partition.runnable_region import MOST_CHECKED, OnProvider, RunnableRegion
 from dynamo_backends.runtime import subprocess_session
 from dynamo_backends.runtime.executable import Executable
@@ -37,8 +45,10 @@ from dynamo_backends.runtime.ort_internals import IDENTITY
 from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
 from dynamo_backends.runtime.subprocess_session import check_in_subprocess
+from dynamo_backends.weights.region_session import RegionSession
 
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
+AZURE = "AzureExecutionProvider"
 FIRST, SECOND = "FirstExecutionProvider", "SecondExecutionProvider"
 
 _PARTS = 8
@@ -224,6 +234,82 @@ def test_a_provider_without_memory_for_its_session_is_tried_again() -> None:
     for _ in range(3):
         torch.testing.assert_close(session(X), [X.exp()])
     assert made[SECOND].calls
+
+
+@pytest.mark.parametrize("kept", [[(SECOND, CPU), (CPU,)], [(CPU,)], []])
+def test_the_record_of_a_program_has_the_providers_that_take_over(kept: list[tuple[str, ...]]) -> None:
+    """Without those on which a kernel is wrong."""
+    code = fx.Graph()
+    code.set_codegen(fx.graph._BoxedCodeGen())
+    code.output([code.call_function(operator.getitem, (code.call_module("region_0"), 0))])
+    first, *others = [Executable(b"", (), (), SessionSettings(names)) for names in ((FIRST, SECOND, CPU), *kept)]
+    coverage = CoverageCounts(1, 1, ())
+    part = RegionProgram(first, RegionCode.of(region().graph), tuple(others))
+    options = types.SimpleNamespace(providers=(FIRST, SECOND, CPU))
+    [read] = from_record(to_record(Program(code, {}, (part,), coverage), {}), None, options).regions  # type: ignore[arg-type]
+    assert [other.settings.providers for other in read.others] == kept
+
+
+@pytest.fixture
+def azure_rejects(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A provider that rejects each region because of one node."""
+    if AZURE not in onnxruntime.get_available_providers():
+        pytest.skip("the installed ONNX Runtime has another second provider")
+    make = program.RegionSession
+
+    def rejecting(executable: Executable, *args: Any, **kwargs: Any) -> RegionSession:
+        if executable.settings.providers[0] == AZURE:
+            raise SessionError("it rejects cos", node="cos")
+        return make(executable, *args, **kwargs)
+
+    monkeypatch.delenv("DYNAMO_BACKENDS_PROVIDERS", raising=False)
+    monkeypatch.setattr(program, "RegionSession", rejecting)
+    return AZURE
+
+
+def sin_and_cos(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().cos() + 1
+
+
+def test_fallback_error_is_about_pytorch(azure_rejects: str) -> None:
+    """Another provider may run a region of which the first rejects a node."""
+    settings = {"options": {"fallback": "error", "check_providers": False, "providers": [azure_rejects, CPU]}}
+    with torch.no_grad():
+        assert_same_as_eager(sin_and_cos, X, settings=settings)
+    assert counted("rejected_by_provider") == 1
+
+
+def test_another_provider_runs_a_saved_graph_that_the_first_rejects(azure_rejects: str, tmp_path: Path) -> None:
+    options = {"fallback": "error", "check_providers": False, "providers": [azure_rejects, CPU]}
+    function = torch.compile(sin_and_cos, backend="onnxrt", fullgraph=True, options=options)
+    with torch.no_grad():
+        function.aot_compile(((X,), {})).save_compiled_function(str(tmp_path / "saved"))
+        before = counted("rejected_by_provider")
+        with (tmp_path / "saved").open("rb") as file:
+            torch.testing.assert_close(torch.compiler.load_compiled_function(file)(X), sin_and_cos(X))
+    assert counted("graphs_loaded") == 1
+    assert counted("rejected_by_provider") == before + 1
+
+
+def test_sessions_of_a_graph_are_freed_before_it_is_split_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or their weights would be in memory twice."""
+    made: list[weakref.ref[RegionSession]] = []
+    alive: list[int] = []
+    make = program.RegionSession
+
+    def rejecting_once(*args: Any, **kwargs: Any) -> RegionSession:
+        alive.append(sum(session() is not None for session in made))
+        if len(alive) == 2:
+            raise SessionError("it rejects cos", node="cos")
+        session = make(*args, **kwargs)
+        made.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr(program, "RegionSession", rejecting_once)
+    with torch.no_grad():
+        function = compiled(lambda x: torch.special.bessel_j0(x.sin()).tan().cos())
+        function(X)
+    assert alive == [0, 1, 0, 1]
 
 
 @pytest.fixture
