@@ -148,7 +148,7 @@ def compile_graph(context: Context, graph: PostGradGraph) -> tuple[CompiledGraph
     attempts = 0
     program: Program | None = None
     loaded: LoadedProgram | None = None
-    while True:  # terminates: each attempt but the last moves nodes to PyTorch
+    while True:  # terminates: each attempt but the last moves more nodes to PyTorch
         attempts += 1
         with graph.timed("split"):
             split = split_graph(graph.module, context.support, moved)
@@ -163,6 +163,7 @@ def compile_graph(context: Context, graph: PostGradGraph) -> tuple[CompiledGraph
             break
         if attempts > MAXIMUM_SPLITS:
             more = {node: reason for region in split.regions for node, reason in _of_region(region, more).items()}
+        assert not more.keys() <= moved.keys(), "a region has nodes that run in PyTorch"
         moved |= more
         if loaded is not None:
             program = loaded = None
