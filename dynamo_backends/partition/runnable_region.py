@@ -175,7 +175,7 @@ class RunnableRegion:
                 failures.append((provider, error))
                 continue
             self._note(failures, sizes)
-            self._tell(failures, provider)
+            self._tell(failures, provider.name)
             self._last = provider
             if provider.backoff.is_failing and provider.backoff.succeeded(sizes):
                 count("recovered_regions")
@@ -245,8 +245,8 @@ class RunnableRegion:
             if failures:
                 self._trusted = None
 
-    def _tell(self, failures: Sequence[tuple[OnProvider, Exception]], instead: OnProvider) -> None:
-        """Warns once of each provider that failed or is given up, when another one ran the region."""
+    def _tell(self, failures: Sequence[tuple[OnProvider, Exception]], instead: str) -> None:
+        """Warns once of each provider that failed or is given up, when another one or PyTorch ran the region."""
         new: list[str] = []
         for provider, error in failures:
             is_given_up = isinstance(error, _GivenUpError)
@@ -256,7 +256,7 @@ class RunnableRegion:
                 self._told.add(provider.name)
                 new.append(f"{provider.name} {'' if is_given_up else 'failed: '}{first_line(str(error))}")
         if new:
-            warn(logger, f"{self.graph} region {self.index}: {'; '.join(new)}; {instead.name} runs it")
+            warn(logger, f"{self.graph} region {self.index}: {'; '.join(new)}; {instead} runs it")
 
     def _with_tangents(self, args: Sequence[object]) -> Sequence[object]:
         """Runs the region in PyTorch, because tensors may carry tangents of forward-mode AD."""
@@ -306,6 +306,7 @@ class RunnableRegion:
                 f"{self.graph} region {self.index}: {what}: {error}. "
                 "Remove options={'fallback': 'error'} to run the region in PyTorch."
             )
+        self._tell(failures[:-1], "PyTorch")
         if self.failures == 1:
             logger.warning("%s region %d: %s: %s", self.graph, self.index, instead, self.last_failure)
         return results

@@ -168,6 +168,17 @@ def test_where_none_is_right_pytorch_runs_each_call() -> None:
         assert session.failures == number
 
 
+def test_a_wrong_provider_is_told_of_even_if_the_others_fail(caplog: pytest.LogCaptureFixture) -> None:
+    session, made = checked(**{FIRST: off_by_one, CPU: "no memory at the moment"})
+    session(X)
+    made[CPU].compute = torch.exp
+    for _ in range(3):
+        torch.testing.assert_close(session(X), [X.exp()])
+    assert made[FIRST].calls == 1
+    [message] = [record.getMessage() for record in caplog.records if FIRST in record.getMessage()]
+    assert "differs from PyTorch" in message
+
+
 def test_rounding_is_no_fault_and_each_of_the_first_sizes_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     session, _ = checked(**{FIRST: lambda x: x.double().exp().float(), CPU: torch.exp})
