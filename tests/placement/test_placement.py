@@ -534,6 +534,20 @@ def test_a_session_that_fails_is_rejected(monkeypatch: pytest.MonkeyPatch) -> No
     assert settled_on(PYTORCH, "forward", "backward")
 
 
+def test_an_engine_that_is_built_again_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runner is another one, as is what a compile of it may do."""
+    ran = Search.ran
+    monkeypatch.setattr(Search, "ran", lambda search, graph, milliseconds, elements=1: ran(search, graph, 20.0))
+    monkeypatch.setattr(autotuner, "_SEARCH_AGAIN_AFTER", 5)
+    functions = iter([doubles, lambda x: [x * 3]])
+    run, tuner = tuned({"other": lambda: boxed(next(functions))})
+    for _ in range(4 * SETTLED):
+        [result] = run([torch.ones(3)])  # type: ignore[misc]
+        assert result.tolist() == [2.0] * 3
+    assert next(functions, None) is None
+    assert list(tuner.rejected) == ["other"]
+
+
 def test_what_cannot_be_built_is_rejected() -> None:
     def build() -> Any:
         raise ImportError("no compiler")
