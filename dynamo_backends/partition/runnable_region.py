@@ -157,6 +157,9 @@ class RunnableRegion:
         with self._lock:
             is_first = self._providers[:1] == [provider] and not provider.backoff.is_failing
             self._trusted = provider.session if is_first and (self._checked is None or provider.is_trusted) else None
+            if self._trusted is not None:
+                for other in self._providers[1:]:  # that ran while this one failed
+                    other.session = None
 
     def _on_next(self, args: Sequence[object], failures: list[tuple[OnProvider, Exception]]) -> Sequence[object]:
         """Runs the region on the first provider that is to be tried and does not fail, else in PyTorch.
@@ -190,13 +193,13 @@ class RunnableRegion:
         Raises:
             SessionError: it fails, or is given up.
         """
-        if provider.session is None or self._must_be_compared(provider, sizes):
+        session = provider.session
+        if session is None or self._must_be_compared(provider, sizes):
             with self._lock:
                 session = self._session_of(provider, args)
                 if self._must_be_compared(provider, sizes):
                     return self._compare(provider, session, args, sizes)
-        assert provider.session is not None
-        return provider.session(args)
+        return session(args)
 
     def _must_be_compared(self, provider: OnProvider, sizes: Hashable) -> bool:
         return self._checked is not None and not provider.is_trusted and sizes not in provider.checked
@@ -242,6 +245,7 @@ class RunnableRegion:
                 elif provider in self._providers:
                     self._given_up[provider.name] = str(error)
                     self._providers.remove(provider)
+                    provider.session = None
             if failures:
                 self._trusted = None
 

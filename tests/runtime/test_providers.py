@@ -6,6 +6,7 @@ Tests of OpenVINO run if ``onnxruntime-openvino`` is installed: ``python tests/w
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import itertools
 import logging
 import operator
@@ -228,6 +229,31 @@ def test_the_only_provider_is_given_up_while_another_thread_runs_it() -> None:
         session(X)
         given_up.set()
         torch.testing.assert_close(results.result(), [X[:2].exp()])
+
+
+@pytest.mark.parametrize("fault", ["wrong", "fails"])
+def test_only_the_provider_that_runs_keeps_a_session(fault: str) -> None:
+    """A session has a copy of the weights."""
+    made: list[weakref.ref[Fake]] = []
+
+    def build(executable: Executable, args: object = ()) -> Fake:
+        fake = Fake(off_by_one if fault == "wrong" and not made else torch.exp)
+        made.append(weakref.ref(fake))
+        return fake
+
+    first, second = [Executable(b"", (), (), SessionSettings(names)) for names in ((FIRST, CPU), (CPU,))]
+    providers = [OnProvider(first, build(first)), OnProvider(second)]  # type: ignore[arg-type]
+    of = region() if fault == "wrong" else None
+    session = RunnableRegion(GraphName(0, "inference"), 0, providers, in_pytorch, build, checked=of)  # type: ignore[arg-type]
+    del providers
+    if fault == "fails":
+        made[0]().compute = "it fails"  # type: ignore[union-attr]
+        session(X)
+        made[0]().compute = torch.exp  # type: ignore[union-attr]
+    for _ in range(3):
+        session(X)
+    gc.collect()
+    assert [item() is not None for item in made] == ([False, True] if fault == "wrong" else [True, False])
 
 
 def test_a_provider_without_memory_for_its_session_is_tried_again() -> None:
