@@ -20,7 +20,7 @@ from ..partition.coverage import CoverageCounts
 from ..partition.program import Program, RegionCode, RegionProgram
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
-from ..runtime.providers import as_precise_as_pytorch
+from ..runtime.providers import as_precise_as_pytorch, fallbacks
 from ..runtime.settings import SessionSettings
 from .description import bytes_of, check_plain, constants
 from .store import StoredRecord
@@ -52,6 +52,7 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Stored
         "code": encode_graph(program.code, regions=len(program.regions)),
         "regions": [_encode_executable(item) for item in executables],
         "in_pytorch": [_code_text(region) for region in program.regions],
+        "others": [_indices_of_others(region) for region in program.regions],
         "originals": references,
         "constants": [[name, encode((item.dtype, tuple(item.shape)), {})] for name, item in stored.items()],
         "mixed_signs": program.mixed_signs,
@@ -87,12 +88,15 @@ def from_record(record: StoredRecord, module: fx.GraphModule | None, options: Op
     known = constants(module) if module is not None else {}
     attributes = {**{key: known[original] for key, original in header["originals"].items()}, **stored}
     providers = as_precise_as_pytorch(options.providers)
+    on = list(fallbacks(providers))
+    parts = zip(header["regions"], models, header["in_pytorch"], header["others"], strict=True)
     regions = tuple(
-        RegionProgram(_decode_executable(encoded, model).on(providers), RegionCode(str(text)))
-        for encoded, model, text in zip(header["regions"], models, header["in_pytorch"], strict=True)
+        RegionProgram(executable.on(providers), RegionCode(str(text)), tuple(executable.on(on[i]) for i in others))
+        for encoded, model, text, others in parts
+        for executable in [_decode_executable(encoded, model)]
     )
-    count, on_onnx, fallbacks = header["coverage"]
-    reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in fallbacks]
+    count, on_onnx, in_pytorch = header["coverage"]
+    reasons = [(target, Reason(Kind[kind], text), times) for target, kind, text, times in in_pytorch]
     coverage = CoverageCounts(count, on_onnx, reasons)
     program = Program(code, attributes, regions, coverage, mixed_signs=bool(header["mixed_signs"]))
     expected = program.arguments if module is None else list(module.graph.find_nodes(op="placeholder"))
@@ -124,6 +128,12 @@ def _code_text(region: RegionProgram) -> str:
     if not isinstance(region.in_pytorch, RegionCode):
         raise CannotStoreError("a region whose code in PyTorch cannot be stored")
     return region.in_pytorch.text
+
+
+def _indices_of_others(region: RegionProgram) -> list[int]:
+    """Which of ``fallbacks`` its other executables run on: not all, if the kernels of some are wrong."""
+    on = list(fallbacks(region.executable.settings.providers))
+    return [on.index(other.settings.providers) for other in region.others]
 
 
 def _encode_executable(executable: Executable) -> Any:

@@ -9,21 +9,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
-from ..errors import SessionError
+from ..errors import SessionError, first_line
+from ..events import count, warn
 from ..graphs.artifacts import GraphName, Runner, region_name
 from ..graphs.graph_json import CannotStoreError, decode_graph, encode_graph
 from ..graphs.pytorch_runner import without_graph
 from ..options import Options
 from ..runtime.executable import Executable
+from ..runtime.providers import provider_name
 from ..weights.changes import can_be_watched
 from ..weights.region_session import RegionSession, Weight
 from .coverage import CoverageCounts
 from .runnable_region import OnProvider, RunnableRegion
+
+logger = logging.getLogger(__name__)
 
 
 class RegionCode:
@@ -167,6 +172,17 @@ def load(program: Program, name: GraphName, weights: Mapping[int, Weight], optio
         modules[region_name(i)] = _runnable(region, loaded[i], constants, name, i, options)
     module = fx.GraphModule({**program.attributes, **modules}, program.code, "SplitGraph")
     return LoadedProgram(without_graph(module), module, tuple(loaded))
+
+
+def warn_of_rejections(program: Program, name: GraphName, loaded: LoadedProgram) -> None:
+    """Says which execution providers rejected a region that another one runs."""
+    for i, (region, made) in enumerate(zip(program.regions, loaded.regions, strict=True)):
+        if made.session is None:
+            continue
+        for executable, error in zip((region.executable, *region.others), made.rejections, strict=False):
+            count("rejected_by_provider")
+            why = f"{provider_name(executable.settings.providers[0])} rejects it: {first_line(str(error))}"
+            warn(logger, f"{name} region {i}: {why}")
 
 
 def _loaded(region: RegionProgram, weights: Mapping[int, Weight], frame: int | None, options: Options) -> LoadedRegion:

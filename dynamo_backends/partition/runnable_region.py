@@ -23,7 +23,7 @@ from ..common import operator_watchers
 from ..common.backoff import BackoffBySizes, sizes_of
 from ..common.fork_safety import Lock
 from ..common.safety_net import caught
-from ..errors import SessionError, WrongResultError, first_line
+from ..errors import SessionError, WrongResultError, first_line, is_out_of_memory
 from ..events import count, is_candidate_run, warn
 from ..graphs.artifacts import GraphName, region_name
 from ..graphs.fake_tensors import unlike_fake
@@ -111,7 +111,7 @@ class RunnableRegion:
         self._build = build
         self._checked = checked
         self._float32_as = float32_precision()
-        self._lock = Lock()  # held while results are compared
+        self._lock = Lock()  # held while results are compared, a session is made, or the providers change
         self._given_up: dict[str, str] = {}  # why, by the provider's name
         self._told: set[str] = set()
         self._last = providers[0]  # that ran last
@@ -154,8 +154,12 @@ class RunnableRegion:
 
     def _trust(self, provider: OnProvider) -> None:
         """Makes later calls use a provider at once, if it is the first and need not be watched."""
-        is_first = provider is self._providers[0] and not provider.backoff.is_failing
-        self._trusted = provider.session if is_first and (self._checked is None or provider.is_trusted) else None
+        with self._lock:
+            is_first = self._providers[:1] == [provider] and not provider.backoff.is_failing
+            self._trusted = provider.session if is_first and (self._checked is None or provider.is_trusted) else None
+            if self._trusted is not None:
+                for other in self._providers[1:]:  # that ran while this one failed
+                    other.session = None
 
     def _on_next(self, args: Sequence[object], failures: list[tuple[OnProvider, Exception]]) -> Sequence[object]:
         """Runs the region on the first provider that is to be tried and does not fail, else in PyTorch.
@@ -174,7 +178,7 @@ class RunnableRegion:
                 failures.append((provider, error))
                 continue
             self._note(failures, sizes)
-            self._tell(failures, provider)
+            self._tell(failures, provider.name)
             self._last = provider
             if provider.backoff.is_failing and provider.backoff.succeeded(sizes):
                 count("recovered_regions")
@@ -189,50 +193,64 @@ class RunnableRegion:
         Raises:
             SessionError: it fails, or is given up.
         """
-        if self._checked is None or provider.is_trusted or (provider.session is not None and sizes in provider.checked):
-            return self._session_of(provider, args)(args)
-        with self._lock:
-            session = self._session_of(provider, args)
-            if provider.is_trusted:
-                return session(args)
-            from ..numerics.whole_graph import difference_of_results, graph_check  # imported lazily: rarely used
+        session = provider.session
+        if session is None or self._must_be_compared(provider, sizes):
+            with self._lock:
+                session = self._session_of(provider, args)
+                if self._must_be_compared(provider, sizes):
+                    return self._compare(provider, session, args, sizes)
+        return session(args)
 
-            state, region = torch.get_rng_state(), self._checked
-            expected = region(*args)
-            results = session(args)
-            difference = difference_of_results(
-                expected, results, lambda: graph_check(region, args, state, coarser=self._float32_as)
-            )
-            if difference:
-                count(f"wrong_on_provider {provider.name}")
-                raise _GivenUpError(f"differs from PyTorch: {difference}")
-            provider.checked.add(sizes)
-            return results
+    def _must_be_compared(self, provider: OnProvider, sizes: Hashable) -> bool:
+        return self._checked is not None and not provider.is_trusted and sizes not in provider.checked
+
+    def _compare(
+        self, provider: OnProvider, session: RegionSession, args: Sequence[object], sizes: Hashable
+    ) -> Sequence[object]:
+        """See ``_compared``; the lock is held."""
+        from ..numerics.whole_graph import difference_of_results, graph_check  # imported lazily: rarely used
+
+        state, region = torch.get_rng_state(), self._checked
+        assert region is not None
+        expected = region(*args)
+        results = session(args)
+        difference = difference_of_results(
+            expected, results, lambda: graph_check(region, args, state, coarser=self._float32_as)
+        )
+        if difference:
+            count(f"wrong_on_provider {provider.name}")
+            raise _GivenUpError(f"differs from PyTorch: {difference}")
+        provider.checked.add(sizes)
+        return results
 
     def _session_of(self, provider: OnProvider, args: Sequence[object]) -> RegionSession:
+        """Its session, made at first use; the lock is held."""
         if provider not in self._providers:  # another thread gave it up
             raise _GivenUpError(self._given_up[provider.name])
         if provider.session is None:
             try:
                 provider.session = self._build(provider.executable, args)
             except SessionError as error:
+                if is_out_of_memory(error):  # it may accept it in a later call
+                    raise
                 raise _GivenUpError(f"rejects it: {first_line(str(error))}") from error
         return provider.session
 
     def _note(self, failures: Sequence[tuple[OnProvider, Exception]], sizes: Hashable) -> None:
         """Remembers failures of a call that PyTorch or another provider ran."""
-        for provider, error in failures:
-            if isinstance(error, _GivenUpError):
-                if provider in self._providers:
+        with self._lock:
+            for provider, error in failures:
+                if not isinstance(error, _GivenUpError):
+                    provider.backoff.failed(sizes)
+                elif provider in self._providers:
                     self._given_up[provider.name] = str(error)
                     self._providers.remove(provider)
-            else:
-                provider.backoff.failed(sizes)
-        if failures:
-            self._trusted = None
+                    provider.session = None
+            if failures:
+                self._trusted = None
 
-    def _tell(self, failures: Sequence[tuple[OnProvider, Exception]], instead: OnProvider) -> None:
-        """Warns once of each provider that failed or is given up, when another one ran the region."""
+    def _tell(self, failures: Sequence[tuple[OnProvider, Exception]], instead: str) -> None:
+        """Warns once of each provider that failed or is given up, when another one or PyTorch ran the region."""
         new: list[str] = []
         for provider, error in failures:
             is_given_up = isinstance(error, _GivenUpError)
@@ -242,7 +260,7 @@ class RunnableRegion:
                 self._told.add(provider.name)
                 new.append(f"{provider.name} {'' if is_given_up else 'failed: '}{first_line(str(error))}")
         if new:
-            warn(logger, f"{self.graph} region {self.index}: {'; '.join(new)}; {instead.name} runs it")
+            warn(logger, f"{self.graph} region {self.index}: {'; '.join(new)}; {instead} runs it")
 
     def _with_tangents(self, args: Sequence[object]) -> Sequence[object]:
         """Runs the region in PyTorch, because tensors may carry tangents of forward-mode AD."""
@@ -292,6 +310,7 @@ class RunnableRegion:
                 f"{self.graph} region {self.index}: {what}: {error}. "
                 "Remove options={'fallback': 'error'} to run the region in PyTorch."
             )
+        self._tell(failures[:-1], "PyTorch")
         if self.failures == 1:
             logger.warning("%s region %d: %s: %s", self.graph, self.index, instead, self.last_failure)
         return results

@@ -20,7 +20,7 @@ from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.traced_sources import TracedModule, changed_function
 from ..options import Options
-from ..partition.program import Program, load
+from ..partition.program import Program, load, warn_of_rejections
 from ..runtime.custom_operators import load_libraries
 from ..runtime.providers import check_providers
 from ..weights.changes import can_be_watched
@@ -28,7 +28,7 @@ from ..weights.region_session import Weight
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "a saved graph, format 3"
+FORMAT = "a saved graph, format 4"
 _DIRECTIONS = ("inference", "forward", "backward")
 
 
@@ -109,6 +109,7 @@ class ProgramPayload:
             if isinstance(tensor, torch.Tensor) and can_be_watched(tensor):
                 weights[position] = Weight(name, tensor, is_statistic)
         loaded = load(program, content.name, weights, self.options)
+        warn_of_rejections(program, content.name, loaded)
         error = loaded.rejection
         if error is None:
             count("graphs_loaded")

@@ -20,7 +20,7 @@ second. A graph from the cache runs without it.
 
 from __future__ import annotations
 
-import logging
+import gc
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -29,8 +29,8 @@ from torch import fx
 from passes.engine.manager import Checker
 from passes.engine.results import PassResult
 
-from ..errors import Kind, Reason, TranslationError, UnsupportedOperatorError, first_line
-from ..events import count, warn
+from ..errors import Kind, Reason, TranslationError, UnsupportedOperatorError
+from ..events import count
 from ..graphs.aliases import read_memory_of_owners, separate_returned_views
 from ..graphs.artifacts import GraphName, Region, Split, attribute, operator_name
 from ..graphs.example_values import real_arguments
@@ -40,10 +40,9 @@ from ..options import Options
 from ..partition.coverage import CoverageCounts, warn_of_unused_converters
 from ..partition.faster_in_pytorch import copied_writes, products_of_experts
 from ..partition.pass_verification import GraphChecker, can_be_verified, evaluate, not_verified
-from ..partition.program import LoadedProgram, Program, load
+from ..partition.program import LoadedProgram, Program, load, warn_of_rejections
 from ..partition.regions import InPytorch, Support, all_nodes, assemble, attributes_of, rejected_nodes, split_graph
 from ..runtime.integer_kernels import needs_exact_mixed_signs
-from ..runtime.providers import provider_name
 from ..runtime.system_memory import give_back
 from ..weights.region_session import Weight
 from .emission import emit
@@ -51,8 +50,6 @@ from .observer import Observer
 from .product_kernels import UNKNOWN, ProductKernel, product_kernels
 from .stage_data import CompiledGraph, CompiledRegion, EmittedRegion, PostGradGraph
 from .stage_passes import StagePasses
-
-logger = logging.getLogger(__name__)
 
 MAXIMUM_SPLITS = 8
 """How often a graph is split without single nodes. After that, rejected regions run in PyTorch as a whole."""
@@ -149,7 +146,9 @@ def compile_graph(context: Context, graph: PostGradGraph) -> tuple[CompiledGraph
     """
     moved = products_of_experts(graph.module.graph, graph.weights)  # to PyTorch, with reasons
     attempts = 0
-    while True:  # terminates: each attempt but the last moves nodes to PyTorch
+    program: Program | None = None
+    loaded: LoadedProgram | None = None
+    while True:  # terminates: each attempt but the last moves more nodes to PyTorch
         attempts += 1
         with graph.timed("split"):
             split = split_graph(graph.module, context.support, moved)
@@ -164,7 +163,13 @@ def compile_graph(context: Context, graph: PostGradGraph) -> tuple[CompiledGraph
             break
         if attempts > MAXIMUM_SPLITS:
             more = {node: reason for region in split.regions for node, reason in _of_region(region, more).items()}
+        assert not more.keys() <= moved.keys(), "a region has nodes that run in PyTorch"
         moved |= more
+        if loaded is not None:
+            program = loaded = None
+            gc.collect()  # its sessions are freed before the next are made; a graph module is in a reference cycle
+    assert program is not None and loaded is not None
+    warn_of_rejections(program, graph.name, loaded)
     warn_of_unused_converters(split)
     compiled = _compiled(context, graph, split, emitted, program, loaded)
     give_back()
@@ -249,11 +254,12 @@ def _rejected(
 ) -> dict[fx.Node, Reason]:
     """The nodes that ONNX Runtime rejected, so that the rest of their regions runs on the first provider.
 
-    If none is to blame, the region runs on the next provider, or in PyTorch.
+    If none is to blame, the region runs on the next provider, or in PyTorch. With ``fallback="error"`` the next
+    provider runs it if one does, because a node in PyTorch is an error.
     """
     moved: dict[fx.Node, Reason] = {}
     for item, region in zip(emitted, loaded.regions, strict=True):
-        if not region.rejections:
+        if not region.rejections or (region.session is not None and context.options.fallback == "error"):
             continue
         error, model = region.rejections[-1], item.optimized_model
         nodes = rejected_nodes(item.region, region.rejections[0], context.support)
@@ -261,12 +267,6 @@ def _rejected(
             context.observer.rejected(name, item.region.index, model, error)
             count("rejected_regions")
             moved |= nodes or all_nodes(item.region, error)
-            continue
-        tried = (item.program.executable, *item.program.others)
-        for executable, rejection in zip(tried, region.rejections, strict=False):
-            count("rejected_by_provider")
-            why = f"{provider_name(executable.settings.providers[0])} rejects it: {first_line(str(rejection))}"
-            warn(logger, f"{name} region {item.region.index}: {why}")
     return moved
 
 

@@ -249,6 +249,7 @@ class TunedGraph:
 
     def _build(self, engine: str) -> None:
         """Builds an engine's runner, or rejects the engine."""
+        self._compared.discard(engine)  # that was another runner
         logger.info("%s: %s compiles it", self._name, engine)
         started = time.perf_counter()
         try:

@@ -55,6 +55,7 @@ class Placement:
         self._runners, self._options, self._frame = runners, runners.options, frame
         self._assumptions: Assumptions | None = None
         self._tuner: Autotuner | None = None
+        self._is_fixed = False  # whether PyTorch runs all graphs, because one of them may not be tuned
 
     def runner(
         self, name: GraphName, module: fx.GraphModule, weights: Mapping[int, StaticInput] = NO_WEIGHTS
@@ -62,7 +63,7 @@ class Placement:
         """A runner of one graph, by the fastest engine.
 
         If results must not depend on timing, or the graph must not run twice, inference runs on ONNX Runtime, and
-        training in PyTorch.
+        training in PyTorch, forward and backward.
 
         Args:
             name: of the graph.
@@ -71,8 +72,13 @@ class Placement:
         """
         is_inference, is_fastest = name.direction == "inference", self._options.placement == "fastest"
         may_be_tuned = may_run_twice(module) and not torch.are_deterministic_algorithms_enabled()
-        if not may_be_tuned or (is_inference and not is_fastest):
-            return self._on_onnx(name, weights, module) if is_inference else self._in_pytorch(name, module)
+        if is_inference and not (may_be_tuned and is_fastest):
+            return self._on_onnx(name, weights, module)
+        self._is_fixed |= not may_be_tuned
+        if self._is_fixed:
+            if self._tuner is not None:  # the forward's, which would wait for steps of both
+                self._tuner.give_up()
+            return self._in_pytorch(name, module)
         names_only = {i: StaticInput(item.name) for i, item in weights.items()}  # values: those of a call
         candidates = {ONNX: functools.partial(self._on_onnx, name, names_only)}
         if is_fastest:

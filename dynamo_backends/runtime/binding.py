@@ -318,7 +318,7 @@ class BoundSession:
                 if len(self.wrong) >= _MAXIMUM_WRONG:
                     self.wrong.clear()
                 self.wrong[sizes] = error
-                raise error
+                raise WrongResultError(error.result, error.what)  # one that is raised keeps the arguments alive
         try:
             memories = [memory_from_ort(value, copies=self.session.settings.arena) for value in results]
         except RuntimeError as error:  # a dtype that DLPack lacks, as float8

@@ -26,7 +26,7 @@ from dynamo_backends.common.garbage_collection import Freezer
 from dynamo_backends.debug import run_comparison
 from dynamo_backends.debug.manifest import Manifest
 from dynamo_backends.debug.observer import DebugObserver
-from dynamo_backends.errors import CandidateError, SessionError
+from dynamo_backends.errors import CandidateError, SessionError, TranslationError
 from dynamo_backends.graphs import descriptors, dynamo_frames, fake_tensors
 from dynamo_backends.graphs.size_assumptions import Assumptions
 from dynamo_backends.pipeline import runners, stages
@@ -441,3 +441,17 @@ def test_a_backward_that_was_not_compiled_is_in_the_manifest(monkeypatch: pytest
     [path] = tmp_path.glob("run_*/manifest.json")
     [graph] = json.loads(path.read_text())["dynamo_graphs"]
     assert list(graph["not_compiled"]) == ["backward"]
+
+
+def test_a_graph_whose_nodes_do_not_move_is_not_split_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handler could end that."""
+    split = stages.split_graph
+
+    def fails(*args: object, **kwargs: object) -> object:
+        raise TranslationError("fails")
+
+    monkeypatch.setattr(stages, "split_graph", lambda graph, support, moved: split(graph, support, {}))
+    monkeypatch.setattr(stages, "emit", fails)
+    with torch.no_grad():
+        assert_same_as_eager(model().eval(), torch.ones(3, 4))
+    assert counted("internal_failures") == 1

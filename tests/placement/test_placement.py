@@ -534,6 +534,20 @@ def test_a_session_that_fails_is_rejected(monkeypatch: pytest.MonkeyPatch) -> No
     assert settled_on(PYTORCH, "forward", "backward")
 
 
+def test_an_engine_that_is_built_again_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runner is another one, as is what a compile of it may do."""
+    ran = Search.ran
+    monkeypatch.setattr(Search, "ran", lambda search, graph, milliseconds, elements=1: ran(search, graph, 20.0))
+    monkeypatch.setattr(autotuner, "_SEARCH_AGAIN_AFTER", 5)
+    functions = iter([doubles, lambda x: [x * 3]])
+    run, tuner = tuned({"other": lambda: boxed(next(functions))})
+    for _ in range(4 * SETTLED):
+        [result] = run([torch.ones(3)])  # type: ignore[misc]
+        assert result.tolist() == [2.0] * 3
+    assert next(functions, None) is None
+    assert list(tuner.rejected) == ["other"]
+
+
 def test_what_cannot_be_built_is_rejected() -> None:
     def build() -> Any:
         raise ImportError("no compiler")
@@ -857,6 +871,40 @@ def test_operators_of_other_libraries_run_once_a_call(settings: dict[str, Any]) 
                 torch.manual_seed(i)
                 torch.testing.assert_close(actual, operator(torch.ones(4).sin()).cos())
                 assert len(called) == 2 * (i + 1)
+
+
+class UnknownBackward(torch.autograd.Function):
+    """A cosine whose gradient an operator of another library computes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        result: torch.Tensor = torch.ops.test_placement.negative(gradient)
+        return result
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_pytorch_runs_both_directions_if_one_may_not_run_twice(
+    direction: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A search for the other alone would wait for whole steps, keep all times, and find no backward."""
+    with torch.library._scoped_library("test_placement", "FRAGMENT") as library:
+        library.define("negative(Tensor x) -> Tensor")
+        library.impl("negative", torch.neg, "CPU")
+        library.impl("negative", torch.empty_like, "Meta")
+        operator = torch.ops.test_placement.negative
+        torch.library.register_autograd("test_placement::negative", lambda ctx, gradient: -gradient, lib=library)
+        run = compiled(UnknownBackward.apply if direction == "backward" else lambda x: operator(x.sin()))
+        x = torch.ones(4, requires_grad=True)
+        run(x).sum().backward()
+        before = counted("autotuning_calls")
+        for _ in range(60):
+            run(x).sum().backward()
+    assert counted("autotuning_calls") <= before + 1, "the forward's, which is told of the backward"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_forward_mode_after_inductor_won(monkeypatch: pytest.MonkeyPatch) -> None:

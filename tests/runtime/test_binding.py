@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -16,7 +18,7 @@ from onnxruntime.capi import _pybind_state
 from onnxscript import opset18 as op
 from torch.autograd import forward_ad
 
-from dynamo_backends.errors import SessionError
+from dynamo_backends.errors import SessionError, WrongResultError
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.runtime import ort_internals
@@ -328,3 +330,20 @@ def test_a_region_tells_once_that_pytorch_computes_tangents(caplog: pytest.LogCa
     region.must_run_on_onnx = True
     with forward_ad.dual_level(), pytest.raises(SessionError, match="forward-mode AD.*fallback"):
         region(1)
+
+
+def test_a_wrong_result_keeps_no_arguments_alive() -> None:
+    """Its error is remembered; one with a traceback would keep the batch."""
+    text = "agraph (float[n] x) => (float[m] y) { y = Concat<axis = 0>(x, x) }"
+    sizes = ("n",)
+    session = session_of(text, [InputSpec("x", FLOAT, sizes=sizes)], [OutputSpec("y", FLOAT, sizes=sizes)])
+
+    def call() -> weakref.ref[torch.Tensor]:
+        x = torch.ones(3)
+        with pytest.raises(WrongResultError, match="shape"):
+            session([x])
+        return weakref.ref(x)
+
+    batches = [call(), call()]
+    gc.collect()
+    assert [batch() for batch in batches] == [None, None]

@@ -5,9 +5,19 @@ Tests of OpenVINO run if ``onnxruntime-openvino`` is installed: ``python tests/w
 
 from __future__ import annotations
 
+import concurrent.futures
+import gc
+import itertools
 import logging
+import operator
 import sys
+import threading
+import time
+import types
+import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx.parser
@@ -17,14 +27,18 @@ import torch
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx
 
+from dynamo_backends.cache.program_record import from_record, to_record
 from dynamo_backends.common import python_process
 from dynamo_backends.debug.rows import Blame, GraphComparison, Row
 from dynamo_backends.debug.verdict import with_precision
 from dynamo_backends.dumps.blame import Cause, CauseKind
-from dynamo_backends.errors import SessionError
+from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.numerics.whole_graph import measure
 from dynamo_backends.options import parse_options
+from dynamo_backends.partition import program
+from dynamo_backends.partition.coverage import CoverageCounts
+from dynamo_backends.partition.program import Program, RegionCode, RegionProgram
 from dynamo_backends.partition.runnable_region import MOST_CHECKED, OnProvider, RunnableRegion
 from dynamo_backends.runtime import subprocess_session
 from dynamo_backends.runtime.executable import Executable
@@ -32,8 +46,10 @@ from dynamo_backends.runtime.ort_internals import IDENTITY
 from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
 from dynamo_backends.runtime.subprocess_session import check_in_subprocess
+from dynamo_backends.weights.region_session import RegionSession
 
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
+AZURE = "AzureExecutionProvider"
 FIRST, SECOND = "FirstExecutionProvider", "SecondExecutionProvider"
 
 _PARTS = 8
@@ -153,6 +169,17 @@ def test_where_none_is_right_pytorch_runs_each_call() -> None:
         assert session.failures == number
 
 
+def test_a_wrong_provider_is_told_of_even_if_the_others_fail(caplog: pytest.LogCaptureFixture) -> None:
+    session, made = checked(**{FIRST: off_by_one, CPU: "no memory at the moment"})
+    session(X)
+    made[CPU].compute = torch.exp
+    for _ in range(3):
+        torch.testing.assert_close(session(X), [X.exp()])
+    assert made[FIRST].calls == 1
+    [message] = [record.getMessage() for record in caplog.records if FIRST in record.getMessage()]
+    assert "differs from PyTorch" in message
+
+
 def test_rounding_is_no_fault_and_each_of_the_first_sizes_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     session, _ = checked(**{FIRST: lambda x: x.double().exp().float(), CPU: torch.exp})
@@ -161,6 +188,165 @@ def test_rounding_is_no_fault_and_each_of_the_first_sizes_is_checked(monkeypatch
         session(torch.rand(size))
     assert ran == list(range(1, MOST_CHECKED + 1))
     assert not counted(f"wrong_on_provider {FIRST}")
+
+
+def test_threads_share_the_session_of_a_provider_that_takes_over() -> None:
+    made: list[Fake] = []
+    all_failed = threading.Barrier(3, timeout=10)
+
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        all_failed.wait()
+        raise SessionError("it fails")
+
+    def build(executable: Executable, args: object = ()) -> Fake:
+        made.append(Fake(torch.exp))
+        time.sleep(0.1)
+        return made[-1]
+
+    first, second = [Executable(b"", (), (), SessionSettings(names)) for names in ((FIRST, CPU), (CPU,))]
+    providers = [OnProvider(first, Fake(fail)), OnProvider(second)]  # type: ignore[arg-type]
+    session = RunnableRegion(GraphName(0, "inference"), 0, providers, in_pytorch, build)  # type: ignore[arg-type]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for results in pool.map(session, [X] * 3):
+            torch.testing.assert_close(results, [X.exp()])
+    assert len(made) == 1
+
+
+def test_the_only_provider_is_given_up_while_another_thread_runs_it() -> None:
+    calls, runs, given_up = itertools.count(), threading.Event(), threading.Event()
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 1:
+            runs.set()
+            given_up.wait(10)
+        return x.exp() + (len(x) == 3)
+
+    session, _ = checked(**{FIRST: compute})
+    session(X[:2])
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        results = pool.submit(session, X[:2])
+        runs.wait(10)
+        session(X)
+        given_up.set()
+        torch.testing.assert_close(results.result(), [X[:2].exp()])
+
+
+@pytest.mark.parametrize("fault", ["wrong", "fails"])
+def test_only_the_provider_that_runs_keeps_a_session(fault: str) -> None:
+    """A session has a copy of the weights."""
+    made: list[weakref.ref[Fake]] = []
+
+    def build(executable: Executable, args: object = ()) -> Fake:
+        fake = Fake(off_by_one if fault == "wrong" and not made else torch.exp)
+        made.append(weakref.ref(fake))
+        return fake
+
+    first, second = [Executable(b"", (), (), SessionSettings(names)) for names in ((FIRST, CPU), (CPU,))]
+    providers = [OnProvider(first, build(first)), OnProvider(second)]  # type: ignore[arg-type]
+    of = region() if fault == "wrong" else None
+    session = RunnableRegion(GraphName(0, "inference"), 0, providers, in_pytorch, build, checked=of)  # type: ignore[arg-type]
+    del providers
+    if fault == "fails":
+        made[0]().compute = "it fails"  # type: ignore[union-attr]
+        session(X)
+        made[0]().compute = torch.exp  # type: ignore[union-attr]
+    for _ in range(3):
+        session(X)
+    gc.collect()
+    assert [item() is not None for item in made] == ([False, True] if fault == "wrong" else [True, False])
+
+
+def test_a_provider_without_memory_for_its_session_is_tried_again() -> None:
+    session, made = checked(**{FIRST: "it fails", SECOND: "refuses"})
+    build = session._build
+
+    def without_memory(executable: Executable, args: Sequence[object]) -> Any:
+        if made[SECOND].compute == "refuses":
+            raise SessionError("no memory", Reason(Kind.OUT_OF_MEMORY, "no memory"))
+        return build(executable, args)
+
+    session._build = without_memory
+    session(X)
+    made[SECOND].compute = torch.exp
+    for _ in range(3):
+        torch.testing.assert_close(session(X), [X.exp()])
+    assert made[SECOND].calls
+
+
+@pytest.mark.parametrize("kept", [[(SECOND, CPU), (CPU,)], [(CPU,)], []])
+def test_the_record_of_a_program_has_the_providers_that_take_over(kept: list[tuple[str, ...]]) -> None:
+    """Without those on which a kernel is wrong."""
+    code = fx.Graph()
+    code.set_codegen(fx.graph._BoxedCodeGen())
+    code.output([code.call_function(operator.getitem, (code.call_module("region_0"), 0))])
+    first, *others = [Executable(b"", (), (), SessionSettings(names)) for names in ((FIRST, SECOND, CPU), *kept)]
+    coverage = CoverageCounts(1, 1, ())
+    part = RegionProgram(first, RegionCode.of(region().graph), tuple(others))
+    options = types.SimpleNamespace(providers=(FIRST, SECOND, CPU))
+    [read] = from_record(to_record(Program(code, {}, (part,), coverage), {}), None, options).regions  # type: ignore[arg-type]
+    assert [other.settings.providers for other in read.others] == kept
+
+
+@pytest.fixture
+def azure_rejects(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A provider that rejects each region because of one node."""
+    if AZURE not in onnxruntime.get_available_providers():
+        pytest.skip("the installed ONNX Runtime has another second provider")
+    make = program.RegionSession
+
+    def rejecting(executable: Executable, *args: Any, **kwargs: Any) -> RegionSession:
+        if executable.settings.providers[0] == AZURE:
+            raise SessionError("it rejects cos", node="cos")
+        return make(executable, *args, **kwargs)
+
+    monkeypatch.delenv("DYNAMO_BACKENDS_PROVIDERS", raising=False)
+    monkeypatch.setattr(program, "RegionSession", rejecting)
+    return AZURE
+
+
+def sin_and_cos(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().cos() + 1
+
+
+def test_fallback_error_is_about_pytorch(azure_rejects: str) -> None:
+    """Another provider may run a region of which the first rejects a node."""
+    settings = {"options": {"fallback": "error", "check_providers": False, "providers": [azure_rejects, CPU]}}
+    with torch.no_grad():
+        assert_same_as_eager(sin_and_cos, X, settings=settings)
+    assert counted("rejected_by_provider") == 1
+
+
+def test_another_provider_runs_a_saved_graph_that_the_first_rejects(azure_rejects: str, tmp_path: Path) -> None:
+    options = {"fallback": "error", "check_providers": False, "providers": [azure_rejects, CPU]}
+    function = torch.compile(sin_and_cos, backend="onnxrt", fullgraph=True, options=options)
+    with torch.no_grad():
+        function.aot_compile(((X,), {})).save_compiled_function(str(tmp_path / "saved"))
+        before = counted("rejected_by_provider")
+        with (tmp_path / "saved").open("rb") as file:
+            torch.testing.assert_close(torch.compiler.load_compiled_function(file)(X), sin_and_cos(X))
+    assert counted("graphs_loaded") == 1
+    assert counted("rejected_by_provider") == before + 1
+
+
+def test_sessions_of_a_graph_are_freed_before_it_is_split_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or their weights would be in memory twice."""
+    made: list[weakref.ref[RegionSession]] = []
+    alive: list[int] = []
+    make = program.RegionSession
+
+    def rejecting_once(*args: Any, **kwargs: Any) -> RegionSession:
+        alive.append(sum(session() is not None for session in made))
+        if len(alive) == 2:
+            raise SessionError("it rejects cos", node="cos")
+        session = make(*args, **kwargs)
+        made.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr(program, "RegionSession", rejecting_once)
+    with torch.no_grad():
+        function = compiled(lambda x: torch.special.bessel_j0(x.sin()).tan().cos())
+        function(X)
+    assert alive == [0, 1, 0, 1]
 
 
 @pytest.fixture
