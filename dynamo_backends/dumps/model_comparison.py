@@ -291,7 +291,8 @@ def _computed(reference: Reference, pairs: Mapping[str, NodeValue], other: Model
             if source in values and source not in read:
                 read[source] = values[source]
                 waiting += values[source].inputs if source not in known else ()
-        found[name] = ComputedValue(item.value, coarsest_of(part.value for part in read.values()))
+        inside = coarsest_of(part.value for part in read.values() if part is not item and part.name not in known)
+        found[name] = ComputedValue(item.value, coarsest_of(part.value for part in read.values()), inside)
     return found
 
 

@@ -63,6 +63,7 @@ class ComputedValue:
 
     array: np.ndarray
     coarsest: torch.dtype = torch.float64  # the dtype of least precision that it was computed in or from
+    inside: torch.dtype = torch.float64  # that of the values between it and those that are judged
 
 
 @dataclasses.dataclass(frozen=True)
