@@ -182,7 +182,7 @@ def _without_composites(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx
         copied.graph.output_node().args = (tuple(parts[node] for node in followed),)
         decompose(copied, table)
         [found] = copied.graph.output_node().args
-        parts.update(zip(followed, found, strict=True))  # type: ignore[arg-type]
+        parts.update(zip(followed, found, strict=True))
         counts = collections.Counter(parts.values())
         same = {node.target for node in followed if counts[parts[node]] > 1}  # they return their argument
         if not same:
