@@ -35,7 +35,7 @@ from ..numerics.arrays import as_array, format_of
 from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widened
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict, epsilon
-from .model_comparison import ModelComparison, is_quantized, judged_rows, other_dtypes
+from .model_comparison import ModelComparison, is_quantized, judged_rows, notes_on
 from .model_inputs import Matched, with_precision
 from .model_judging import ComputedValue, ValueDifference, as_tensor, judge, noise_of
 from .model_rows import aligned
@@ -71,7 +71,7 @@ def compare_with_program(
     feeds, matched = reference.inputs_of(file)
     other = run_model(file, feeds, runtime)
     rows, culprit = judged_rows(reference, aligned(reference.run, other, matched, by_place=True), reference.run, other)
-    notes = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()] + other_dtypes(rows)
+    notes = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()] + notes_on(rows)
     return ModelComparison((type(model).__name__, file.name), rows, culprit, notes, is_quantized(file))
 
 
