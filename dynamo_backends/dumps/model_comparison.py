@@ -125,7 +125,7 @@ class ModelComparison:
 
 def percent(noise: float) -> str:
     """A relative size: ``0.68 % (43 dB)``, with the ratio of signal to noise."""
-    return f"{100 * noise:.2g} % ({decibels(noise):.0f} dB)"
+    return f"{100 * noise:.{2 if noise < 0.1 else 3}g} % ({decibels(noise):.0f} dB)"
 
 
 def compare(
@@ -252,7 +252,11 @@ def notes_on(rows: Sequence[AlignedRow]) -> list[str]:
     if all(row.mark != DIFFERENT for row in rows):
         stored = [row for row in rows if row.first is not None and row.first.kind in ("initializer", "constant")]
         other = [f"{row.name} ({row.total})" for row in stored if row.mark == UNSURE and row.total is not None]
-        notes += [f"constants differ, and all values that are computed with them are right: {listed(other)}"] if other else []
+        notes += (
+            [f"constants differ, and all values that are computed with them are right: {listed(other)}"]
+            if other
+            else []
+        )
     for row in rows:
         value = row.first.value if row.first is not None and row.is_output and not row.is_alone else None
         if isinstance(value, np.ndarray) and kind_of(value.dtype) == "float" and row.mark != DIFFERENT:
