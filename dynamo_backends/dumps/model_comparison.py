@@ -250,8 +250,10 @@ def notes_on(rows: Sequence[AlignedRow]) -> list[str]:
         (a, b), more = lower[0], f", and {len(lower) - 1} more" * (len(lower) > 1)
         notes.append(f"of lower precision in the second: {a.described} is {b.type} instead of {a.type}{more}")
     if all(row.mark != DIFFERENT for row in rows):
+        alone = [row.first for row in rows if row.first and row.local is not None and not row.local.segment]
+        read = {name for item in alone for name in item.inputs}  # others may have been folded into one another
         stored = [row for row in rows if row.first is not None and row.first.kind in ("initializer", "constant")]
-        other = [f"{row.name} ({row.total})" for row in stored if row.mark == UNSURE and row.total is not None]
+        other = [f"{row.name} ({row.total})" for row in stored if row.mark == UNSURE and row.name in read]
         notes += (
             [f"constants differ, and all values that are computed with them are right: {listed(other)}"]
             if other
