@@ -29,7 +29,7 @@ import numpy as np
 
 from ..common.suggestions import unknown_name
 from ..numerics.verdicts import Verdict
-from .model_inputs import DEFAULT_SIZE, computed_inputs, read_feeds, same_inputs
+from .model_inputs import DEFAULT_SIZE, computed_inputs, listed, read_feeds, same_inputs
 from .model_judging import (
     DIFFERENT,
     ONLY_FIRST,
@@ -46,7 +46,7 @@ from .model_judging import (
 from .model_rows import AlignedRow, Alignment, aligned
 from .model_sessions import random_operators
 from .model_values import ModelRun, NodeValue, Runtime, run_model, runs_of
-from .models import OnnxModel, OnnxValue, load_model
+from .models import OnnxModel, OnnxValue, kind_of, load_model
 from .reading import DATA_SET, DumpError, find_run
 
 _QUANTIZED = (
@@ -125,7 +125,7 @@ class ModelComparison:
 
 def percent(noise: float) -> str:
     """A relative size: ``0.68 % (43 dB)``, with the ratio of signal to noise."""
-    return f"{100 * noise:.2g} % ({decibels(noise):.0f} dB)"
+    return f"{100 * noise:.{2 if noise < 0.1 else 3}g} % ({decibels(noise):.0f} dB)"
 
 
 def compare(
@@ -177,7 +177,7 @@ def compare(
         if culprit is None:
             other = next(others)
             rows, culprit = judged_rows(reference, aligned(one, other, matched), one, other)
-    notes += other_dtypes(rows)
+    notes += notes_on(rows)
     return ModelComparison((first.name, second.name), rows, culprit, notes, quantized)
 
 
@@ -240,14 +240,30 @@ def judged_rows(
     return [*stored, *results], wrong[0] if wrong else None
 
 
-def other_dtypes(rows: Sequence[AlignedRow]) -> list[str]:
-    """Notes on outputs of another dtype, and on nodes that compute in a lower precision than the first model's."""
+def notes_on(rows: Sequence[AlignedRow]) -> list[str]:
+    """Notes on what is not judged: outputs of another dtype, nodes that compute in a lower precision than the first
+    model's, constants that differ though no value is wrong, and outputs that are NaN or infinite in both models."""
     pairs = [(row.first, row.second) for row in rows if row.first and row.second and row.first.type != row.second.type]
     notes = [f"the output {b.name} is {b.type} instead of {a.type}" for a, b in pairs if a.kind == "output"]
     lower = [(a, b) for a, b in pairs if a.kind == b.kind == "result" and epsilon_of(a.value) < epsilon_of(b.value)]
     if lower:
         (a, b), more = lower[0], f", and {len(lower) - 1} more" * (len(lower) > 1)
         notes.append(f"of lower precision in the second: {a.described} is {b.type} instead of {a.type}{more}")
+    if all(row.mark != DIFFERENT for row in rows):
+        alone = [row.first for row in rows if row.first and row.local is not None and not row.local.segment]
+        read = {name for item in alone for name in item.inputs}  # others may have been folded into one another
+        stored = [row for row in rows if row.first is not None and row.first.kind in ("initializer", "constant")]
+        other = [f"{row.name} ({row.total})" for row in stored if row.mark == UNSURE and row.name in read]
+        notes += (
+            [f"constants differ, and all values that are computed with them are right: {listed(other)}"]
+            if other
+            else []
+        )
+    for row in rows:
+        value = row.first.value if row.first is not None and row.is_output and not row.is_alone else None
+        if isinstance(value, np.ndarray) and kind_of(value.dtype) == "float" and row.mark != DIFFERENT:
+            count = int((~np.isfinite(value)).sum())
+            notes += [f"{count} of {value.size} elements of {row.name} are NaN or infinite in both"] if count else []
     return notes
 
 
@@ -291,7 +307,8 @@ def _computed(reference: Reference, pairs: Mapping[str, NodeValue], other: Model
             if source in values and source not in read:
                 read[source] = values[source]
                 waiting += values[source].inputs if source not in known else ()
-        found[name] = ComputedValue(item.value, coarsest_of(part.value for part in read.values()))
+        inside = coarsest_of(part.value for part in read.values() if part is not item and part.name not in known)
+        found[name] = ComputedValue(item.value, coarsest_of(part.value for part in read.values()), inside)
     return found
 
 

@@ -31,10 +31,10 @@ import torch
 from ..numerics import rule
 from ..numerics.arrays import as_array
 from ..numerics.exact import is_floating
-from ..numerics.operator_facts import size_inside_named
 from ..numerics.randomness import perturbed
 from ..numerics.verdicts import RIGHT, Verdict
 from ..numerics.whole_graph import ResultCheck, Values
+from . import rounding_inside
 from .model_sessions import PLAIN, RANDOM, ModelSession
 from .model_values import ModelRun, Runtime, computed_by
 from .models import OnnxModel, OnnxValue, described, kind_of
@@ -63,6 +63,7 @@ class ComputedValue:
 
     array: np.ndarray
     coarsest: torch.dtype = torch.float64  # the dtype of least precision that it was computed in or from
+    inside: torch.dtype = torch.float64  # that of the values between it and those that are judged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,23 +305,16 @@ class Part:
     ) -> ValueDifference | None:
         """Judges a value, see ``judge``; ``expected`` is float64's by default, ``None`` if there is none."""
         reference = self() if expected is None else as_tensor(expected)
-        return None if reference is None else judge(value, reference, coarsest, self, self._terms, self._inside)
+        return None if reference is None else judge(value, reference, coarsest, self, self._terms, self._magnitudes)
 
     def _terms(self) -> int:
         model = self._model()
-        values = [] if model is None else [*model.graph.inputs, *model.graph.initializers.values()]
-        known = [self._feeds[str(item.name)] if item.const_value is None else item.const_value for item in values]
-        return max((item.size for item in known), default=1)
+        return 1 if model is None else rounding_inside.terms(model, self._feeds)
 
-    def _inside(self) -> Values:
-        """The largest number inside the computation of each element, if it is a single activation."""
+    def _magnitudes(self) -> Values:
+        """What the value may round, see ``rounding_inside.magnitudes``."""
         model = self._model()
-        nodes = [] if model is None else list(model.graph)
-        read = nodes[0].inputs[0] if len(nodes) == 1 and nodes[0].inputs else None
-        argument = None if read is None else self._feeds.get(str(read.name))
-        if argument is None or kind_of(argument.dtype) != "float":
-            return {}
-        return {0: size_inside_named(nodes[0].op_type.lower(), as_tensor(argument))}
+        return {} if model is None else {0: rounding_inside.magnitudes(model, self._feeds, self._name, self)}
 
 
 Again: TypeAlias = "Callable[[Change], torch.Tensor | None]"
@@ -333,7 +327,7 @@ def judge(
     coarsest: torch.dtype,
     again: Again | None = None,
     terms: Callable[[], int] = lambda: 1,
-    inside: Callable[[], Values] = dict,
+    magnitudes: Callable[[], Values] = dict,
 ) -> ValueDifference:
     """Judges a value by the reference's.
 
@@ -343,7 +337,7 @@ def judge(
         coarsest: the dtype of least precision that either of them is computed in.
         again: computes it in float64; where that is not given or fails, ``expected`` counts.
         terms: the most terms of a sum in it.
-        inside: under 0, the largest number inside the computation of each element, see ``operator_facts.size_inside``.
+        magnitudes: under 0, of what each element may round, see ``ResultCheck``.
     """
     ours, theirs = as_tensor(value).reshape(expected.shape), expected
     dtype = coarser(coarsest, coarser(ours.dtype, theirs.dtype)) if is_floating(theirs) else torch.int64
@@ -359,7 +353,7 @@ def judge(
         found = theirs if found is None else found
         return {0: found.double() if found.is_floating_point() else found}
 
-    verdict = ResultCheck({0: theirs}, run, terms=terms, magnitudes=inside).judge(0, ours)
+    verdict = ResultCheck({0: theirs}, run, terms=terms, magnitudes=magnitudes).judge(0, ours)
     return ValueDifference(verdict, noise_of(ours, theirs))
 
 

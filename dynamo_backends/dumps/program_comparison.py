@@ -12,6 +12,8 @@ from the values that the file computed before it, see ``numerics.segments``.
 
 from __future__ import annotations
 
+import collections
+import copy
 import dataclasses
 import functools
 import operator
@@ -26,13 +28,14 @@ from torch.export import ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..exporter.decompositions import decomposition_table
+from ..exporter.decompose import decompose
+from ..exporter.decompositions import composite_operators, decomposition_table
 from ..graphs.locations import Frame, is_of_pytorch_or_ours, line_of_layer, module_path
-from ..numerics.arrays import as_array
+from ..numerics.arrays import as_array, format_of
 from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widened
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict, epsilon
-from .model_comparison import ModelComparison, is_quantized, judged_rows, other_dtypes
+from .model_comparison import ModelComparison, is_quantized, judged_rows, notes_on
 from .model_inputs import Matched, with_precision
 from .model_judging import ComputedValue, ValueDifference, as_tensor, judge, noise_of
 from .model_rows import aligned
@@ -68,7 +71,7 @@ def compare_with_program(
     feeds, matched = reference.inputs_of(file)
     other = run_model(file, feeds, runtime)
     rows, culprit = judged_rows(reference, aligned(reference.run, other, matched, by_place=True), reference.run, other)
-    notes = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()] + other_dtypes(rows)
+    notes = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()] + notes_on(rows)
     return ModelComparison((type(model).__name__, file.name), rows, culprit, notes, is_quantized(file))
 
 
@@ -98,6 +101,9 @@ class ProgramReference:
         names = [f"{node.name} ({i})" if node in repeated else node.name for i, node in enumerate(results)]
         outputs = {name: array_of(self._values[node]) for name, node in zip(names, results, strict=True)}
         self.run = ModelRun("PyTorch", [item for item in items if item is not None], outputs)
+        self._judged, self._part_of = _without_composites(program.graph_module)
+        buffers = [node for node in self._judged.graph.find_nodes(op="get_attr") if node not in self._part_of.values()]
+        self._given_parts: Environment = {node: getattr(self._judged, str(node.target)) for node in buffers}
 
     def inputs_of(self, file: OnnxModel) -> tuple[dict[str, OnnxValue], list[Matched]]:
         """The values of a file's inputs, by name or else in order, and what corresponds to what."""
@@ -129,23 +135,63 @@ class ProgramReference:
         self, values: Mapping[str, ComputedValue], constants: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, ValueDifference]:
         """See ``model_judging.ModelReference``."""
-        known = {_key(self._nodes[name]): self._fitting(name, item.array) for name, item in values.items()}
-        names = {_key(self._nodes[name]): name for name in values}
+        part_of = self._part_of
+        known = {_key(part_of[self._nodes[name]]): self._fitting(name, item.array) for name, item in values.items()}
+        names = {_key(part_of[self._nodes[name]]): name for name in values}
         given = {self._nodes[name]: self._fitting(name, value) for name, value in (constants or {}).items()}
-        check = SegmentCheck(list(self._graph.nodes), {**self._given, **given}, RecordedValues(known))
+        given_parts = {part_of[node]: value for node, value in {**self._given, **given}.items()}
+        nodes = list(self._judged.graph.nodes)
+        check = SegmentCheck(nodes, {**self._given_parts, **given_parts}, RecordedValues(known))
         found: dict[str, ValueDifference] = {}
         for judged in check.judge():
             name = names.get((judged.node, judged.index))
             if name is not None:
-                found[name] = _difference(judged, values[name])
+                found[name] = _difference(judged, values[name], self._before(judged))
         self.unchecked = dict(check.unchecked)
         return found
+
+    def _before(self, judged: Judged) -> list[str]:
+        """The names of the program's nodes that are judged together with a value."""
+        inside = {*judged.segment} - {judged.node}
+        return [
+            node.name for node, part in self._part_of.items() if part in inside and node.target is not operator.getitem
+        ]
 
     def _fitting(self, name: str, value: np.ndarray) -> torch.Tensor:
         """A value in the shape and dtype of PyTorch's."""
         like = self._values[self._nodes[name]]
         assert isinstance(like, torch.Tensor)
         return as_tensor(value).reshape(like.shape).to(like.dtype)
+
+
+def _without_composites(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
+    """A copy in which composite operators are decomposed, as AOTAutograd does: what they may round is known of their
+    parts only. And by node, the node of the copy that computes the same.
+
+    Operators with several results stay, such as recurrent layers; so do those that draw random numbers.
+    """
+    nodes = list(module.graph.nodes)
+    table = composite_operators()
+    for node in nodes:
+        if not isinstance(node.meta.get("val"), torch.Tensor) or torch.Tag.nondeterministic_seeded in _tags(node):
+            table.pop(node.target, None)
+    while True:
+        copied = copy.deepcopy(module)
+        parts = dict(zip(nodes, copied.graph.nodes, strict=True))
+        followed = [node for node in nodes if node.op == "call_function" and node.target in table]
+        copied.graph.output_node().args = (tuple(parts[node] for node in followed),)
+        decompose(copied, table)
+        [found] = copied.graph.output_node().args
+        parts.update(zip(followed, found, strict=True))
+        counts = collections.Counter(parts.values())
+        same = {node.target for node in followed if counts[parts[node]] > 1}  # they return their argument
+        if not same:
+            return copied, parts
+        table = {target: how for target, how in table.items() if target not in same}
+
+
+def _tags(node: fx.Node) -> Sequence[torch.Tag]:
+    return node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
 
 
 def _arguments(program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
@@ -188,11 +234,12 @@ def array_of(value: object) -> OnnxValue:
     return plain.float().numpy() if plain.dtype is torch.bfloat16 else plain.numpy()
 
 
-def _difference(judged: Judged, value: ComputedValue) -> ValueDifference:
-    before = [node.name for node in judged.segment if node is not judged.node and node.target is not operator.getitem]
+def _difference(judged: Judged, value: ComputedValue, before: Sequence[str]) -> ValueDifference:
     if judged.complaint or not isinstance(judged.value, torch.Tensor) or not isinstance(judged.expected, torch.Tensor):
         return ValueDifference(Verdict(judged.complaint), segment=before)
-    if judged.is_wrong and is_floating(judged.expected) and epsilon(value.coarsest) > epsilon(judged.expected.dtype):
+    dtype = judged.expected.dtype
+    is_rounded = epsilon(value.inside) > format_of(dtype).computed if is_floating(judged.expected) else False
+    if judged.is_wrong and is_floating(judged.expected) and (is_rounded or epsilon(value.coarsest) > epsilon(dtype)):
         found = judge(value.array, judged.expected, value.coarsest, functools.partial(_again, judged))
         return dataclasses.replace(found, segment=before)
     return ValueDifference(judged.verdict(), noise_of(judged.value, judged.expected), before)

@@ -310,7 +310,7 @@ def table_for_export(opset: int, program: fx.GraphModule) -> Decompositions:
         ValueError: the length of a layer that is decomposed is symbolic.
     """
     kept = kept_layers(program)
-    composites = {target: how for target, how in _composite_operators().items() if target not in kept}
+    composites = {target: how for target, how in composite_operators().items() if target not in kept}
     pools: Decompositions = {
         **dict.fromkeys(_ADAPTIVE_MAX_POOLS, adaptive_max_pool_in_a_file),
         **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), max_unpool_in_a_file),
@@ -320,10 +320,11 @@ def table_for_export(opset: int, program: fx.GraphModule) -> Decompositions:
 
 def table_of_extensions() -> Decompositions:
     """The composite operators that are not PyTorch's, such as torchao's, which may take float32 only."""
-    return {target: how for target, how in _composite_operators().items() if target.namespace != "aten"}
+    return {target: how for target, how in composite_operators().items() if target.namespace != "aten"}
 
 
-def _composite_operators() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+def composite_operators() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """The operators that PyTorch computes with others, and their decompositions."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     decompositions = torch.export.default_decompositions().items()
     return {target: how for target, how in decompositions if target.has_kernel_for_dispatch_key(composite)}

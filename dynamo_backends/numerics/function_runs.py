@@ -481,7 +481,9 @@ class Rerun(TorchDispatchMode):
         """A result off by what the function rounds inside, see ``operator_facts``."""
         unit = max(format_of(dtype).computed for dtype in call.dtypes or [self._otherwise])
         if facts.subtracts_a_mean(func) and isinstance(result, tuple):
-            return type(result)((self._shifted(result[0], unit), *result[1:]))
+            return type(result)(
+                (self._shifted(result[0], unit, facts.size_of_scaled_gradient(func, args)), *result[1:])
+            )
         if facts.subtracts_a_mean(func):
             return self._shifted(result, unit)
         size = facts.size_inside(func, args, kwargs) if is_floating(result) and not result.is_complex() else None
@@ -490,12 +492,12 @@ class Rerun(TorchDispatchMode):
         assert self._generator is not None
         return result + perturbed(size, unit, self._generator).sub_(size)
 
-    def _shifted(self, value: Any, unit: float) -> Any:
-        """A tensor whose elements are all off by one rounding of a mean."""
+    def _shifted(self, value: Any, unit: float, least: float = 0.0) -> Any:
+        """A tensor whose elements are all off by one rounding of a mean, which is at least ``least``."""
         if not is_floating(value) or not value.numel():
             return value
         side = float(torch.empty(()).uniform_(-unit, unit, generator=self._generator))
-        return value + side * value.abs().nan_to_num(0.0, 0.0, 0.0).mean()
+        return value + side * value.abs().nan_to_num(0.0, 0.0, 0.0).mean().clamp(min=least)
 
 
 def narrowed(value: object) -> object:

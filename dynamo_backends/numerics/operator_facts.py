@@ -308,6 +308,15 @@ def subtracts_a_mean(function: object) -> bool:
     return "_norm" in name or name in ("_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data")
 
 
+def size_of_scaled_gradient(function: object, args: Sequence[Any]) -> float:
+    """The mean size of what the derivative of a normalization subtracts means from, of which little may be left; 0 for
+    other functions."""
+    at = {"native_layer_norm_backward": (4, 5), "native_group_norm_backward": (3, 4)}.get(name_of(function))
+    factors = [args[0], *(args[i] for i in at)] if at is not None else []
+    sizes = [float(item.abs().double().mean()) for item in factors if isinstance(item, torch.Tensor)]
+    return math.prod(size for size in sizes if math.isfinite(size)) if sizes else 0.0
+
+
 def may_overwrite(node: fx.Node) -> bool:
     """Whether a node may write several values to one place, one of which stays."""
     accumulates = node.kwargs.get("accumulate", node.args[3] if len(node.args) > 3 else False) is True

@@ -895,3 +895,28 @@ def test_graphs_with_other_numbers_of_regions(tmp_path: Path, capsys: pytest.Cap
     code, out, err = command(capsys, "compare", split, whole, "--json")
     found = json.loads(out)
     assert code in (0, 1) and len(found) == 2 and found[1]["left_out"].startswith("graph_000/inference/region_")
+
+
+def test_what_the_inputs_do_not_show_is_told(tmp_path: Path) -> None:
+    """A constant whose values are all cut off, and results that are NaN in both."""
+    text = """
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[4, 8] x) => (float[4, 8] y) <float limit = {100.0}, float scale = {SCALE}, float least = {SHIFT}> {
+            a = Sub (x, limit)
+            b = Relu (a)
+            c = Mul (b, scale)
+            d = Sqrt (least)
+            y = Add (c, d)
+        }"""
+    notes = []
+    for i, (scale, least) in enumerate([("1", "2"), ("3", "2"), ("1", "-2")]):
+        path = tmp_path / f"{i}.onnx"
+        onnx.save(onnx.parser.parse_model(text.replace("SCALE", scale).replace("SHIFT", least)), path)
+    for first, second in ((0, 0), (0, 1), (2, 2)):
+        one, other = (load_model(tmp_path / f"{i}.onnx") for i in (first, second))
+        found = compare(one, other, {"x": np.ones((4, 8), np.float32)}, Runtime())
+        assert found.ok
+        notes.append(" ".join(found.notes))
+    assert not notes[0]
+    assert "constants differ" in notes[1] and "scale" in notes[1]
+    assert "32 of 32 elements of y" in notes[2]

@@ -89,12 +89,16 @@ def attribute(operator: str, position: int, **values: object) -> Edit:
     return edit
 
 
-def weight(proto: onnx.ModelProto) -> None:
-    for item in proto.graph.initializer:
-        if item.name.endswith("layer.1.output.dense.bias"):
-            values = onnx.numpy_helper.to_array(item).copy()
-            values[3] += 0.01
-            item.CopyFrom(onnx.numpy_helper.from_array(values, item.name))
+def weight(name: str) -> Edit:
+    """Changes an element of the weight whose name ends so."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        [item] = [item for item in proto.graph.initializer if item.name.endswith(name)]
+        values = onnx.numpy_helper.to_array(item).copy()
+        values[3] += 0.01
+        item.CopyFrom(onnx.numpy_helper.from_array(values, item.name))
+
+    return edit
 
 
 @pytest.mark.sampled(3)
@@ -108,7 +112,7 @@ def weight(proto: onnx.ModelProto) -> None:
             "intermediate.intermediate_act_fn",
         ),
         ("bert", attribute("LayerNormalization", 3, epsilon=1e-3), "modeling_bert.py", "layer.1.attention.output"),
-        ("bert", weight, "modeling_bert.py", "layer.1.output.dense"),
+        ("bert", weight("layer.1.output.dense.bias"), "modeling_bert.py", "layer.1.output.dense"),
         ("deberta", attribute("Softmax", 1, axis=2), "modeling_deberta.py", "layer.1.attention.self"),
         ("resnet", attribute("Conv", 3, pads=[0, 0, 2, 2]), "modeling_resnet.py", "stages.1.layers.0"),
     ],
@@ -311,6 +315,51 @@ def test_a_file_whose_inputs_are_half(net: tuple, tmp_path: Path) -> None:
     model, inputs, proto = net
     onnx.save(convert_float_to_float16(proto), tmp_path / "half.onnx")
     assert compare_with_program(model, (), inputs, load_model(tmp_path / "half.onnx"), Runtime()).ok
+
+
+class Composites(nn.Module):
+    """Operators whose results near zero are differences of larger numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Linear(300, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.norm(self.conv(x).relu()), self.head(10 * y).log_softmax(-1)
+
+
+def test_rounding_inside_composite_operators(tmp_path: Path) -> None:
+    """It is no fault, and hides none."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model, inputs = Composites().eval(), {"x": torch.randn(2, 3, 16, 16), "y": torch.randn(200, 300)}
+        exported(model, inputs, tmp_path / "right.onnx")
+        found = compare_with_program(model, (), inputs, load_model(tmp_path / "right.onnx"), Runtime())
+        assert found.ok, found.verdict
+    exported(model, inputs, tmp_path / "wrong.onnx", attribute("InstanceNormalization", 0, epsilon=1.1e-5))
+    found = compare_with_program(model, (), inputs, load_model(tmp_path / "wrong.onnx"), Runtime())
+    assert found.first_different is not None and found.first_different.name == "group_norm"
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(nn.functional.scaled_dot_product_attention(x, x, x))
+
+
+def test_half_precision_between_the_nodes_of_an_operator(tmp_path: Path) -> None:
+    """The file rounds what PyTorch's kernel computes in float32."""
+    torch.manual_seed(0)
+    model, inputs = Attention().half().eval(), {"x": torch.randn(1, 4, 40, 32, dtype=torch.float16)}
+    exported(model, inputs, tmp_path / "right.onnx")
+    found = compare_with_program(model, (), inputs, load_model(tmp_path / "right.onnx"), Runtime())
+    assert found.ok, found.verdict
+    exported(model, inputs, tmp_path / "wrong.onnx", weight("head.bias"))
+    found = compare_with_program(model, (), inputs, load_model(tmp_path / "wrong.onnx"), Runtime())
+    assert found.first_different is not None and found.first_different.name == "head.bias"
 
 
 def test_a_misspelt_model_or_file_is_answered_with_near_ones(

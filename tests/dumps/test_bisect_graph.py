@@ -33,7 +33,9 @@ from dynamo_backends.dumps.bisect_graph import bisect, bisect_file
 from dynamo_backends.dumps.bisection import Bisection, delta_debug
 from dynamo_backends.dumps.candidate_runs import CandidateOutcome, CandidateRunner
 from dynamo_backends.dumps.cut_folder import CutModel, run_repro, write_cut
-from dynamo_backends.dumps.model_sessions import PLAIN
+from dynamo_backends.dumps.model_judging import Part
+from dynamo_backends.dumps.model_sessions import PLAIN, ModelSession
+from dynamo_backends.dumps.models import load_ir, load_model
 from dynamo_backends.dumps.optimizers import OPTIMIZERS
 from dynamo_backends.dumps.reading import DumpedRun, DumpError, find_run, read_data_set, read_tensor
 from dynamo_backends.dumps.schema import Settings
@@ -544,6 +546,39 @@ def test_a_file_that_cannot_run(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(text), path)
     found = bisect_file(path, {"x": np.ones((2, 3), np.float32)})
     assert found.cut is not None and found.cut.operators == ["Mul"] and found.cut.confirmed
+
+
+_OF_RANK_4 = [
+    ("InstanceNormalization", (np.ones(8, np.float32), np.zeros(8, np.float32)), {}),
+    ("Resize", (None, np.array([1, 1, 1.5, 1.5], np.float32)), {"mode": "linear"}),
+    ("ReduceSum", (), {"keepdims": 0}),
+    ("LogSoftmax", (), {"axis": 1}),
+    ("Conv", (np.random.default_rng(1).standard_normal((8, 8, 3, 3)).astype(np.float32),), {}),
+]
+
+
+@pytest.mark.parametrize(("operator", "constants", "attributes"), _OF_RANK_4, ids=[item[0] for item in _OF_RANK_4])
+def test_rounding_of_a_kernel_is_not_a_fault(
+    operator: str, constants: tuple, attributes: dict[str, object], tmp_path: Path
+) -> None:
+    """Of a sum whose terms cancel, or of a result that is small beside what it is computed from."""
+    names = ["x", *("" if item is None else f"c{i}" for i, item in enumerate(constants))]
+    stored = [onnx.numpy_helper.from_array(item, f"c{i}") for i, item in enumerate(constants) if item is not None]
+    node = onnx.helper.make_node(operator, names, ["y"], **attributes)
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 8, 100, 100])
+    graph = onnx.helper.make_graph([node], "g", [x], [onnx.ValueInfoProto(name="y")], stored)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    for seed in range(2):
+        array = np.random.default_rng(seed).standard_normal((2, 8, 100, 100)).astype(np.float32)
+        found = bisect_file(tmp_path / "model.onnx", {"x": array})
+        assert found.place == "nothing", found.trials
+    session = ModelSession(load_model(tmp_path / "model.onnx"), PLAIN)
+    right = np.asarray(session({"x": array})["y"])
+    wrong = right + np.float32(0.01) * np.abs(right).max()
+    part = Part(lambda: load_ir(tmp_path / "model.onnx"), {"x": array}, "y", lambda model, feeds: None)
+    judged = part.judge(right), part.judge(wrong)
+    assert [item is not None and item.is_wrong for item in judged] == [False, True]
 
 
 @pytest.mark.parametrize("culprits", [{3}, {3, 90}, {0, 50, 99}, set(range(40, 44))])

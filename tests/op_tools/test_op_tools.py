@@ -1046,3 +1046,37 @@ def test_numbers_that_are_equal_are_other_signatures() -> None:
         for factor in (1, True, 1.0):
             x.mul(factor)
     assert len(observe.signatures) == 3
+
+
+class _ShiftedNorm(torch.autograd.Function):
+    """Its gradient is off by 1e-4, in float32 only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        result, mean, inverse = torch.ops.aten.native_group_norm(x, None, None, 2, 16, 400, 4, 1e-5)
+        ctx.save_for_backward(x, mean, inverse)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        masks = [True, False, False]
+        found = torch.ops.aten.native_group_norm_backward(
+            grad.contiguous(), *ctx.saved_tensors, None, 2, 16, 400, 4, masks
+        )
+        return found[0] + (1e-4 if grad.dtype is torch.float32 else 0.0)
+
+
+def test_gradients_of_normalizations_that_cancel_are_right() -> None:
+    """That of a sum is zero, but for what the kernel rounds."""
+    norms = [torch.nn.GroupNorm(4, 16), torch.nn.LayerNorm((16, 20, 20))]
+    norms += [torch.nn.InstanceNorm2d(16), torch.nn.BatchNorm2d(16)]
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(2, 16, 20, 20, requires_grad=True)
+        with op_tools.OpAutoCompare(quiet=True, capture=None) as compare:
+            for norm in norms:
+                norm(x).sum().backward()
+        assert compare.comparisons and not compare.failed, compare.failed
+    with op_tools.OpAutoCompare(quiet=True, capture=None) as compare:
+        _ShiftedNorm.apply(x).sum().backward()
+    assert [item.value for item in compare.failed] == ["gradient of args[0]"]
