@@ -409,6 +409,7 @@ class _Value:
         if self._is_exact:
             return
         judged.by = "perturbed"
+        self._refuse_unrepeatable()
         factor = spread(max(facts.terms(node, self._values) for node in self._segment.nodes))
         largest = np.zeros(exact.shape)
         for changed in self._perturbed_runs(factor, quick=_QUICK_RUNS):
@@ -541,6 +542,23 @@ class _Value:
         if node.target in UNINITIALIZED or node.target in BIT_CASTS or (known is not None and not floats(known)):
             return widened(known)
         return _call(run_only_exact, node, values)
+
+    def _refuse_unrepeatable(self) -> None:
+        """Raises if an operator that is not PyTorch's has other results each time: perturbed runs excuse anything then.
+
+        Raises:
+            NotJudgedError: another run in float64 differs from the first by more than rounding.
+        """
+        nodes = self._segment.nodes
+        operators = [node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload)]
+        if all(operator.namespace in ("aten", "prims") for operator in operators):
+            return
+        wide: Environment = {}
+        for node in nodes:
+            wide[node] = self._run_wide(node, {arg: self._wide(arg, wide) for arg in node.all_input_nodes})
+        again, first = (dense(self._of(values[nodes[-1]])) for values in (wide, self._wide_values))
+        if again.shape != first.shape or not judge(as_array(again), as_array(first), self._dtype)[0].is_rounding:
+            raise NotJudgedError("it is not the same in each run")
 
     def _perturbed_runs(self, factor: float, *, quick: int) -> Iterator[torch.Tensor]:
         """The value in up to ``RUNS`` perturbed runs, the first ``quick`` of them quick ones; see ``_perturbed``."""

@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import logging
+import random
 import re
 import shlex
 import shutil
@@ -32,6 +33,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from dynamo_backends import op_tools, register_converter
 from dynamo_backends.cli import main
 from dynamo_backends.common import operator_watchers
+from dynamo_backends.debug.manifest import flush_manifests
+from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.numerics import rule, whole_graph
 from dynamo_backends.op_tools.capture import operator_folder
 from dynamo_backends.op_tools.captured import find_calls, run_call
@@ -1080,3 +1083,30 @@ def test_gradients_of_normalizations_that_cancel_are_right() -> None:
     with op_tools.OpAutoCompare(quiet=True, capture=None) as compare:
         _ShiftedNorm.apply(x).sum().backward()
     assert [item.value for item in compare.failed] == ["gradient of args[0]"]
+
+
+_drawn = random.Random(0)
+
+
+@torch.library.custom_op("op_tools_test::noisy", mutates_args=())
+def _noisy(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + _drawn.random())  # by Python: no state of PyTorch's repeats it
+
+
+_noisy.register_fake(torch.empty_like)
+
+
+def test_an_operator_that_returns_other_numbers_each_time_is_not_called_right(tmp_path: Path) -> None:
+    """Its perturbed runs would excuse any error."""
+    x = torch.randn(8)
+    with op_tools.OpAutoCompare(quiet=True, capture=None) as compare:
+        torch.ops.op_tools_test.noisy(x).exp()
+    assert [item.name for item in compare.comparisons] == ["torch.Tensor.exp"]
+    (name,) = compare.unchecked
+    assert "op_tools_test.noisy" in name
+    with torch.no_grad():
+        options = {"dump_dir": str(tmp_path)}
+        torch.compile(lambda x: _noisy(x.sin()) + 1, backend="onnx_debug", options=options)(x)
+    flush_manifests()
+    (graph,) = find_run(tmp_path).graphs
+    assert any("noisy" in reason for reason in graph.entry.unchecked)
