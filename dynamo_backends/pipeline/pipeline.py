@@ -217,7 +217,8 @@ class Pipeline:
         ``arguments`` are its parameters, buffers and inputs; ``names`` the user's names of its inputs; ``is_cached`` if
         AOTAutograd's cache may keep it.
         """
-        may_be_placed = self._may_be_placed and not is_saving()  # what is saved runs on ONNX Runtime
+        # what is saved or watched runs on ONNX Runtime
+        may_be_placed = self._may_be_placed and not self.observer.watches and not is_saving()
         placement = placement_of(self.runners, module, arguments) if may_be_placed else None
         compilers = _FrameCompilers(graph, names, weights, self.runners, placement)
         own: dict[str, Callable[[fx.GraphModule, Sequence[object]], Runner]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -20,6 +20,7 @@ from ..cache.graphs import cached_graphs
 from ..common.call_statistics import reporting
 from ..errors import CandidateError
 from ..events import GraphSummary
+from ..exporter.decompositions import Decompositions
 from ..graphs.artifacts import GraphName, Runner, is_operator
 from ..graphs.in_place import is_write_back
 from ..graphs.late_compile import compile_after_guards
@@ -27,10 +28,8 @@ from ..graphs.operators import is_collective
 from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
 from ..graphs.static_inputs import NO_WEIGHTS, StaticInput
+from ..options import Options
 from .autotuner import Autotuner, TunedGraph, may_draw
-
-if TYPE_CHECKING:
-    from ..pipeline.runners import Runners
 
 PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
 
@@ -39,6 +38,23 @@ _MOST_SECONDS = 300.0
 
 _KNOWN_LIBRARIES = frozenset({"aten", "prims", "dynamo_backends"})
 """Libraries whose operators declare their side effects."""
+
+
+class Runners(Protocol):
+    """Makes runners of graphs on ONNX Runtime, see ``pipeline.runners``."""
+
+    options: Options
+
+    def decompositions(self) -> Decompositions:
+        """Those of operators that have no translation."""
+
+    def on_onnx(
+        self, name: GraphName, module: fx.GraphModule, *, is_joint: bool, weights: Mapping[int, StaticInput]
+    ) -> Runner:
+        """A runner of a graph of the stage ``aten``, or ``joint``."""
+
+    def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
+        """A runner of a graph in PyTorch, after all passes."""
 
 
 class Placement:
@@ -128,7 +144,7 @@ def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[o
     is_trained = torch.is_grad_enabled() and any(
         isinstance(arg, torch.Tensor) and arg.requires_grad for arg in arguments
     )
-    if must_run_on_onnx or runners.observer.watches or not (options.placement == "fastest" or is_trained):
+    if must_run_on_onnx or not (options.placement == "fastest" or is_trained):
         return None
     return Placement(runners, describe_frame(module, arguments))
 
