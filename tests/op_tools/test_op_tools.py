@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForSequenceClassification
 
-from dynamo_backends import op_tools, register_converter
+from dynamo_backends import op_tools, register_converter, unregister_converter
 from dynamo_backends.cli import main
 from dynamo_backends.common import operator_watchers
 from dynamo_backends.debug.manifest import flush_manifests
@@ -508,11 +508,14 @@ class TestCompare:
         swish = torch.library.custom_op("op_tools_test_onnx::swish", mutates_args=())(_swish)
         swish.register_fake(lambda x, beta: torch.empty_like(x))
         register_converter(swish)(lambda x, beta: opset18.Mul(x, opset18.Sigmoid(x)))  # beta is missing
-        for reference, failed in (("float64", []), ("onnx", [1])):
-            with op_tools.OpAutoCompare(reference=reference, include="*swish*", capture=None, quiet=True) as tool:
-                for beta in (1.0, 2.0):
-                    swish(torch.arange(4.0), beta)
-            assert [item.number for item in tool.failed] == failed and not tool.unchecked
+        try:
+            for reference, failed in (("float64", []), ("onnx", [1])):
+                with op_tools.OpAutoCompare(reference=reference, include="*swish*", capture=None, quiet=True) as tool:
+                    for beta in (1.0, 2.0):
+                        swish(torch.arange(4.0), beta)
+                assert [item.number for item in tool.failed] == failed and not tool.unchecked
+        finally:
+            unregister_converter(swish)
         assert tool.failed[0].max_diff == pytest.approx(0.2024, abs=1e-3)
 
     def test_with_onnx_runtime_conditions_are_tried_in_pytorch(self, monkeypatch: pytest.MonkeyPatch) -> None:
