@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from passes.engine.fx.editing import fake_result, value_of
@@ -100,7 +101,10 @@ def _operators_called(node: fx.Node) -> list[str]:
         with recorder:
             return function(*args[isinstance(target, str) :], **kwargs)
 
-    with contextlib.suppress(Exception), torch.no_grad():  # of a function that needs more than fake tensors
+    mode = detect_fake_mode([value_of(item) for item in (node, *node.all_input_nodes)])
+    shapes = mode.shape_env if mode is not None else None
+    unguarded = shapes.suppress_guards() if shapes is not None else contextlib.nullcontext()  # it is not the user's run
+    with contextlib.suppress(Exception), torch.no_grad(), unguarded:  # of a function that needs more than fake tensors
         fake_result(call, node.args, dict(node.kwargs))
     return recorder.called
 

@@ -304,6 +304,17 @@ def test_no_pass_takes_an_operator_from_its_converter() -> None:
     assert not counted("pass onnx.attention") and not counted("pass pre_grad.interpolate")
 
 
+def test_a_converter_of_another_operator_keeps_sizes_symbolic() -> None:
+    """To see which operators a function calls, it runs on fake tensors: that must not fix their sizes."""
+    register_converter(aten.sinh.default)(lambda x: op.Sinh(x))
+    x = torch.randn(3, 7, 8, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    function = compiled(lambda x: torch.nn.functional.interpolate(x.sin(), size=(14, 16), mode="bilinear"))
+    for images in (x, x[:2].clone()):
+        function(images)
+    assert counted("graphs") == 1
+
+
 def test_a_converter_of_an_operator_in_a_subgraph_is_told_of() -> None:
     @register_converter(aten.sin.default)
     def sine(x: ir.Value) -> object:
