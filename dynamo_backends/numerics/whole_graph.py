@@ -64,6 +64,7 @@ class ResultCheck:
         self._run, self._terms, self._coarser = run, terms, coarser
         self._magnitudes = functools.cache(magnitudes or dict)
         self._exact: Values | None = None
+        self._again: Callable[[int | None], Values] | None = None  # ``run``, but never a result that is known
         self._seeds = 0
         self._furthest: dict[object, np.ndarray] = {}  # by key, the largest change
         self.largest_change: collections.defaultdict[object, float] = collections.defaultdict(float)
@@ -128,6 +129,25 @@ class ResultCheck:
             if found.is_rounding:
                 break
         return verdict_on(value, expected_array, found, beyond)
+
+    def refuse_unrepeatable(self) -> None:
+        """Raises if perturbed runs were needed, and a function has other results each time: they excuse anything.
+
+        Raises:
+            NotRepeatableError: another run in float64 differs from the first by more than rounding.
+        """
+        if not self._seeds or self._has_undefined or self._again is None:
+            return
+        again = self._again(None)
+        for key, first in self.exact.items():
+            value, eager = _fitting(again.get(key), self.eager.get(key)), self.eager.get(key)
+            if not is_floating(value) or not is_floating(first) or not is_floating(eager) or value.shape != first.shape:
+                continue
+            ours, theirs = dense(value), dense(first)
+            if is_equal(ours, theirs):
+                continue
+            if not judge(as_array(ours), as_array(theirs), dtype_name(eager.dtype))[0].is_rounding:
+                raise NotRepeatableError("its results are not the same in each run")
 
     def _perturbed_runs(self, key: object) -> Iterator[None]:
         """Makes perturbed runs, one at a time; yields after each that there is, if it has a value of ``key``."""
@@ -253,7 +273,6 @@ class FunctionCheck(ResultCheck):
             exact = again(None)
             eager = {key: _narrowed(value, (actual or {}).get(key)) for key, value in exact.items()}
         self.draws = recorded.draws
-        self._again = again
         super().__init__(
             eager,
             lambda seed: exact if seed is None and exact is not None else again(seed),
@@ -262,22 +281,7 @@ class FunctionCheck(ResultCheck):
             coarser=coarser,
             has_undefined=recorded.reads_memory,
         )
-
-    def refuse_unrepeatable(self) -> None:
-        """Raises if perturbed runs were needed, and the function has other results each time: they excuse anything.
-
-        Raises:
-            NotRepeatableError: another run in float64 differs from the first by more than rounding.
-        """
-        if not self._seeds or self._has_undefined:
-            return
-        again = self._again(None)
-        for key, first in self.exact.items():
-            value, eager = _fitting(again.get(key), self.eager.get(key)), self.eager.get(key)
-            if not is_floating(value) or not is_floating(first) or not is_floating(eager) or value.shape != first.shape:
-                continue
-            if not judge(as_array(dense(value)), as_array(dense(first)), dtype_name(eager.dtype))[0].is_rounding:
-                raise NotRepeatableError("its results are not the same in each run")
+        self._again = again
 
 
 def _narrowed(reference: object, value: object) -> object:
@@ -370,7 +374,7 @@ def _elements(value: torch.Tensor) -> torch.Tensor:
 
 
 def difference_of_results(
-    expected: Sequence[object], actual: Sequence[object], check: Callable[[], FunctionCheck]
+    expected: Sequence[object], actual: Sequence[object], check: Callable[[], ResultCheck]
 ) -> str:
     """The first difference of two runs of a graph that is not rounding; empty if there is none.
 
