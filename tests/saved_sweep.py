@@ -32,7 +32,6 @@ from typing import Any
 import ahead_of_time
 import numpy as np
 import torch
-from dynamo_backends.cli.show_file import saved_programs
 from torch._dynamo.utils import counters
 
 from dynamo_backends.bench.case import Case
@@ -40,6 +39,7 @@ from dynamo_backends.bench.loading import Inputs, LoadedCase, load
 from dynamo_backends.bench.models import MODELS
 from dynamo_backends.bench.reference import CaseJudge
 from dynamo_backends.bench.steps import Steps
+from dynamo_backends.cli.show import saved_programs
 
 MODES = ("inference", "train")
 OF_PYTORCH = {"wav2vec2": "PyTorch cannot pickle modules with parametrized weights, which its guards contain"}
