@@ -20,7 +20,6 @@ import itertools
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
@@ -45,12 +44,7 @@ from ..graphs.static_inputs import StaticInput
 from ..options import Options
 from ..placement.engines import Placement, placement_of
 from .observer import Observer
-from .runners import Runners
-
-if TYPE_CHECKING:
-    from ..partition.program import LoadedProgram
-    from .stage_data import CompiledGraph, PostGradGraph
-    from .stages import Context
+from .runners import CompileGraph, Runners
 
 graph_numbers = itertools.count()
 _graph_numbers_lock = Lock()
@@ -141,7 +135,7 @@ class Pipeline:
         self,
         options: Options,
         observer: Observer,
-        compile_graph: Callable[[Context, PostGradGraph], tuple[CompiledGraph, LoadedProgram]] | None = None,
+        compile_graph: CompileGraph | None = None,
     ) -> None:
         self.options = options
         self.observer = observer

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import fx
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CompileGraph: TypeAlias = "Callable[[Context, PostGradGraph], tuple[CompiledGraph, LoadedProgram]]"
+"""Compiles a graph of the stage ``post_grad``, and loads it: ``stages.compile_graph``, or what takes its place."""
+
 
 def _are_wider(module: fx.GraphModule, arguments: Sequence[object]) -> bool:
     """Whether arguments are a graph's in float64: a debugger checks the stages."""
@@ -72,7 +75,7 @@ class Runners:
         self,
         options: Options,
         observer: Observer,
-        compile_graph: Callable[[Context, PostGradGraph], tuple[CompiledGraph, LoadedProgram]] | None = None,
+        compile_graph: CompileGraph | None = None,
     ) -> None:
         self.options = options
         self.observer = observer

@@ -27,7 +27,7 @@ _RUNS = 3
 
 _TOLERANCE = 0.1
 """Of the largest value: more than rounding, even to bfloat16. Smaller errors are found in the first real call, against
-float64 (``partition/provider_check.py``)."""
+float64 (``partition/runnable_region.py``)."""
 
 
 def main() -> None:
