@@ -350,7 +350,7 @@ def _session_nodes(variant: Variant) -> int:
         for graph in variant.recorder.graphs:
             for region in graph.regions:
                 if region.bound is not None:
-                    models.append(ir.load(save_optimized(region.bound.session, folder)))
+                    models.append(ir.load(save_optimized(region.bound, folder)))
         return sum(count_operators(models).values())
 
 

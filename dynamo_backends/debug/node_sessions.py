@@ -13,7 +13,7 @@ from ..exporter.translate import fold_constants, translate
 from ..graphs.artifacts import RegionInput, RegionOutput, is_operator
 from ..partition.needed_passes import with_needed_passes
 from ..partition.regions import results_of
-from ..runtime.binding import BoundSession, InputSpec
+from ..runtime.binding import InputSpec
 from ..runtime.providers import Provider, as_precise_as_pytorch
 from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
@@ -48,12 +48,13 @@ class NodeSessions:
         settings = SessionSettings(
             as_precise_as_pytorch(self.providers), self.threads, shares_graph=True, optimize=False
         )
-        bound = BoundSession(
-            Session(with_needed_passes(model), settings),
+        session = Session(
+            with_needed_passes(model),
+            settings,
             [_input_spec(item, str(value.name)) for item, value in zip(inputs, model.graph.inputs, strict=True)],
             [output_spec(item, str(value.name)) for item, value in zip(outputs, model.graph.outputs, strict=True)],
         )
-        results = bound([given[node] for node in inputs])
+        results = session([given[node] for node in inputs])
         return {(item.node, item.index): value for item, value in zip(outputs, results, strict=True)}
 
 

@@ -202,7 +202,7 @@ class DebugObserver(Observer):
             self._folder.write_text(f"{folder}/repro.py", repro_text(settings))
         else:
             try:
-                model, _ = optimized_model(compiled.bound.session)
+                model, _ = optimized_model(compiled.bound)
                 nodes, content = len(model.graph), serialize(model)
             except CompiledNodesError:  # a provider compiled it to something that is not an ONNX model
                 nodes, same_as = len(compiled.optimized_model.graph), "onnx_optimized"

@@ -12,7 +12,7 @@ import torch
 
 from ..common.strides import element_bytes
 from ..partition.exposed_values import expose, exposing, tensors
-from ..runtime.binding import BoundSession, OutputSpec
+from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.constants import give
 from ..runtime.session import Session, declarations
 from ..runtime.settings import SessionSettings, create_session
@@ -67,7 +67,13 @@ def save_optimized(session: Session, folder: str) -> str:
     return path
 
 
-def final_session(model: ir.Model, settings: SessionSettings, constants: Mapping[str, torch.Tensor]) -> Session:
+def final_session(
+    model: ir.Model,
+    settings: SessionSettings,
+    inputs: Sequence[InputSpec],
+    outputs: Sequence[OutputSpec],
+    constants: Mapping[str, torch.Tensor],
+) -> Session:
     """A session of a model that ``optimized_model`` returned; the model is not checked or changed.
 
     Raises:
@@ -76,15 +82,17 @@ def final_session(model: ir.Model, settings: SessionSettings, constants: Mapping
     copy = model.clone()
     for value in [value for value in copy.graph.inputs if value.name in constants]:
         copy.graph.inputs.remove(value)
-    return Session(ir.to_proto(copy).SerializeToString() + declarations(constants), settings, constants)
+    return Session(
+        ir.to_proto(copy).SerializeToString() + declarations(constants), settings, inputs, outputs, constants
+    )
 
 
 def values_of_session(
-    bound: BoundSession, session: Session, args: Sequence[object], wanted: Sequence[OutputSpec]
+    session: Session, args: Sequence[object], wanted: Sequence[OutputSpec]
 ) -> dict[str, torch.Tensor]:
     """The ``wanted`` tensors inside a session, by name: those that its optimized model still has.
 
-    The session itself does not run; ``bound`` binds the arguments of the region.
+    The session itself does not run.
 
     Raises:
         SessionError: ONNX Runtime cannot write the optimized model, or rejects it with the values as outputs.
@@ -93,8 +101,8 @@ def values_of_session(
     specs = expose(model, wanted)
     if not specs:
         return {}
-    exposed = final_session(model, exposing(session.settings), used_constants(model, constants))
-    results = BoundSession(exposed, bound.inputs, specs)(args)
+    constants = used_constants(model, constants)
+    results = final_session(model, exposing(session.settings), session.inputs, specs, constants)(args)
     return tensors(zip((spec.name for spec in specs), results, strict=True))
 
 

@@ -24,7 +24,7 @@ from ..partition.program import LoadedProgram
 from ..partition.regions import ORIGINAL
 from ..partition.runnable_region import RunnableRegion
 from ..pipeline.stage_data import CompiledGraph, CompiledRegion
-from ..runtime.binding import BoundSession
+from ..runtime.session import Session
 from .interpreter import Interpreter, flat
 
 REPEATS = 2
@@ -51,13 +51,13 @@ class RecordedRun:
     results: Sequence[object] = ()  # what the graph returned
     computed: Sequence[object] = ()  # the values of the nodes that it should return
     values: dict[fx.Node, object] = dataclasses.field(default_factory=dict)
-    sessions: dict[int, BoundSession] = dataclasses.field(default_factory=dict)
+    sessions: dict[int, Session] = dataclasses.field(default_factory=dict)
     repeated: dict[int, RepeatedRegion] = dataclasses.field(default_factory=dict)  # what further runs gave
     rescued: dict[int, str] = dataclasses.field(default_factory=dict)  # errors of sessions that PyTorch replaced
     cost: Cost = dataclasses.field(default_factory=Cost)
     failure: Exception | None = None  # the first exception while recording; then the record is incomplete
 
-    def session_of(self, region: CompiledRegion) -> BoundSession:
+    def session_of(self, region: CompiledRegion) -> Session:
         """The session that ran a region, or the region's first session if PyTorch ran it."""
         return self.sessions.get(region.region.index, region.bound)
 
@@ -96,7 +96,7 @@ def can_be_compared(args: Sequence[object]) -> bool:
     )
 
 
-def repeat_region(bound: BoundSession, args: Sequence[object], outputs: Sequence[object]) -> RepeatedRegion:
+def repeat_region(bound: Session, args: Sequence[object], outputs: Sequence[object]) -> RepeatedRegion:
     """Repeats a region's session on the unchanged arguments of its call, which returned ``outputs``."""
     others: dict[int, list[torch.Tensor]] = {}
     try:

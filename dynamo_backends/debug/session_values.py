@@ -21,8 +21,10 @@ from ..numerics.operator_facts import base_name
 from ..partition.exposed_values import add_outputs, exposing
 from ..partition.regions import results_of
 from ..pipeline.stage_data import CompiledRegion
-from ..runtime.binding import TABLE, BoundSession, InputSpec, OutputSpec
+from ..runtime.binding import InputSpec, OutputSpec
+from ..runtime.constants import TABLE
 from ..runtime.kernel_faults import DTYPES_BY_NAME
+from ..runtime.session import Session
 from .optimized_models import final_session, optimized_model, tensor_of, used_constants
 
 _BLOCKED = "com.microsoft.nchwc"
@@ -58,8 +60,8 @@ class SessionValues:
         SessionError: ONNX Runtime does not write the model, or rejects it with more outputs.
     """
 
-    def __init__(self, compiled: CompiledRegion, bound: BoundSession) -> None:
-        model, constants = optimized_model(bound.session)
+    def __init__(self, compiled: CompiledRegion, bound: Session) -> None:
+        model, constants = optimized_model(bound)
         results = {_name(item): item for node in compiled.region.operators for item in _results_of(node)}
         self.guessed = frozenset(_show_blocked(model, results))
         values = {str(value.name): value for node in model.graph for value in node.outputs}
@@ -73,10 +75,10 @@ class SessionValues:
         stops = {name: _unpermuted(name) for name in (*self.names, *self.constants, *returned)}
         self.cuts = {known: _cut(values[name], stops) for name, known in stops.items() if name in values}
         add_outputs(model, values, specs)
-        self._inputs, self._settings, self._model = bound.inputs, exposing(bound.session.settings), model
+        self._inputs, self._settings, self._model = bound.inputs, exposing(bound.settings), model
         self._specs = {spec.name: spec for spec in (*returned.values(), *specs)}
         self._constants = used_constants(model, constants)
-        self._whole: BoundSession | None = None
+        self._whole: Session | None = None
 
     def parts(self, args: Sequence[object]) -> Iterator[dict[str, object]]:
         """The values by name, those of the region's outputs included; in parts of ``MOST_BYTES``, in execution order.
@@ -91,8 +93,8 @@ class SessionValues:
             yield from self._run_parts(parts, args)
             return
         if self._whole is None:
-            session = final_session(self._model, self._settings, self._constants)
-            self._whole = BoundSession(session, self._inputs, list(self._specs.values()))
+            outputs = list(self._specs.values())
+            self._whole = final_session(self._model, self._settings, self._inputs, outputs, self._constants)
         results = self._whole(args)
         yield dict(zip(map(_unpermuted, self._specs), results, strict=True))
 
@@ -129,11 +131,10 @@ class SessionValues:
                 continue
             constants = {str(v.name): self._constants[v.name] for v in model.graph.inputs if v.name in self._constants}
             read = [given[name] for value in model.graph.inputs if (name := str(value.name)) not in constants]
-            session = final_session(model, self._settings, constants)
+            session = final_session(model, self._settings, [spec for spec, _ in read], [], constants)
             _add_types(cutter.outputs_of(kept), session.output_types)
             outputs = [self._specs.get(str(value.name)) or _spec_of(value) for value in cutter.outputs_of(kept)]
-            part = BoundSession(session, [spec for spec, _ in read], outputs)
-            results = part([value for _, value in read])
+            results = session.returning(outputs)([value for _, value in read])
             found = dict(zip((spec.name for spec in outputs), results, strict=True))
             given |= {name: (_input_of(spec), found[name]) for spec in outputs if (name := spec.name) in last_reader}
             given = {name: item for name, item in given.items() if last_reader.get(name, 0) > number}
@@ -146,11 +147,11 @@ class ShownSessions:
     def __init__(self) -> None:
         self._made: weakref.WeakKeyDictionary[object, SessionValues] = weakref.WeakKeyDictionary()
 
-    def of(self, compiled: CompiledRegion, bound: BoundSession) -> SessionValues:
+    def of(self, compiled: CompiledRegion, bound: Session) -> SessionValues:
         """See ``SessionValues``; raises as that does."""
-        if bound.session not in self._made:
-            self._made[bound.session] = SessionValues(compiled, bound)
-        return self._made[bound.session]
+        if bound not in self._made:
+            self._made[bound] = SessionValues(compiled, bound)
+        return self._made[bound]
 
 
 def output_spec(output: RegionOutput, name: str) -> OutputSpec:

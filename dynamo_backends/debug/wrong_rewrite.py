@@ -28,7 +28,8 @@ from ..partition.exposed_values import values_of_model
 from ..partition.needed_passes import with_needed_passes
 from ..partition.pass_verification import first_changed_value
 from ..pipeline.stage_data import CompiledRegion
-from ..runtime.binding import BoundSession, OutputSpec
+from ..runtime.binding import OutputSpec
+from ..runtime.session import Session
 from .optimized_models import values_of_session
 from .rows import Row
 
@@ -58,7 +59,7 @@ class ModelSteps:
 
 def find_rewrite(
     compiled: CompiledRegion,
-    bound: BoundSession,
+    bound: Session,
     steps: Sequence[ModelStep],
     actual: Mapping[fx.Node, object],
     value: str,
@@ -84,7 +85,7 @@ def find_rewrite(
     return Cause(CauseKind.OPTIMIZER, found), value
 
 
-def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], row: Row) -> str:
+def wrong_needed_pass(compiled: CompiledRegion, bound: Session, actual: Mapping[fx.Node, object], row: Row) -> str:
     """The needed pass that makes a value wrong; ``""`` if the node itself is wrong.
 
     Leaving out a right pass changes a value a little; leaving out the wrong one changes it by about its error. ``row``
@@ -111,9 +112,7 @@ def wrong_needed_pass(compiled: CompiledRegion, bound: BoundSession, actual: Map
 class _RewriteSearch:
     """Runs variants of one region's session, and compares one value with the exported model's."""
 
-    def __init__(
-        self, compiled: CompiledRegion, bound: BoundSession, actual: Mapping[fx.Node, object], value: str
-    ) -> None:
+    def __init__(self, compiled: CompiledRegion, bound: Session, actual: Mapping[fx.Node, object], value: str) -> None:
         self._bound = bound
         self._arguments = [actual[item.node] for item in compiled.region.inputs]
         self._value = value
@@ -145,14 +144,14 @@ class _RewriteSearch:
         return str(found[0].name) if found is not None else self._value
 
     def _run(self, model: ir.Model, *, optimize: bool = True, disabled: Sequence[str] = ()) -> torch.Tensor | None:
-        session = self._bound.session
+        session = self._bound
         disabled = (*session.settings.disabled_optimizers, *disabled)
         session = session.variant(model, optimize=optimize, disabled_optimizers=disabled)
         if self._position is None:
             found = next((v.dtype for node in model.graph for v in node.outputs if v.name == self._value), None)
             dtype = ir.tensor_adapters.to_torch_dtype(found) if found is not None else torch.float32
             wanted = [OutputSpec(self._value, dtype)]
-            return values_of_session(self._bound, session, self._arguments, wanted).get(self._value)
-        result = BoundSession(session, self._bound.inputs, self._bound.outputs)(self._arguments)[self._position]
+            return values_of_session(session, self._arguments, wanted).get(self._value)
+        result = session(self._arguments)[self._position]
         assert isinstance(result, torch.Tensor)
         return result

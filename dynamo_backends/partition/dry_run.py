@@ -16,7 +16,7 @@ from ..errors import Kind, Reason, SessionError, WrongResultError
 from ..exporter.results import number_dtype
 from ..graphs.example_values import synthetic, valid_indices
 from ..graphs.layout import hint_of
-from ..runtime.binding import BoundSession, InputSpec, OutputSpec
+from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.providers import CPU
 from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
@@ -50,7 +50,7 @@ def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
         for value, item in zip(model.graph.outputs, results, strict=True)
     ]
     try:
-        session = BoundSession(Session(model, SessionSettings((CPU,), threads=1, optimize=False)), inputs, outputs)
+        session = Session(model, SessionSettings((CPU,), threads=1, optimize=False), inputs, outputs)
         with _disable_current_modes(), torch.no_grad():
             # Not 0, by which an integer division would end the process, if it is not an index.
             given = zip(node.all_input_nodes, arguments, strict=True)

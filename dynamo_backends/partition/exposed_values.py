@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 import torch
 
-from ..runtime.binding import BoundSession, OutputSpec
+from ..runtime.binding import OutputSpec
 from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
 
@@ -39,11 +39,11 @@ def exposing(settings: SessionSettings) -> SessionSettings:
 
 
 def values_of_model(
-    bound: BoundSession, model: ir.Model, args: Sequence[object], wanted: Sequence[OutputSpec]
+    session: Session, model: ir.Model, args: Sequence[object], wanted: Sequence[OutputSpec]
 ) -> dict[str, torch.Tensor]:
     """The ``wanted`` tensors inside a region's model, by name, without optimizations; constants are left out.
 
-    The new session has the settings of the ``bound`` session. The model is changed: the values become its outputs.
+    The new session has the settings of another ``session``. The model is changed: the values become its outputs.
 
     Raises:
         SessionError: ONNX Runtime rejects the model with the values as outputs.
@@ -51,7 +51,7 @@ def values_of_model(
     specs = expose(model, wanted)
     if not specs:
         return {}
-    results = BoundSession(Session(model, exposing(bound.session.settings)), bound.inputs, specs)(args)
+    results = Session(model, exposing(session.settings), session.inputs, specs)(args)
     return tensors(zip((spec.name for spec in specs), results, strict=True))
 
 

@@ -35,7 +35,7 @@ from ..numerics.randomness import PrivateRandomness
 from ..numerics.rule import SUM_UNITS, Measure
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.whole_graph import FunctionCheck, all_values, measure, values_check
-from ..runtime.binding import BoundSession, InputSpec, OutputSpec
+from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.session import Session
 from ..runtime.settings import SessionSettings
 from .exposed_values import values_of_model
@@ -194,8 +194,8 @@ class ModelChecker:
         source = node.metadata_props.get("source") if node is not None else None
         return f"{value.name}{f' ({source})' if source else ''}: {difference.text()}"
 
-    def _session(self, model: ir.Model) -> BoundSession:
-        return BoundSession(Session(model, self._settings), self._inputs, self._outputs)
+    def _session(self, model: ir.Model) -> Session:
+        return Session(model, self._settings, self._inputs, self._outputs)
 
 
 _STEP = "__stage"
@@ -203,7 +203,7 @@ _STEP = "__stage"
 
 
 def first_changed_value(
-    bound: BoundSession, before: ir.Model, after: ir.Model, arguments: Sequence[object]
+    bound: Session, before: ir.Model, after: ir.Model, arguments: Sequence[object]
 ) -> tuple[ir.Value, Measure] | None:
     """The first value of ``after``, in execution order, that is another in ``before``; ``None`` also if ONNX Runtime
     rejects one of the models with all values as outputs."""

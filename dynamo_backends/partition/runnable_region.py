@@ -27,9 +27,9 @@ from ..errors import SessionError, WrongResultError, first_line, is_out_of_memor
 from ..events import count, is_candidate_run, warn
 from ..graphs.artifacts import GraphName, region_name
 from ..graphs.fake_tensors import unlike_fake
-from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
 from ..runtime.providers import float32_precision, only_cpu, provider_name
+from ..runtime.session import Session
 from ..weights.region_session import RegionSession
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class RunnableRegion:
         except Exception as error:
             return self._on_next(args, [(self._providers[0], error)])
 
-    def run_to_compare(self, args: Sequence[object]) -> tuple[Sequence[object], BoundSession | None]:
+    def run_to_compare(self, args: Sequence[object]) -> tuple[Sequence[object], Session | None]:
         """A call that first checks every byte of the weights, so that no node is blamed for a stale weight.
 
         It always tries ONNX Runtime. Returns the results and the session that ran; ``None`` if there is none for these

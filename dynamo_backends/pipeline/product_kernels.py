@@ -116,12 +116,12 @@ class _Products:
         graph.inputs[:] = [value for value in graph.inputs if value.uses()]
         part = ir.Model(graph, ir_version=IR_VERSION)
         try:
-            session = Session(part, SessionSettings((CPU,), threads=1, arena=False), weights)
+            session = Session(part, SessionSettings((CPU,), threads=1, arena=False), constants=weights)
         except SessionError as error:
             logger.warning("kernels of quantized products are unknown: %s", first_line(str(error)))
             self._undecided = UNKNOWN
             return {}
-        return dict(zip(known, map(bool, session(1).run(known, {})), strict=True))
+        return dict(zip(known, map(bool, session.ort_session(1).run(known, {})), strict=True))
 
 
 def _bits(value: ir.Value | None, integers: Collection[str]) -> str:

@@ -12,8 +12,8 @@ from torch import fx
 
 from ..graphs.artifacts import GraphName, Region, Split
 from ..partition.program import LoadedRegion, Program, RegionProgram
-from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
+from ..runtime.session import Session
 from ..weights.region_session import RegionSession, Weight
 
 if TYPE_CHECKING:  # an observer is there before anything is compiled
@@ -131,7 +131,7 @@ class CompiledRegion:
         return self.loaded.session
 
     @property
-    def bound(self) -> BoundSession:
+    def bound(self) -> Session:
         """Its session; with several sets of weights, one of their sessions."""
         return self.session.bound
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from .binding import BoundSession, InputSpec, OutputSpec
+from .binding import InputSpec, OutputSpec
 from .constants import declared, declared_as_inputs, with_choices_made
 from .expected_shapes import Size
 from .providers import Provider, only_cpu
@@ -78,7 +78,7 @@ class Executable:
         known = [spec.sizes for spec in specs if spec.sizes is not None]
         return known if len(known) == len(specs) else None
 
-    def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> BoundSession:
+    def load(self, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> Session:
         """A session that takes all arguments.
 
         Args:
@@ -94,7 +94,7 @@ class Executable:
         values = {
             self.inputs[i].name: self.inputs[i].in_memory_order(tensor).detach() for i, tensor in constants.items()
         }
-        return BoundSession(Session(model, self.settings, values), self.inputs, self.outputs)
+        return Session(model, self.settings, self.inputs, self.outputs, values)
 
     @property
     def _input_shapes(self) -> dict[str, tuple[int, ...]] | None:

@@ -1,17 +1,25 @@
-"""ONNX Runtime sessions: one for each model and number of threads.
+"""A model on ONNX Runtime, called with PyTorch's tensors and without copies.
 
-Each session has its own thread pool. (ONNX Runtime's pool for all sessions of a process has one size, which cannot be
-changed, takes the place of the pools of everyone's sessions, and does not work in forked children.) A pool that spins
-while idle steals the cores of PyTorch's OpenMP and of the next session. So only the session of an inference graph with
-a single region and one set of weights spins, and for a short time.
+If the shapes of all results follow from the arguments, ONNX Runtime writes into tensors that PyTorch allocated. It
+fails if a result has another shape or dtype than its memory, so nothing else checks them, also with new sizes; except
+for single elements, of whose memory ONNX Runtime changes the number of dimensions. Otherwise ONNX Runtime allocates the
+results, and shapes and dtypes are compared with eager's. Such a result is part of its arena and would keep the whole
+arena alive; it is copied, unless the session does not use the arena.
+
+Each of ONNX Runtime's sessions has its own thread pool. (Its pool for all sessions of a process has one size, which
+cannot be changed, takes the place of the pools of everyone's sessions, and does not work in forked children.) A pool
+that spins while idle steals the cores of PyTorch's OpenMP and of the next session. So only the session of an inference
+graph with a single region and one set of weights spins, and for a short time.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +27,16 @@ import onnxruntime
 import torch
 
 from ..common.fork_safety import never_free, renew_in_children
-from .constants import declared, give
+from ..common.session_events import SESSION_CLOCK, count
+from ..errors import SessionError, WrongResultError, first_line
+from .binding import InputSpec, OutputSpec, converter, present, wrong_result
+from .constants import TABLE, declared, give
+from .expected_shapes import SymbolicSizes
+from .memory_arena import ARENA
+from .messages import ORT_ERRORS, session_error
+from .ort_internals import CALLS, Value
 from .settings import SessionSettings, create_session
+from .tensors import is_dense_memory, memory_converter, memory_from_ort, ort_device, wait_for_streams
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,23 +47,29 @@ logger = logging.getLogger(__name__)
 _MOST_POOLS = 4
 """Numbers of threads for which a session is kept."""
 
+_MAXIMUM_WRONG = 1_000
+"""Sets of argument sizes of wrong results that are remembered."""
+
 
 class Session:
-    """The sessions of one model by number of threads, created at first use; those created last are kept.
+    """A model, the specifications of its arguments and results, and ONNX Runtime's sessions of it. It is thread-safe.
 
-    A forked child creates its own, because the parent's threads are not in the child.
+    ONNX Runtime has a session for each number of threads, created at first use; those created last are kept. A forked
+    child creates its own, because the parent's threads are not in the child.
 
     Args:
         model: the model; or the bytes of a model that passed the check, from ``kernel_faults.serialized``.
-        settings: of the session.
+        settings: of ONNX Runtime's sessions.
+        inputs: one for each argument of a call. Those that the model does not read, as its constants, are not passed.
+        outputs: one for each result.
         constants: values of inputs that are constants of the session, by name; a serialized model declares them
             (``constants.declared``).
 
     Attributes:
         model: the serialized model that ONNX Runtime loads.
-        settings, constants: as given.
-        inputs: the names of the inputs of each call.
-        output_types: by name, the types of the outputs, as ONNX Runtime writes them (``tensor(float)``).
+        settings, inputs, outputs, constants: as given.
+        input_names: the names of the inputs that each call passes.
+        output_types: by name, the types of the model's outputs, as ONNX Runtime writes them (``tensor(float)``).
 
     Raises:
         KernelFaultError: a node would run on a wrong kernel.
@@ -58,6 +80,8 @@ class Session:
         self,
         model: ir.Model | bytes,
         settings: SessionSettings,
+        inputs: Sequence[InputSpec] = (),
+        outputs: Sequence[OutputSpec] = (),
         constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         if not isinstance(model, bytes):
@@ -72,10 +96,38 @@ class Session:
         self._lock = threading.Lock()
         threads = settings.current_threads
         first = self.create(threads)
-        self.inputs = frozenset(item.name for item in first.get_inputs())
+        self._read = frozenset(item.name for item in first.get_inputs())
         self.output_types = {item.name: item.type for item in first.get_outputs()}
         self._by_threads = {threads: first}
+        self._run_options = onnxruntime.RunOptions()
+        self._bind(inputs, outputs)
         renew_in_children(self)
+
+    def _bind(self, inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]) -> None:
+        """Decides what does not depend on a call."""
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self._converters = [
+            (name, i, converter(spec))
+            for i, spec in enumerate(inputs)
+            for name in (spec.name, spec.name + TABLE)
+            if name in self._read
+        ]
+        self.input_names = [name for name, _, _ in self._converters]
+        self._output_names = [spec.name for spec in outputs]
+        self._devices = [ort_device(spec.device) for spec in outputs]
+        devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
+        self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+        self._written = [(i, spec.written) for i, spec in enumerate(outputs) if spec.written is not None]
+        self._sizes = SymbolicSizes([spec.sizes for spec in inputs])
+        self._shapes = self._sizes.shapes([spec.memory_sizes for spec in outputs])
+        self._memory_converters = [memory_converter(spec.dtype) for spec in outputs]
+        self._dtypes = [spec.memory_dtype for spec in outputs]
+        self._single = [i for i, spec in enumerate(outputs) if spec.may_be_single]
+        self._presented = [(i, spec) for i, spec in enumerate(outputs) if not spec.is_its_memory]
+        self._has_warned = False
+        self.wrong: dict[tuple[int, ...], WrongResultError] = {}
+        """Errors of wrong results by sizes of the arguments."""
 
     def renew_in_child(self) -> None:
         """See ``fork_safety.Renewable``."""
@@ -85,13 +137,13 @@ class Session:
         self._by_threads = {}
 
     def create(self, threads: int) -> onnxruntime.InferenceSession:
-        """A new session with a pool of ``threads`` threads."""
+        """A new session of ONNX Runtime, with a pool of ``threads`` threads."""
         options = self.settings.options(threads)
         give(options, self.constants)
         return create_session(self.model, self.settings, options)
 
-    def __call__(self, threads: int) -> onnxruntime.InferenceSession:
-        """The session with a pool of ``threads`` threads."""
+    def ort_session(self, threads: int) -> onnxruntime.InferenceSession:
+        """ONNX Runtime's session with a pool of ``threads`` threads."""
         session = self._by_threads.get(threads)
         if session is not None:
             return session
@@ -105,14 +157,143 @@ class Session:
             return session
 
     @property
+    def threads(self) -> int:
+        """Number of threads of the next call."""
+        return self.settings.current_threads
+
+    @property
     def pool_threads(self) -> int:
         """Number of threads of its pools; the calling thread is not one of them."""
         return sum(threads - 1 for threads in list(self._by_threads))
 
+    @property
+    def written(self) -> list[int]:
+        """The positions of the arguments in whose memory results are computed."""
+        return [argument for _, argument in self._written]
+
     def variant(self, model: ir.Model | None = None, **changes: Any) -> Session:
         """A new session of the same or another model, with ``changes`` of the settings; raises as the constructor."""
         settings = dataclasses.replace(self.settings, **changes)
-        return Session(self.model if model is None else model, settings, self.constants)
+        return Session(self.model if model is None else model, settings, self.inputs, self.outputs, self.constants)
+
+    def returning(self, outputs: Sequence[OutputSpec]) -> Session:
+        """The same session, with other specifications of the model's outputs."""
+        other = copy.copy(self)
+        other._bind(self.inputs, outputs)
+        renew_in_children(other)
+        return other
+
+    def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
+        """Runs the model.
+
+        Args:
+            args: one value for each input spec; tensors have its dtype and number of dimensions.
+
+        Returns:
+            One value for each output spec, with eager's dtype, shape and strides.
+
+        Raises:
+            WrongResultError: a result's shape or dtype differs from eager's. Later calls with these sizes raise it
+                without running.
+            SessionError: ONNX Runtime failed while running.
+        """
+        if len(args) != len(self.inputs):
+            raise ValueError(f"got {len(args)} arguments, expected {len(self.inputs)}")
+        sizes = self._sizes.of(args)
+        wrong = self.wrong.get(sizes)
+        if wrong is not None:
+            raise WrongResultError(wrong.result, wrong.what)
+        memories, failure = self._memories(args, sizes), ""
+        if memories:
+            try:
+                values = self._run(args, memories)
+                if any(list(values[i].shape()) != list(memories[i].shape) for i in self._single):
+                    failure = "a result of one element has another number of dimensions than its memory"
+            except SessionError as error:
+                failure = first_line(str(error)) or "ONNX Runtime failed"
+        if failure or not memories:
+            memories = self._run_and_check(args, sizes)  # if the run with memory failed, it shows which result is wrong
+            if failure:
+                self._tell_of_repetition(failure)
+        results: list[torch.Tensor | int | bool] = [*memories]
+        for i, spec in self._presented:
+            results[i] = present(memories[i], spec)
+        return results
+
+    def _tell_of_repetition(self, failure: str) -> None:
+        """Reports that a run failed with memory for the results, and succeeded without it; warns once."""
+        count("repeated_runs", failure)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("a region ran twice, the second time without memory for its results: %s", failure)
+
+    def _memories(self, args: Sequence[torch.Tensor | int | bool], sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        """Memory for the results: new, or an argument's if the result is computed there.
+
+        Empty if not all shapes are known, or if a result is empty and has no memory.
+        """
+        shapes = () if self._shapes is None else self._shapes(sizes)
+        if not all(map(all, shapes)):
+            return []
+        expected = zip(shapes, self._dtypes, strict=False)
+        if not self._written:
+            return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in expected]
+        written = {i: self.inputs[at].in_memory_order(args[at]) for i, at in self._written}
+        return [
+            written[i]
+            if i in written and is_dense_memory(written[i])
+            else torch.empty(shape, dtype=dtype, device="cpu")
+            for i, (shape, dtype) in enumerate(expected)
+        ]
+
+    def _run(self, args: Sequence[torch.Tensor | int | bool], memories: Sequence[torch.Tensor]) -> Sequence[Value]:
+        """Runs the session once; it writes into ``memories``, or allocates the results if there are none.
+
+        Raises:
+            SessionError: ONNX Runtime failed; also if a result has another shape or dtype than its memory.
+        """
+        try:
+            arguments = [convert(args[i]) for _, i, convert in self._converters]
+            fetches = [convert(memory) for memory, convert in zip(memories, self._memory_converters, strict=False)]
+        except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack lacks
+            raise SessionError(f"a tensor cannot be passed to ONNX Runtime: {error}") from error
+        if self._asynchronous:
+            wait_for_streams(self._asynchronous)
+        session = self.ort_session(self.threads)
+        names, output_names = self.input_names, self._output_names
+        started = time.perf_counter()
+        try:
+            results = CALLS.run(session, self._run_options, names, arguments, fetches, output_names, self._devices)
+        except ORT_ERRORS as error:
+            raise session_error(error, self.model) from error
+        finally:
+            if self.settings.idle_seconds:
+                ARENA.used(self.settings.idle_seconds)
+        SESSION_CLOCK.seconds += time.perf_counter() - started
+        return results
+
+    def _run_and_check(self, args: Sequence[torch.Tensor | int | bool], sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        """Runs the session without memory, and compares shapes and dtypes of the results with eager's.
+
+        Raises:
+            WrongResultError: a result differs. It is remembered for these sizes.
+            SessionError: ONNX Runtime failed.
+        """
+        results = self._run(args, [])
+        known = self._sizes.known(sizes)
+        for value, spec in zip(results, self.outputs, strict=True):
+            error = wrong_result(value, spec, known)
+            if error is not None:
+                if len(self.wrong) >= _MAXIMUM_WRONG:
+                    self.wrong.clear()
+                self.wrong[sizes] = error
+                raise WrongResultError(error.result, error.what)  # one that is raised keeps the arguments alive
+        try:
+            memories = [memory_from_ort(value, copies=self.settings.arena) for value in results]
+        except RuntimeError as error:  # a dtype that DLPack lacks, as float8
+            raise SessionError(f"a result of ONNX Runtime cannot be converted to a tensor: {error}") from error
+        # ONNX Runtime gives empty results strides of 0
+        return [memory if memory.numel() else memory.new_empty(memory.shape) for memory in memories]
 
 
 def declarations(constants: Mapping[str, torch.Tensor]) -> bytes:

@@ -24,8 +24,8 @@ from ..common.fork_safety import Lock
 from ..errors import SessionError, first_line
 from ..events import count
 from ..options import most_threads
-from ..runtime.binding import BoundSession
 from ..runtime.executable import Executable
+from ..runtime.session import Session
 from ..runtime.system_memory import available, give_back
 from ..runtime.tensors import on_same_memory, uses_of
 from .changes import CALLS, Addresses, Snapshot, Watch, addresses_of, can_be_watched
@@ -135,7 +135,7 @@ def pool_threads() -> int:
     """Number of threads in the pools of the states of this process."""
     with _states_lock:
         states = list(_states)
-    return sum(state.bound.session.pool_threads for state in states)
+    return sum(state.bound.pool_threads for state in states)
 
 
 def _threads_fit(threads: int) -> bool:
@@ -232,12 +232,12 @@ class RegionSession:
         return {addresses: state for addresses, state in self._current.states.items() if state.watch.addresses}
 
     @property
-    def bound(self) -> BoundSession:
+    def bound(self) -> Session:
         """A session of the executable, with any weights."""
         with self._lock:
             return (next(iter(self._current.states.values()), None) or self._inputs_only()).bound
 
-    def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> BoundSession:
+    def chosen(self, args: Sequence[torch.Tensor | int | bool], *, complete: bool = False) -> Session:
         """The session for the current weights.
 
         Args:
@@ -247,7 +247,7 @@ class RegionSession:
         return self._chosen_state(args, complete=complete).bound
 
     def __call__(self, args: Sequence[torch.Tensor | int | bool]) -> list[torch.Tensor | int | bool]:
-        """Runs the model on all arguments, with the current weights, see ``BoundSession.__call__``."""
+        """Runs the model on all arguments, with the current weights, see ``Session.__call__``."""
         state = self._chosen_state(args)
         started = clock()
         try:

@@ -39,10 +39,10 @@ from dynamo_backends.graphs.graph_json import CannotStoreError, decode_graph, de
 from dynamo_backends.graphs.size_assumptions import Assumptions
 from dynamo_backends.options import Options, parse_options
 from dynamo_backends.partition.regions import Support
-from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.constants import declared, declared_as_inputs
 from dynamo_backends.runtime.dtypes import ONNX_NUMBERS, TORCH_DTYPES
 from dynamo_backends.runtime.node_support import ANSWERS
+from dynamo_backends.runtime.session import Session
 from passes import Pass, register, unregister
 from passes.engine import registry
 from passes.engine.manager import PassContext, PassManager
@@ -279,7 +279,7 @@ def test_a_session_that_fails_after_a_hit(monkeypatch: pytest.MonkeyPatch) -> No
         def fail(*args: object) -> object:
             raise SessionError("planted")
 
-        monkeypatch.setattr(BoundSession, "__call__", fail)
+        monkeypatch.setattr(Session, "__call__", fail)
         assert_same_values(run(x), network(x))
         assert counted("runtime_failures") == 1
 

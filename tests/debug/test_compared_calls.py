@@ -244,7 +244,7 @@ def test_what_shows_the_values_of_a_session_goes_with_it(monkeypatch: pytest.Mon
 
     def keeping(self: SessionValues, region: Any, bound: Any) -> None:
         init(self, region, bound)
-        made.append((weakref.ref(self), weakref.ref(bound.session)))
+        made.append((weakref.ref(self), weakref.ref(bound)))
 
     monkeypatch.setattr(SessionValues, "__init__", keeping)
     model = torch.nn.Linear(64, 64).eval()

@@ -19,8 +19,8 @@ from dynamo_backends.exporter import results
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.exporter.translate import RegionInput, RegionOutput, translate
 from dynamo_backends.partition import regions
-from dynamo_backends.runtime import binding
-from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
+from dynamo_backends.runtime import session as session_module
+from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.expected_shapes import SymbolicSizes
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
@@ -345,10 +345,9 @@ def test_a_result_in_other_memory_order_is_checked_too(plant: Plant) -> None:
 # The check itself, on sessions of models written down
 
 
-def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec]) -> BoundSession:
+def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec]) -> Session:
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
-    session = Session(model, SessionSettings(("CPUExecutionProvider",), threads=1))
-    return BoundSession(session, inputs, outputs)
+    return Session(model, SessionSettings(("CPUExecutionProvider",), threads=1), inputs, outputs)
 
 
 FLOAT, LONG = torch.float32, torch.int64
@@ -477,7 +476,7 @@ def test_sizes_that_depend_on_data_are_compared_in_each_call() -> None:
 def test_results_of_new_sizes_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in generated text, where the cache of keys and values has another size in each call."""
     copied: list[object] = []
-    monkeypatch.setattr(binding, "memory_from_ort", lambda value, **given: copied.append(value))
+    monkeypatch.setattr(session_module, "memory_from_ort", lambda value, **given: copied.append(value))
     text = (
         "g (float[a,3] x, float[b,3] y, int64 n) => (float[c,3] z, float[3,d] w) "
         "{ z = Concat<axis=0>(x, y) w = Transpose(z) }"
@@ -525,7 +524,7 @@ def test_shapes_are_computed_from_the_arguments(
 
 
 def test_the_wrong_results_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "_MAXIMUM_WRONG", 3)
+    monkeypatch.setattr(session_module, "_MAXIMUM_WRONG", 3)
     text = "g (float[a] x) => (float[b] y) { y = Exp(x) }"
     outputs = [OutputSpec("y", FLOAT, sizes=("s0 + 1",))]
     session = session_of(text, [InputSpec("x", FLOAT, sizes=("s0",))], outputs)

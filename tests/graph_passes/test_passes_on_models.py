@@ -87,6 +87,6 @@ def test_names_that_survive_hold_what_they_held(name: str) -> None:
                 [item.node for item in region.outputs],
                 bound.inputs,
                 bound.outputs,
-                bound.session.settings,
+                bound.settings,
             )
             assert checker.first_value(before, after) is None

@@ -15,9 +15,11 @@ from dynamo_backends.graphs.artifacts import Region, RegionOutput
 from dynamo_backends.graphs.layout import ROW_MAJOR
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.pipeline.emission import output_specs
-from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec, ort_device
+from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.ort_internals import PublicCalls
-from dynamo_backends.runtime.session import Session, SessionSettings
+from dynamo_backends.runtime.session import Session
+from dynamo_backends.runtime.settings import SessionSettings
+from dynamo_backends.runtime.tensors import ort_device
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda"), torch.device("cuda", 1)
 
@@ -68,12 +70,12 @@ def test_a_copy_between_devices_runs_in_pytorch() -> None:
     assert reason is not None and reason.kind is Kind.DEVICE
 
 
-def session_of(argument: torch.device, result: torch.device) -> BoundSession:
+def session_of(argument: torch.device, result: torch.device) -> Session:
     sin, _ = graph_of_two()
     model = translate([sin], [node_sessions.RegionInput(sin.args[0])], [RegionOutput(sin)], opset=18)  # type: ignore[arg-type]
-    session = Session(model, SessionSettings(("CPUExecutionProvider",)))
     inputs = [InputSpec("x", torch.float32, device=argument)]
-    return BoundSession(session, inputs, [OutputSpec(sin.name, torch.float32, device=result)])
+    outputs = [OutputSpec(sin.name, torch.float32, device=result)]
+    return Session(model, SessionSettings(("CPUExecutionProvider",)), inputs, outputs)
 
 
 def test_a_run_waits_for_what_pytorch_still_computes(monkeypatch: pytest.MonkeyPatch) -> None:

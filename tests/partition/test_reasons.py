@@ -159,7 +159,7 @@ def test_a_failure_while_running_knows_the_node() -> None:
     model = model_of("g (float[N] x, int64[M] i) => (float[M] y) { a = Neg(x) y = Gather(a, i) }")
     session = Session(model, SessionSettings(CPU, threads=1))
     with pytest.raises(Exception, match="data bounds") as caught:
-        session(1).run(None, {"x": torch.ones(2).numpy(), "i": torch.tensor([7]).numpy()})
+        session.ort_session(1).run(None, {"x": torch.ones(2).numpy(), "i": torch.tensor([7]).numpy()})
     assert session_error(caught.value, session.model).node == "from_y"
 
 

@@ -408,9 +408,9 @@ def test_what_is_a_problem_of_a_model(what: str, monkeypatch: pytest.MonkeyPatch
     optimized = []
 
     class Recorded(Session):
-        def __init__(self, model: ir.Model, settings: SessionSettings) -> None:
+        def __init__(self, model: ir.Model, settings: SessionSettings, *specs: object) -> None:
             optimized.append(settings.optimize)
-            super().__init__(model, settings)
+            super().__init__(model, settings, *specs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pass_verification, "Session", Recorded)
     body, said = MODELS[what]

@@ -23,7 +23,7 @@ import dynamo_backends
 import passes
 from dynamo_backends.dumps.reading import find_run
 from dynamo_backends.exporter.converters.registry import CONVERTERS
-from dynamo_backends.runtime import binding
+from dynamo_backends.runtime import session as session_module
 from dynamo_backends.runtime.memory_arena import ARENA
 from dynamo_backends.runtime.node_support import ANSWERS
 
@@ -85,9 +85,9 @@ def test_a_runtime_that_fails_in_a_call(error: Exception, after: int, monkeypatc
                 raise error
             self._session._sess.run_with_ortvaluevector(*args)
 
-    make = binding.Session.__call__
+    make = session_module.Session.ort_session
     with monkeypatch.context() as patched:
-        patched.setattr(binding.Session, "__call__", lambda self, threads: Failing(make(self, threads)))
+        patched.setattr(session_module.Session, "ort_session", lambda self, threads: Failing(make(self, threads)))
         assert_trains_as_eager()
         assert counted("runtime_failures") == 3 - after
     assert_trains_as_eager()

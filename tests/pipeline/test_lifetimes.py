@@ -20,7 +20,7 @@ from dynamo_backends.graphs.artifacts import Region, Split
 from dynamo_backends.graphs.pytorch_runner import without_graph
 from dynamo_backends.pipeline.observer import Observer
 from dynamo_backends.pipeline.stage_data import CompiledGraph, CompiledRegion
-from dynamo_backends.runtime.binding import BoundSession
+from dynamo_backends.runtime.session import Session
 
 ONLY_FOR_OBSERVERS = (ir.Model, CompiledGraph, CompiledRegion, Region, Split)
 
@@ -113,7 +113,7 @@ def test_a_rescue_still_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     with torch.no_grad():
         function(x)
         gc.collect()
-        monkeypatch.setattr(BoundSession, "__call__", fail)
+        monkeypatch.setattr(Session, "__call__", fail)
         assert_same_values(function(x), model(x))
     assert counted("runtime_failures") == 2
     assert re.search(r"region 1: .*no memory", caplog.text)

@@ -114,7 +114,7 @@ def test_the_provider_that_is_asked_for_is_used(monkeypatch: pytest.MonkeyPatch)
 def sessions_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The thread counts for which sessions are requested from now on."""
     used: list[int] = []
-    call = Session.__call__
+    call = Session.ort_session
 
     def record(self: Session, threads: int) -> onnxruntime.InferenceSession:
         used.append(threads)
@@ -122,7 +122,7 @@ def sessions_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert session.get_session_options().intra_op_num_threads == threads
         return session
 
-    monkeypatch.setattr(Session, "__call__", record)
+    monkeypatch.setattr(Session, "ort_session", record)
     return used
 
 

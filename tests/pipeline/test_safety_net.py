@@ -31,7 +31,7 @@ from dynamo_backends.graphs import descriptors, dynamo_frames, fake_tensors
 from dynamo_backends.graphs.size_assumptions import Assumptions
 from dynamo_backends.pipeline import runners, stages
 from dynamo_backends.placement.autotuner import TunedGraph
-from dynamo_backends.runtime.binding import BoundSession
+from dynamo_backends.runtime.session import Session
 
 
 def model() -> torch.nn.Module:
@@ -189,7 +189,7 @@ def test_what_is_our_fault_is_to_be_reported(
     holder, name = {
         "Dynamo's graph": (dynamo_frames, "name_call"),
         "AOTAutograd's graph": (stages, "split_graph"),
-        "a call": (BoundSession, "__call__"),
+        "a call": (Session, "__call__"),
     }[where]
     monkeypatch.setattr(holder, name, broken)
     compiled(torch.sin)(torch.ones(3))
@@ -245,7 +245,7 @@ def test_a_region_that_fails_in_each_call(
         tries += 1
         raise error
 
-    monkeypatch.setattr(BoundSession, "__call__", fails)
+    monkeypatch.setattr(Session, "__call__", fails)
     function = compiled(lambda x: x.sin() + x.cos())
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         for i in range(100):

@@ -38,7 +38,7 @@ from dynamo_backends.placement import autotuner, engines
 from dynamo_backends.placement.autotuner import Autotuner, TunedGraph
 from dynamo_backends.placement.engines import INDUCTOR, ONNX, PYTORCH, Placement
 from dynamo_backends.placement.search import Search
-from dynamo_backends.runtime.binding import BoundSession
+from dynamo_backends.runtime.session import Session
 
 aten = torch.ops.aten
 
@@ -521,10 +521,10 @@ def test_what_fails_or_is_wrong_is_rejected(other: Callable[..., Any]) -> None:
 def test_a_session_that_fails_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch does not help an engine out that is only tried."""
 
-    def fail(self: BoundSession, args: object) -> object:
+    def fail(self: Session, args: object) -> object:
         raise SessionError("not today")
 
-    monkeypatch.setattr(BoundSession, "__call__", fail)
+    monkeypatch.setattr(Session, "__call__", fail)
     layer = torch.nn.Linear(4, 4)
     function = compiled(lambda x: torch.sort(layer(x), stable=True).values.tanh(), options={"placement": "measured"})
     for _ in range(3 * SETTLED):

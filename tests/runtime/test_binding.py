@@ -22,7 +22,7 @@ from dynamo_backends.errors import SessionError, WrongResultError
 from dynamo_backends.exporter.converters import CONVERTERS
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.runtime import ort_internals
-from dynamo_backends.runtime.binding import BoundSession, InputSpec, OutputSpec
+from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 from dynamo_backends.runtime.tensors import memory_from_ort, to_ort
@@ -30,10 +30,9 @@ from dynamo_backends.runtime.tensors import memory_from_ort, to_ort
 FLOAT = torch.float32
 
 
-def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec], threads: int | None = 1) -> BoundSession:
+def session_of(text: str, inputs: list[InputSpec], outputs: list[OutputSpec], threads: int | None = 1) -> Session:
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}')
-    session = Session(model, SessionSettings(("CPUExecutionProvider",), threads=threads))
-    return BoundSession(session, inputs, outputs)
+    return Session(model, SessionSettings(("CPUExecutionProvider",), threads=threads), inputs, outputs)
 
 
 # Versions of ONNX Runtime
@@ -237,13 +236,13 @@ def test_each_number_of_threads_has_its_session() -> None:
     follows = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=None)
     fixed = session_of(text, [InputSpec("x", FLOAT)], [OutputSpec("y", FLOAT)], threads=2)
     assert fixed.threads == 2
-    assert fixed.with_threads(3).threads == follows.with_threads(3).threads == 3
+    assert fixed.variant(threads=3).threads == follows.variant(threads=3).threads == 3
     assert fixed.threads == 2, "the other one is a session of its own"
     assert follows.threads == torch.get_num_threads()
     torch.set_num_threads(follows.threads + 1)
     assert follows.threads == torch.get_num_threads()
     follows([torch.ones(2)])
-    assert follows.session(follows.threads).get_session_options().intra_op_num_threads == follows.threads
+    assert follows.ort_session(follows.threads).get_session_options().intra_op_num_threads == follows.threads
 
 
 # Failures

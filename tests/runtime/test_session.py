@@ -66,8 +66,8 @@ def test_an_optimized_model_keeps_the_sizes_from_which_shapes_are_inferred() -> 
         g (float[200] x, float[1] weight) => (float[1] z) <int64[200] sizes = {{{sizes}}}> {{
             {names} = Split <axis = 0> (x, sizes) z = Mul(y7, weight) }}""")
     settings = SessionSettings(CPU)
-    whole = optimized_model(Session(model, settings, {"weight": torch.ones(1)}))
-    final_session(whole[0], settings, whole[1])
+    whole = optimized_model(Session(model, settings, constants={"weight": torch.ones(1)}))
+    final_session(whole[0], settings, [], [], whole[1])
 
 
 def test_a_variant_differs_in_what_is_given_alone() -> None:
@@ -87,7 +87,7 @@ def test_a_variant_differs_in_what_is_given_alone() -> None:
     assert session.variant(threads=1).settings == SessionSettings(
         settings.providers, threads=1, shares_graph=True, disabled_optimizers=("NoopElimination",)
     )
-    options = other(2).get_session_options()
+    options = other.ort_session(2).get_session_options()
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert options.log_severity_level == 4, "what it refuses is raised, and need not be written to stderr too"
@@ -120,7 +120,7 @@ def test_the_search_for_a_wrong_optimizer_runs_what_the_region_runs(monkeypatch:
     """The search adds to the optimizers that do not run in the region; it does not forget them."""
     [graph] = compile_and_keep(lambda x: (x.neg() * 2).exp(), torch.randn(4), threads=1)
     [region] = graph.regions
-    assert region.bound.session.settings.disabled_optimizers
+    assert region.bound.settings.disabled_optimizers
     tried: list[SessionSettings] = []
     create = Session.create
 
@@ -165,7 +165,7 @@ def test_sessions_that_share_a_graph_do_not_spin_and_others_as_long_as_told() ->
         [graph] = compile_and_keep(function, torch.randn(4), spin=3)
         assert [region.executable.settings.shares_graph for region in graph.regions] == [shares] * (1 + shares)
         for region in graph.regions:
-            options = region.bound.session(region.bound.threads).get_session_options()
+            options = region.bound.ort_session(region.bound.threads).get_session_options()
             key, value = ("allow_spinning", "0") if shares else ("spin_duration_us", "3000")
             assert options.get_session_config_entry(f"session.intra_op.{key}") == value
 
@@ -267,7 +267,7 @@ def test_a_dump_may_name_what_our_sessions_are_configured_by(shares_graph: bool)
 
 def test_sessions_of_few_numbers_of_threads_are_kept() -> None:
     session = Session(ir.from_onnx_text(ADDS_ZERO), SessionSettings(CPU))
-    made = [weakref.ref(session(threads)) for threads in (1, 2, 3, 4, 5, 6, 7, 8)]
+    made = [weakref.ref(session.ort_session(threads)) for threads in (1, 2, 3, 4, 5, 6, 7, 8)]
     gc.collect()
     alive = [ref() is not None for ref in made]
     assert alive[-1] and sum(alive) <= 4

@@ -31,7 +31,7 @@ from dynamo_backends.cache.store import Store
 from dynamo_backends.common.call_statistics import CallStatistics
 from dynamo_backends.errors import SessionError
 from dynamo_backends.events import GraphSummary
-from dynamo_backends.runtime.binding import BoundSession
+from dynamo_backends.runtime.session import Session
 
 
 class Model(nn.Module):
@@ -124,10 +124,10 @@ def test_failed_calls_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not metrics(function)["failures"]
     function(x)
 
-    def fails(session: BoundSession, args: object) -> None:
+    def fails(session: Session, args: object) -> None:
         raise SessionError("out of order")
 
-    monkeypatch.setattr(BoundSession, "__call__", fails)
+    monkeypatch.setattr(Session, "__call__", fails)
     function(x)
     [failure] = metrics(function)["failures"]
     assert failure["event"] == "runtime_failures" and "out of order" in str(failure["reason"])

@@ -32,9 +32,9 @@ from dynamo_backends.partition.runnable_region import RunnableRegion
 from dynamo_backends.runtime import constants as constants_module
 from dynamo_backends.runtime import session as session_module
 from dynamo_backends.runtime import system_memory
-from dynamo_backends.runtime.binding import BoundSession
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
+from dynamo_backends.runtime.session import Session
 from dynamo_backends.weights import changes, region_session
 from dynamo_backends.weights.changes import CALLS, WHOLE, Snapshot, Watch
 from passes import Pass, onnx_editing, register, unregister
@@ -54,7 +54,7 @@ class Clock:
         self.now = self.build = self.call = 0.0
         self.tried: list[int] = []
         self.rejects = False
-        load, run = Executable.load, BoundSession.__call__
+        load, run = Executable.load, Session.__call__
 
         def timed_load(executable: Executable, constants: Mapping[int, torch.Tensor] = MappingProxyType({})) -> object:
             self.tried.append(len(constants))
@@ -63,13 +63,13 @@ class Clock:
                 raise SessionError("planted")
             return load(executable, constants)
 
-        def timed_run(session: BoundSession, args: Sequence[torch.Tensor | int | bool]) -> object:
+        def timed_run(session: Session, args: Sequence[torch.Tensor | int | bool]) -> object:
             self.now += self.call
             return run(session, args)
 
         monkeypatch.setattr(region_session, "clock", lambda: self.now)
         monkeypatch.setattr(Executable, "load", timed_load)
-        monkeypatch.setattr(BoundSession, "__call__", timed_run)
+        monkeypatch.setattr(Session, "__call__", timed_run)
 
 
 @pytest.fixture(autouse=True)
@@ -833,7 +833,7 @@ def test_sessions_of_layers_do_not_busy_wait_for_each_other() -> None:
     called_stack()
     session = max(region_sessions(), key=lambda item: len(item.sets))
     bounds = [state.bound for state in session.sets.values()]
-    options = [bound.session(bound.threads).get_session_options() for bound in bounds]
+    options = [bound.ort_session(bound.threads).get_session_options() for bound in bounds]
     # Only the first was made before there were others.
     assert [item.get_session_config_entry("session.intra_op.allow_spinning") for item in options[1:]] == ["0"] * 3
 
@@ -1103,7 +1103,7 @@ def test_a_lookup_at_known_indices_is_made_once() -> None:
     model = WithPositions()
     with torch.no_grad():
         [graph] = compile_and_keep(model, TOKENS)
-        session = graph.regions[0].bound.session
+        session = graph.regions[0].bound
         nodes = collections.Counter(node.op_type for node in optimized_model(session)[0].graph)
         assert nodes["Gather"] == 2, "those at the tokens"
         compiled = torch.compile(model, backend="onnxrt")
@@ -1116,6 +1116,6 @@ def test_a_tied_table_is_read_in_pytorchs_memory_and_packed_for_the_product() ->
     model = network()
     with torch.no_grad():
         [graph] = compile_and_keep(model, TOKENS)
-    session = graph.regions[0].bound.session
-    tables = [name for name in session.inputs if name.endswith(".table")]
+    session = graph.regions[0].bound
+    tables = [name for name in session.input_names if name.endswith(".table")]
     assert [name.removesuffix(".table") in session.constants for name in tables] == [True]
