@@ -17,7 +17,7 @@ from torch import fx
 
 from ..errors import SessionError, first_line
 from ..events import count, warn
-from ..graphs.artifacts import GraphName, Runner, region_name
+from ..graphs.artifacts import GraphName, Runner, is_operator, region_name
 from ..graphs.graph_json import CannotStoreError, decode_graph, encode_graph
 from ..graphs.pytorch_runner import without_graph
 from ..options import Options
@@ -48,6 +48,12 @@ class RegionCode:
             return cls(json.dumps(encode_graph(graph), separators=(",", ":")))
         except CannotStoreError:
             return without_graph(fx.GraphModule({}, graph, "Region"))
+
+    @property
+    def operators(self) -> int:
+        """The number of operators."""
+        nodes = decode_graph(json.loads(self.text)).nodes
+        return sum(node.op == "call_function" and is_operator(node) for node in nodes)
 
     @functools.cached_property
     def _code(self) -> Callable[..., Sequence[object]]:

@@ -31,7 +31,7 @@ from ..graphs.operators import is_collective
 from ..runtime.integer_kernels import is_for_any_processor
 from ..runtime.kernel_faults import reason_against_model
 from ..runtime.node_support import ANSWERS
-from ..runtime.providers import Provider, provider_name
+from ..runtime.providers import Provider, fallbacks, provider_name
 from .dry_run import example_sizes, wrong_result
 from .faster_in_pytorch import VIEWS_ONLY, is_shape_operator, views_of_arguments
 from .needed_passes import with_needed_passes
@@ -58,11 +58,19 @@ ORIGINAL = "original_node"
 
 
 class Support:
-    """Decides whether ONNX Runtime can run a node, on providers in order of preference."""
+    """Decides whether ONNX Runtime can run a node.
 
-    def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
+    Args:
+        opset: of the models.
+        providers: in order of preference.
+        must_run_on_onnx: whether a node that they reject, and that those after the first run, is in a region
+            (``fallback="error"``). The region then runs on those.
+    """
+
+    def __init__(self, opset: int, providers: Sequence[Provider], *, must_run_on_onnx: bool = False) -> None:
         self.opset = opset
         self.providers = tuple(providers)
+        self._alternatives = list(fallbacks(self.providers))[1:] if must_run_on_onnx else []
         self._names = [provider_name(provider) for provider in providers]
         self._device_types = {"cpu", "cuda"} if set(self._names) & _CUDA_PROVIDERS else {"cpu"}
 
@@ -96,30 +104,41 @@ class Support:
             return Reason(Kind.DEVICE, "it copies between devices")
         if faults and self._cached_probe(node, only_first=True) is not None:
             return faults[0].reason  # the CPU provider, which has the fault, would run what the first provider does not
-        return self._cached_probe(node, only_first=False)
+        rejection = self._cached_probe(node)
+        if rejection is not None and any(self._cached_probe(node, others) is None for others in self._alternatives):
+            return None
+        return rejection
 
-    def _cached_probe(self, node: fx.Node, *, only_first: bool) -> Reason | None:
+    def _cached_probe(
+        self, node: fx.Node, providers: Sequence[Provider] | None = None, *, only_first: bool = False
+    ) -> Reason | None:
+        """See ``probe``."""
         translation = find_translation(node.target, self.opset)
         is_deterministic, any_ = torch.are_deterministic_algorithms_enabled(), is_for_any_processor()
         # The function, not its id, which may be reused after the function is freed.
-        question = (translation, self.opset, repr(self.providers), only_first, is_deterministic, any_, signature(node))
-        return ANSWERS.get(question, lambda: self.probe(node, only_first=only_first))
+        asked = self.providers if providers is None else providers
+        question = (translation, self.opset, repr(asked), only_first, is_deterministic, any_, signature(node))
+        return ANSWERS.get(question, lambda: self.probe(node, asked, only_first=only_first))
 
-    def probe(self, node: fx.Node, *, only_first: bool = False) -> Reason | None:
+    def probe(
+        self, node: fx.Node, providers: Sequence[Provider] | None = None, *, only_first: bool = False
+    ) -> Reason | None:
         """Translates a node and creates a session of it alone; returns why that fails, or ``None``.
 
         Args:
             node: a node with ``meta["val"]`` that has a translation.
+            providers: of the session; by default all.
             only_first: whether the first provider must run all of it.
         """
         inputs = [RegionInput(arg) for arg in node.all_input_nodes]
+        providers = self.providers if providers is None else providers
         try:
             model = translate([node], inputs, results_of(node), opset=self.opset, name=node.name)
             model = with_needed_passes(model)
             sizes = example_sizes(node, model)
-            error = reason_against_model(model, self.providers, only_first=only_first, sizes=sizes)
+            error = reason_against_model(model, providers, only_first=only_first, sizes=sizes)
             if error is not None and error.reason.kind is not Kind.OUT_OF_MEMORY:
-                error = reason_against_model(fold_constants(model), self.providers, only_first=only_first, sizes=sizes)
+                error = reason_against_model(fold_constants(model), providers, only_first=only_first, sizes=sizes)
             if error is None and not is_inferred(node, find_translation(node.target, self.opset), self.opset):
                 return wrong_result(node, model)
         except TranslationError as failure:

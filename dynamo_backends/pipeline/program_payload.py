@@ -15,12 +15,12 @@ from ..cache.program_record import from_record, to_record
 from ..cache.store import DamagedError, StoredRecord, decoded, encoded
 from ..common.call_statistics import reporting
 from ..errors import AheadOfTimeError, first_line
-from ..events import FallbackCount, GraphSummary, count
+from ..events import FallbackCount, count
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.traced_sources import TracedModule, changed_function
 from ..options import Options
-from ..partition.program import Program, load, warn_of_rejections
+from ..partition.program import Program, RegionCode, load, warn_of_rejections
 from ..runtime.custom_operators import load_libraries
 from ..runtime.providers import check_providers
 from ..weights.changes import can_be_watched
@@ -118,9 +118,19 @@ class ProgramPayload:
             raise error
         logger.warning("%s cannot be loaded, PyTorch runs what is rejected: %s", content.name, error)
         count("not_loaded")
-        number = program.coverage.on_onnx
-        fallback = FallbackCount("all operators", f"the graph cannot be loaded: {first_line(str(error))}", number)
-        return reporting(loaded.run, GraphSummary(str(content.name), 0, number, [fallback]))
+        of_calls = program.coverage.of_calls(content.name)
+        parts = zip(program.regions, loaded.regions, strict=True)
+        rejected = [part.in_pytorch for part, made in parts if made.session is None]
+        number = sum(code.operators for code in rejected if isinstance(code, RegionCode))
+        whole = "the graph" if len(rejected) == len(program.regions) else "a region"
+        fallback = FallbackCount("all operators", f"{whole} cannot be loaded: {first_line(str(error))}", number)
+        summary = dataclasses.replace(
+            of_calls,
+            on_onnx=of_calls.on_onnx - number,
+            in_pytorch=of_calls.in_pytorch + number,
+            fallbacks=[*of_calls.fallbacks, fallback],
+        )
+        return reporting(loaded.run, summary)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,7 +71,8 @@ class Context:
     def __init__(self, options: Options, observer: Observer, *, in_pytorch: str = "") -> None:
         self.options = options
         self.observer = observer
-        self.support = Support(options.opset, options.providers)
+        must_run_on_onnx = options.fallback == "error"
+        self.support = Support(options.opset, options.providers, must_run_on_onnx=must_run_on_onnx)
         if in_pytorch:
             self.support = InPytorch(options.opset, options.providers, in_pytorch)
         self.passes = StagePasses(options, observer, self.support)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import gc
 import importlib
+import itertools
 import json
 import linecache
 import os
@@ -32,9 +33,11 @@ from dynamo_backends import keep_value_guards_unsafe, onnx_compiler
 from dynamo_backends.cache import store
 from dynamo_backends.cli import main
 from dynamo_backends.errors import AheadOfTimeError, SessionError
+from dynamo_backends.partition import program
 from dynamo_backends.pipeline import pass_target, program_payload
 from dynamo_backends.runtime import integer_kernels, kernel_faults
 from dynamo_backends.weights.changes import can_be_watched
+from dynamo_backends.weights.region_session import RegionSession
 
 PROGRAM = Path(__file__).parents[1] / "saved_models.py"
 
@@ -417,6 +420,33 @@ def test_guards_on_values_that_are_no_tensors() -> None:
         assert_same_values(loaded(X, torch.sin), X.sin())
         with pytest.raises(RuntimeError, match="GuardManager check failed"):
             loaded(X, torch.cos)
+
+
+def test_a_region_that_is_rejected_when_it_is_loaded_is_counted_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other region still runs on ONNX Runtime."""
+    options = {"providers": ["CPUExecutionProvider"]}
+    function = torch.compile(two_regions, backend="onnxrt", fullgraph=True, options=options)
+    with torch.no_grad():
+        function.aot_compile(((X,), {})).save_compiled_function(str(tmp_path / "saved"))
+    make, calls, told = program.RegionSession, itertools.count(), []
+
+    def fails_once(*args: Any, **kwargs: Any) -> RegionSession:
+        if next(calls) == 1:
+            raise SessionError("out of memory")
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(program, "RegionSession", fails_once)
+    monkeypatch.setattr(program_payload, "reporting", lambda run, graph: told.append(graph) or run)
+    with (tmp_path / "saved").open("rb") as file, torch.no_grad():
+        assert_same_values(torch.compiler.load_compiled_function(file)(X), two_regions(X))
+    [summary] = told
+    assert (summary.on_onnx, summary.in_pytorch, [item.number for item in summary.fallbacks]) == (2, 2, [1, 1])
+
+
+def two_regions(x: torch.Tensor) -> torch.Tensor:
+    return torch.special.bessel_j0(x.sin().tan()).cos()
 
 
 @pytest.mark.parametrize("fallback", ["pytorch", "error"])

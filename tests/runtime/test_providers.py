@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -36,12 +37,13 @@ from dynamo_backends.errors import Kind, Reason, SessionError
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.numerics.whole_graph import measure
 from dynamo_backends.options import parse_options
-from dynamo_backends.partition import program
+from dynamo_backends.partition import program, regions
 from dynamo_backends.partition.coverage import CoverageCounts
 from dynamo_backends.partition.program import Program, RegionCode, RegionProgram
 from dynamo_backends.partition.runnable_region import MOST_CHECKED, OnProvider, RunnableRegion
 from dynamo_backends.runtime import subprocess_session
 from dynamo_backends.runtime.executable import Executable
+from dynamo_backends.runtime.node_support import AnswerCache
 from dynamo_backends.runtime.ort_internals import IDENTITY
 from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
@@ -308,8 +310,18 @@ def sin_and_cos(x: torch.Tensor) -> torch.Tensor:
     return x.sin().cos() + 1
 
 
-def test_fallback_error_is_about_pytorch(azure_rejects: str) -> None:
-    """Another provider may run a region of which the first rejects a node."""
+@pytest.mark.parametrize("alone", [False, True])
+def test_fallback_error_is_about_pytorch(alone: bool, azure_rejects: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another provider may run a region of which the first rejects a node, in the region or already alone."""
+    asked = regions.reason_against_model
+
+    def rejects_cos(model: ir.Model, providers: Any, **given: Any) -> SessionError | None:
+        is_cos = any(node.op_type == "Cos" for node in model.graph)
+        return SessionError("no cos") if is_cos and providers[0] == AZURE else asked(model, providers, **given)
+
+    if alone:
+        monkeypatch.setattr(regions, "reason_against_model", rejects_cos)
+        monkeypatch.setattr(regions, "ANSWERS", AnswerCache())
     settings = {"options": {"fallback": "error", "check_providers": False, "providers": [azure_rejects, CPU]}}
     with torch.no_grad():
         assert_same_as_eager(sin_and_cos, X, settings=settings)
