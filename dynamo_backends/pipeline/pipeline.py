@@ -242,7 +242,7 @@ class Pipeline:
 
         take_thread_count_from_loader()
         # PyTorch's key does not say which arguments share memory; such a graph is saved, but not found by its key.
-        key = None if share_memory(arguments) else self.runners.key_for_autograd(weights)
+        key = None if share_memory(arguments) else self.runners.programs.key_for_autograd(weights)
         if key is None and not (is_ahead_of_time() or is_precompiling()):
             reason = "a graph without a key"
             count(f"not_saved: {reason}")

@@ -1,4 +1,4 @@
-"""Builds a runner of one of AOTAutograd's graphs: loads its Program from the cache, or compiles it.
+"""Builds a runner of one of AOTAutograd's graphs: loads its Program from the cache (``program_cache``), or compiles it.
 
 ``Pipeline`` and ``placement`` call this module. It provides for both:
 
@@ -18,12 +18,11 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..cache.graphs import CachedGraphs, CacheEntry, cached_graphs
 from ..common.call_statistics import reporting
 from ..common.garbage_collection import only_new
 from ..common.safety_net import or_original
 from ..errors import first_line
-from ..events import count, is_candidate_run
+from ..events import is_candidate_run
 from ..exporter.decompositions import Decompositions, decomposition_table
 from ..graphs import dynamo_frames
 from ..graphs.artifacts import GraphName, Runner
@@ -36,12 +35,11 @@ from ..graphs.traced_sources import traced_modules
 from ..numerics.exact import WIDER
 from ..numerics.function_runs import NotRepeatableError
 from ..options import Options
-from ..partition.program import LoadedProgram, Program, load
-from ..weights.changes import can_be_watched
+from ..partition.program import LoadedProgram, Program
 from ..weights.region_session import Weight
 from ..weights.selection import weights_of
 from .observer import Observer
-from .stage_logging import cached_model
+from .program_cache import ProgramCache
 
 if TYPE_CHECKING:
     from .stage_data import CompiledGraph, PostGradGraph
@@ -90,22 +88,14 @@ class Runners:
         return Context(self.options, self.observer)
 
     @functools.cached_property
-    def _cached(self) -> CachedGraphs | None:
-        """The cache on disk; ``None`` if it is off, or if each graph must be compiled."""
+    def programs(self) -> ProgramCache:
+        """The cache on disk, which is off if each graph must be compiled."""
         must_compile = self.observer.watches or self._compile_graph is not None or self.options.verify_passes
-        return cached_graphs(self.options) if self.options.cache and not must_compile else None
-
-    def key_for_autograd(self, weights: Mapping[int, StaticInput]) -> str | None:
-        """A part of a graph's key in AOTAutograd's cache; ``None`` if it cannot be kept there."""
-        if self._cached is None:
-            return None
-        constants = [i for i, item in weights.items() if can_be_watched(item.value)]
-        return self._cached.key_for_autograd(constants)
+        return ProgramCache(self.options, is_on=self.options.cache and not must_compile)
 
     def decompositions(self) -> Decompositions:
         """The decompositions of operators that have no translation."""
-        known = self._cached.translated_operators(self.options.opset) if self._cached is not None else None
-        return decomposition_table(self.options.opset, known)
+        return decomposition_table(self.options.opset, self.programs.translated_operators())
 
     def on_onnx(
         self,
@@ -157,9 +147,8 @@ class Runners:
             by_position = {i: constants[node] for i, node in enumerate(placeholders) if node in constants}
             # AOTAutograd's cache is found by the graph, and PyTorch's precompile cache compares sources itself.
             sources = traced_modules(module.graph) if is_ahead_of_time() else []
-            entry = self._cached.entry(name, module, by_position, is_joint=is_joint) if self._cached else None
             compile_it = functools.partial(self._compiled, name, module, arguments, constants, is_joint=is_joint)
-            program, run = compile_it() if entry is None else self._cached_or(compile_it, entry, by_position)
+            program, run = self.programs.loaded_or(compile_it, name, module, by_position, is_joint=is_joint)
         run = reporting(run, program.coverage.of_calls(name))
         program.coverage.log(name, self.place)
         if not is_saving() or self.observer.watches:
@@ -183,51 +172,6 @@ class Runners:
         graph = run_post_grad(self.context, name, module, arguments, weights, is_joint=is_joint)
         compiled, loaded = (self._compile_graph or compile_graph)(self.context, graph)
         return compiled.program, self.observer.runner(compiled, loaded)
-
-    def _cached_or(
-        self, compile_it: Callable[[], tuple[Program, Runner]], entry: CacheEntry, weights: Mapping[int, Weight]
-    ) -> tuple[Program, Runner]:
-        """The Program of a cache entry and its runner; if there is none, one that is compiled and kept."""
-        assert self._cached is not None
-        found = self._load_from_cache(entry, weights)
-        if found is not None:
-            return found
-        with self._cached.locked(entry):
-            found = self._load_from_cache(entry, weights)  # another process may have compiled it meanwhile
-            if found is None:
-                count("cache_misses")
-                found = compile_it()
-                self._cached.keep(entry, found[0])
-            return found
-
-    def _load_from_cache(self, entry: CacheEntry, weights: Mapping[int, Weight]) -> tuple[Program, Runner] | None:
-        """The Program of a graph and its runner; ``None`` if it is not in the cache, or ONNX Runtime rejects it."""
-        assert self._cached is not None
-
-        def loaded(program: Program) -> tuple[Program, Runner] | None:
-            result = load(program, entry.name, weights, self.options)
-            if result.rejection is None:
-                return program, result.run
-            # for instance, too little memory at the moment
-            logger.warning("%s cannot be loaded from the cache, and is compiled: %s", entry.name, result.rejection)
-            return None
-
-        found = self._cached.found(entry, loaded)
-        if found is None:
-            return None
-        count("cache_hits")
-        logger.info("%s is loaded from the cache: %s", entry.name, entry.key)
-        program, runner = found
-
-        @functools.cache
-        def with_lines() -> Program:
-            from ..partition.lines_at_hand import with_lines_of  # imported lazily: it imports onnx
-
-            return with_lines_of(program, entry.module.graph)
-
-        for i, _ in enumerate(program.regions):
-            cached_model(entry.name, i, lambda i=i: with_lines().regions[i].executable.model_without_constants)  # type: ignore[misc]
-        return (with_lines() if is_saving() else program), runner
 
     def in_pytorch(self, name: GraphName, module: fx.GraphModule) -> Runner:
         """A runner of the graph in PyTorch, after all passes; used if the user registered passes."""

@@ -257,7 +257,7 @@ def test_each_box_of_the_drawing_imports_only_boxes_below_it() -> None:
         ("RunnableRegion", {"partition/program"}),  # one construction of what runs
         ("LoadedProgram", {"partition/program"}),
         # whatever a Program comes from
-        ("partition.program.load", {"pipeline/runners", "pipeline/program_payload", "pipeline/stages"}),
+        ("partition.program.load", {"pipeline/program_cache", "pipeline/program_payload", "pipeline/stages"}),
         (
             "dynamo_compile_lock",
             {"graphs/late_compile", "exporter/recurrent_layers"},
