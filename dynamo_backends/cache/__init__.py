@@ -1,6 +1,7 @@
 """Compiled graphs on disk, so that another process need not compile them again.
 
-``pipeline.program_cache`` asks for the Program of a graph with its options, and gives the one that it compiled otherwise.
+``pipeline.program_cache`` asks for the Program of a graph with its options, and gives the one that it
+compiled otherwise.
 
 - ``store``: files by key in a folder of limited size, with checksums;
 - ``environment``: everything besides the graph and the options that a compiled graph depends on;

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,7 @@ class Runners:
         self.options = options
         self.observer = observer
         self._compile_graph = compile_graph
+        self._on_provider: dict[int, Runners] = {}
         self.place = ""  # of the code whose graphs are compiled, see ``dynamo_frames.place_being_compiled``
 
     @functools.cached_property
@@ -86,6 +88,16 @@ class Runners:
         from .stages import Context  # imported lazily, see there
 
         return Context(self.options, self.observer)
+
+    def on_provider(self, position: int) -> Runners:
+        """The same for the execution providers from a position of the option ``providers`` on."""
+        if not position:
+            return self
+        if position not in self._on_provider:
+            options = dataclasses.replace(self.options, providers=self.options.providers[position:])
+            self._on_provider[position] = Runners(options, self.observer, self._compile_graph)
+        self._on_provider[position].place = self.place
+        return self._on_provider[position]
 
     @functools.cached_property
     def programs(self) -> ProgramCache:

@@ -1,5 +1,7 @@
 """The engines that run the graphs of one of Dynamo's frames: PyTorch, ONNX Runtime and Inductor.
 
+With ``placement="fastest"`` ONNX Runtime is an engine for each execution provider of the option ``providers``.
+
 PyTorch runs a graph without our passes, which are for ONNX; if users registered passes, all passes run. Nothing is
 autotuned while an observer watches: it sees all graphs on ONNX Runtime.
 """
@@ -29,6 +31,7 @@ from ..graphs.pytorch_runner import boxed_code
 from ..graphs.size_assumptions import Assumptions
 from ..graphs.static_inputs import NO_WEIGHTS, StaticInput
 from ..options import Options
+from ..runtime.providers import Provider, provider_name
 from .autotuner import Autotuner, TunedGraph, may_draw
 
 PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
@@ -44,6 +47,9 @@ class Runners(Protocol):
     """Makes runners of graphs on ONNX Runtime, see ``pipeline.runners``."""
 
     options: Options
+
+    def on_provider(self, position: int) -> Runners:
+        """The same for the execution providers from a position of the option ``providers`` on."""
 
     def decompositions(self) -> Decompositions:
         """Those of operators that have no translation."""
@@ -89,14 +95,17 @@ class Placement:
         is_inference, is_fastest = name.direction == "inference", self._options.placement == "fastest"
         may_be_tuned = may_run_twice(module) and not torch.are_deterministic_algorithms_enabled()
         if is_inference and not (may_be_tuned and is_fastest):
-            return self._on_onnx(name, weights, module)
+            return self._on_onnx(name, weights, 0, module)
         self._is_fixed |= not may_be_tuned
         if self._is_fixed:
             if self._tuner is not None:  # the forward's, which would wait for steps of both
                 self._tuner.give_up()
             return self._in_pytorch(name, module)
         names_only = {i: StaticInput(item.name) for i, item in weights.items()}  # values: those of a call
-        candidates = {ONNX: functools.partial(self._on_onnx, name, names_only)}
+        candidates = {
+            engine: functools.partial(self._on_onnx, name, names_only, i)
+            for i, engine in enumerate(_on_providers(self._options.providers if is_fastest else ()))
+        }
         if is_fastest:
             candidates[INDUCTOR] = functools.partial(_by_inductor, name)
         if self._tuner is None:
@@ -123,12 +132,14 @@ class Placement:
         copied = _copy_of(module)
         return boxed_code(copied, name) if are_only_built_in() else self._runners.in_pytorch(name, copied)
 
-    def _on_onnx(self, name: GraphName, weights: Mapping[int, StaticInput], module: fx.GraphModule) -> Runner:
+    def _on_onnx(
+        self, name: GraphName, weights: Mapping[int, StaticInput], provider: int, module: fx.GraphModule
+    ) -> Runner:
         from ..exporter.decompose import decompose  # imported lazily: it imports onnx
 
         decompose(module, self._runners.decompositions())
         is_joint = are_only_built_in() or name.direction == "inference"  # no joint pass has run
-        return self._runners.on_onnx(name, module, is_joint=is_joint, weights=weights)
+        return self._runners.on_provider(provider).on_onnx(name, module, is_joint=is_joint, weights=weights)
 
 
 def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[object]) -> Placement | None:
@@ -147,6 +158,11 @@ def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[o
     if must_run_on_onnx or not (options.placement == "fastest" or is_trained):
         return None
     return Placement(runners, describe_frame(module, arguments))
+
+
+def _on_providers(providers: Sequence[Provider]) -> list[str]:
+    """ONNX Runtime as an engine: on all execution providers, on those without the first, and so on."""
+    return [ONNX, *(f"{ONNX} on {provider_name(provider)}" for provider in providers[1:])]
 
 
 def _by_inductor(name: GraphName, module: fx.GraphModule) -> Runner:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 import transformers as tf
@@ -391,6 +392,30 @@ def test_the_mode_is_the_option() -> None:
             parse_options({"spin": wrong})
     with pytest.raises(ValueError, match="expected one of 'measured', 'onnx', 'fastest'"):
         parse_options({"placement": "gpu"})
+
+
+AZURE = "AzureExecutionProvider"
+needs_second = pytest.mark.skipif(
+    AZURE not in onnxruntime.get_available_providers(), reason="the installed ONNX Runtime has another second provider"
+)
+
+
+@needs_second
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("of", [ONNX, f"{ONNX} on CPUExecutionProvider"])
+def test_each_provider_that_is_listed_is_an_engine(of: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan(monkeypatch, of)
+    options = {"placement": "fastest", "providers": [AZURE, "CPUExecutionProvider"], "check_providers": False}
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    run = torch.compile(model, backend="onnxrt", options=options)
+    with torch.set_grad_enabled(training):
+        for _ in range(2 * SETTLED):
+            x = torch.randn(3, 8)
+            result = run(x)
+            torch.testing.assert_close(result, model(x))
+            if training:
+                result.sum().backward()
+    assert settled_on(of, *(["forward", "backward"] if training else ["inference"]))
 
 
 def test_reduce_overhead_runs() -> None:
