@@ -25,6 +25,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import detect_fake_mode
 
+from passes.engine.fx.snapshot import FxSnapshot
 from passes.engine.registry import are_only_built_in
 from passes.order import LOOKED_FOR
 
@@ -178,6 +179,7 @@ class Pipeline:
         dynamo_frames.name_call(module)
         self.runners.place = dynamo_frames.place_being_compiled()
         self.observer.stage("dynamo", graph, module)
+        captured = FxSnapshot(module)
         if self.observer.explains or _may_match(module):
             from .stages import run_pre_grad  # imported lazily, see there
 
@@ -186,10 +188,16 @@ class Pipeline:
 
         arguments = [*static_inputs.lifted_attributes(module).values(), *example_inputs]
         weights = static_inputs.weights(module, arguments) if self._has_constant_weights else {}
+        # what is saved or watched runs on ONNX Runtime
+        may_be_placed = self._may_be_placed and not self.observer.watches and not is_saving()
+        placement = placement_of(self.runners, module, arguments) if may_be_placed else None
         with self._autograd_cache(module, arguments, weights) as is_cached:
-            backend = self._aot_backend(graph, module, arguments, names, weights, is_cached=is_cached)
+            compilers = _FrameCompilers(graph, names, weights, self.runners, placement)
+            backend = self._aot_backend(compilers, arguments, is_cached=is_cached)
             with fake_tensors_as_kernels(detect_fake_mode(example_inputs)), registered_operators_kept():
                 result: Callable[..., object] = backend(module, example_inputs)
+        if placement is not None:
+            result = placement.frame(captured.before(), result)
         weights.clear()  # AOTAutograd keeps the compilers, which must not keep the weights alive
         count("graphs")  # only now: in AOTAutograd, Dynamo may restart the trace with a float as a constant
         if dynamo_frames.is_recompile():
@@ -197,36 +205,25 @@ class Pipeline:
         return self.observer.entry(graph, result)
 
     def _aot_backend(
-        self,
-        graph: GraphName,
-        module: fx.GraphModule,
-        arguments: Sequence[object],
-        names: Sequence[UserName],
-        weights: Mapping[int, StaticInput],
-        *,
-        is_cached: bool,
+        self, compilers: _FrameCompilers, arguments: Sequence[object], *, is_cached: bool
     ) -> Callable[..., Callable[..., object]]:
         """AOTAutograd with our compilers for one of Dynamo's graphs.
 
-        ``arguments`` are its parameters, buffers and inputs; ``names`` the user's names of its inputs; ``is_cached`` if
-        AOTAutograd's cache may keep it.
+        ``arguments`` are its parameters, buffers and inputs; ``is_cached`` if AOTAutograd's cache may keep it.
         """
-        # what is saved or watched runs on ONNX Runtime
-        may_be_placed = self._may_be_placed and not self.observer.watches and not is_saving()
-        placement = placement_of(self.runners, module, arguments) if may_be_placed else None
-        compilers = _FrameCompilers(graph, names, weights, self.runners, placement)
         own: dict[str, Callable[[fx.GraphModule, Sequence[object]], Runner]]
         own = {"fw_compiler": compilers.forward, "inference_compiler": compilers.inference}
         if is_cached:
             from ..graphs.aot_serialization import serializable  # imported lazily: it imports Inductor
 
             own = {name: serializable(compiler) for name, compiler in own.items()}
-        is_plain = placement is not None and are_only_built_in()
+        is_plain = compilers.placement is not None and are_only_built_in()
+        joint = partitioning.min_cut_partition if is_plain else None
         return aot_autograd(
             **own,
             bw_compiler=compilers.backward,
-            partition_fn=partitioning.min_cut_partition if is_plain else self.partitioner(graph, arguments, names),
-            decompositions=self.runners.decompositions() if placement is None else {},
+            partition_fn=joint or self.partitioner(compilers.graph, arguments, compilers.names),
+            decompositions=self.runners.decompositions() if compilers.placement is None else {},
             keep_inference_input_mutations=True,
         )
 
