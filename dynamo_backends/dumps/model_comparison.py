@@ -280,7 +280,7 @@ def _of_lower_precision(rows: Sequence[AlignedRow]) -> list[str]:
         if a is None or b is None or not a.kind == b.kind == "result":
             continue
         own = _inside(a, row.local.segment, values) if row.local is not None else None
-        if epsilon_of(a.value) < epsilon_of(b.value):
+        if 0 < epsilon_of(a.value) < epsilon_of(b.value):
             found.append(f"{a.described} is {b.type} instead of {a.type}")
         elif own is not None and row.local is not None and epsilon(row.local.inside) > epsilon(own):
             names = dtype_name(row.local.inside), dtype_name(own)

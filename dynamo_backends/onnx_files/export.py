@@ -24,7 +24,7 @@ import torch
 from torch._dynamo import OptimizedModule
 from torch.utils import _pytree as pytree
 
-from ..errors import ExportError, first_line
+from ..errors import ExportError, first_line, writing
 from ..exporter.upstream_faults import tolerated_in_a_file
 from ..graphs.locations import where
 from ..graphs.size_assumptions import size_conditions
@@ -187,7 +187,8 @@ def export(
     unchecked = [f"{node.name} ({where(node)}): {text}" for node in nodes for text in tolerated_in_a_file(node)]
     exported = ExportedFile(path, taken, given, sizes, conditions, (), unchecked, model, captured)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        made = _write(written, Path(folder) / path.name)
+        with writing(path):
+            made = _write(written, Path(folder) / path.name)
         if check is not False:
             exported = _check(exported, FileSession(made), None if check is True else check)
         else:

@@ -349,6 +349,27 @@ def test_a_comparison_does_not_warn_of_pytorch(tmp_path: Path) -> None:
     assert compare_with_program(model, (), inputs, load_model(tmp_path / "m.onnx"), Runtime()).ok
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            heads = layer(x).view(2, 4, 2, 4).transpose(1, 2).softmax(-1)
+            x = x + heads.transpose(1, 2).contiguous().view(2, 4, 8)
+        return x
+
+
+def test_names_that_are_counted_up_in_another_way_mean_nothing(tmp_path: Path) -> None:
+    """Another exporter decomposes a linear layer into views: ``view_3`` is of another line there."""
+    torch.manual_seed(0)
+    model, inputs = Heads().eval(), {"x": torch.randn(2, 4, 8)}
+    dynamo_backends.export(model, path=tmp_path / "m.onnx", kwargs=inputs)
+    found = compare_with_program(model, (), inputs, load_model(tmp_path / "m.onnx"), Runtime())
+    assert found.ok, found.verdict
+
+
 def test_a_file_whose_inputs_are_half(net: tuple, tmp_path: Path) -> None:
     model, inputs, proto = net
     onnx.save(convert_float_to_float16(proto), tmp_path / "half.onnx")
