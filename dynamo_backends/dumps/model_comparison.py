@@ -29,9 +29,10 @@ import numpy as np
 import torch
 
 from ..common.suggestions import unknown_name
+from ..common.text_table import listed
 from ..numerics.arrays import dtype_name
 from ..numerics.verdicts import Verdict, epsilon
-from .model_inputs import DEFAULT_SIZE, computed_inputs, listed, read_feeds, same_inputs
+from .model_inputs import DEFAULT_SIZE, computed_inputs, read_feeds, same_inputs
 from .model_judging import (
     DIFFERENT,
     ONLY_FIRST,
@@ -56,6 +57,10 @@ _QUANTIZED = (
     "MatMulNBits",
 )  # fmt: skip
 """How the operators of quantized models begin."""
+
+
+_NAMED = 3
+"""Nodes of a segment that a verdict names."""
 
 
 class Reference(Protocol):
@@ -121,7 +126,8 @@ class ModelComparison:
         assert side is not None
         reader = next((item for item in self.rows if item.mark == row.mark and item.local), None)
         of = f", read by {reader.first.described}" if not row.local and reader and reader.first else ""
-        together = f"; computed together with {', '.join(row.local.segment)}" if row.local and row.local.segment else ""
+        nodes = row.local.segment[::-1] if row.local is not None else ()  # the nearest first
+        together = f"; computed together with {listed(nodes, _NAMED)}" if nodes else ""
         return f"diverges at {side.described}{of}: {row.local or row.total}{together}"
 
 
