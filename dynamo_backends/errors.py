@@ -5,9 +5,11 @@ An exception has the node it is about, if there is one. A wrong option is a ``Va
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 
 
 class Kind(enum.Enum):
@@ -184,3 +186,14 @@ class WrongResultError(SessionError):
         super().__init__(f"{result} {what}")
         self.result = result
         self.what = what
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An ``OSError`` of this block names what cannot be written: that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(f"{os.fspath(path)} cannot be written: {error.strerror or error}") from error

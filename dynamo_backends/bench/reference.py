@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import traceback
 from collections.abc import Sequence
@@ -12,22 +13,25 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line
-from ..numerics.function_runs import FunctionRun, is_strided
+from ..numerics.exact import KERNEL_ERRORS
+from ..numerics.function_runs import FunctionRun, NotRepeatableError, UnstableError, is_strided
 from ..numerics.verdicts import difference_in_kind
 from ..numerics.whole_graph import FunctionCheck, ResultCheck
 from .loading import SEED, Inputs, errors_of_user
 from .steps import Steps, leaves_of, loss_of
+
+logger = logging.getLogger(__name__)
 
 
 class CaseJudge:
     """Judges the results of a case. The constructor raises ``ModelError`` if the model fails in eager.
 
     Attributes:
-        unchecked: why a result that differs from eager's is not called wrong, else ``""``.
+        unchecked: why the results that ``difference`` got last are not called wrong, although they differ, else ``""``.
     """
 
     def __init__(self, steps: Steps) -> None:
-        self.unchecked = ""
+        self._undecided = self.unchecked = ""
         self._steps = steps
         with errors_of_user(f"MODEL {steps.case.model!r} raised"):
             steps.results(steps.loaded.model)
@@ -36,7 +40,7 @@ class CaseJudge:
             self._expected = [self._expect(inputs) for inputs in steps.loaded.inputs]
         except Exception as error:  # whatever the model raises as a function of its state
             traceback.print_exc()
-            self.unchecked = f"it does not run again: {type(error).__name__}: {first_line(str(error))}"
+            self._undecided = f"it does not run again: {type(error).__name__}: {first_line(str(error))}"
             self._expected = []
 
     def difference(self, results: Sequence[Sequence[Any]]) -> str:
@@ -45,12 +49,19 @@ class CaseJudge:
         Args:
             results: see ``Steps.results``.
         """
+        self.unchecked = self._undecided
         if not self._expected:
             return "there is no reference to compare with"
         for size, (expected, actual) in enumerate(zip(self._expected, results, strict=True)):
             judge = text_difference if self._steps.case.mode == "decode" else _difference
-            if message := judge(expected, actual):
-                return f"size {size + 1}: {message}" if len(self._expected) > 1 else message
+            prefix = f"size {size + 1}: " if len(self._expected) > 1 else ""
+            try:
+                message = judge(expected, actual)
+            except UnstableError as error:
+                self.unchecked = self._undecided or str(error)
+                return f"{prefix}a result differs from eager's"
+            if message:
+                return f"{prefix}{message}"
         return ""
 
     def _expect(self, inputs: Inputs) -> ResultCheck:
@@ -89,14 +100,16 @@ class CaseJudge:
 
         seeded = torch.get_rng_state()
         with torch.set_grad_enabled(is_trained):
+            check = FunctionCheck(run, arguments, seeded, values_of=values_of)
             try:
-                check = FunctionCheck(run, arguments, seeded, values_of=values_of)
-                _ = check.exact  # float64 runs
-            except Exception:  # whatever the model, or torchao, raises for float64: perturbed runs of eager judge
-                traceback.print_exc()
+                _ = check.exact
+            except NotRepeatableError:
+                raise
+            except KERNEL_ERRORS as error:  # it ran in eager: the model, or torchao, has no float64
+                logger.info("eager is the reference of %s: in float64, %s", steps.case.model, error)
                 check = FunctionCheck(run, arguments, seeded, values_of=values_of, is_wide=False)
         if check.draws:
-            self.unchecked = "the model draws random numbers"
+            self._undecided = "the model draws random numbers"
         return check
 
 
@@ -113,12 +126,16 @@ class _Generating(torch.nn.Module):
 
 
 def _difference(check: ResultCheck, actual: Sequence[object]) -> str:
-    """A message about the first wrong result of a size, ``""`` if all are right."""
+    """A message about the first wrong result of a size, ``""`` if all are right.
+
+    Raises:
+        UnstableError: one is not the same in each run, and no other is wrong.
+    """
     if len(actual) != len(check.eager):
         return f"{len(actual)} results instead of {len(check.eager)}"
-    for position, value in enumerate(actual):
-        if message := str(check.judge(position, value)):
-            return f"result {position}: {message}"
+    for position, found in check.judge_all(dict(enumerate(actual))):
+        if found.is_wrong:
+            return f"result {position}: {found}"
     return ""
 
 

@@ -24,6 +24,7 @@ from ..bench.case import (
 from ..bench.measuring import TIMED, Bench, BenchSettings
 from ..bench.models import MODELS
 from ..bench.table import table
+from ..errors import writing
 from .common import MODEL_HELP, add_options_argument, positive
 
 BACKENDS = "eager,inductor,onnxrt,onnx_export"
@@ -117,7 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(text)
         if arguments.json is not None:
-            Path(arguments.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            with writing(arguments.json):
+                Path(arguments.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return exit_code(results)
 
 

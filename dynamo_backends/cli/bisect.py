@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..common.text_table import fit_table
+from ..common.text_table import fit_table, listed
 from ..dumps.reading import find_run
 from .common import (
     GRAPH,
@@ -178,7 +178,7 @@ def _text(bisection: Bisection) -> str:
         lines += ["", f"fault: {bisection.place}{where}{source}", f"cause: {bisection.cause or 'unknown'}"]
     if bisection.cut is not None:
         cut = bisection.cut
-        operators = ", ".join(cut.operators)
+        operators = listed(cut.operators, _OPERATORS)
         lines.append(
             f"extracted: {len(cut.operators)} of {cut.of} nodes ({operators}) in {short_path(str(cut.folder))}"
         )
@@ -200,6 +200,10 @@ def _hints(line: str, arguments: argparse.Namespace) -> Iterator[str]:
         yield "try: " + prose.rstrip("; :")
     if command:
         yield try_next(arguments, *command.split())
+
+
+_OPERATORS = 8
+"""Operators of an extracted model that are named."""
 
 
 def _error(trial: BisectionStep) -> str:

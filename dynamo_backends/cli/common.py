@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError, find_run
+from ..errors import writing
 from .parser import ArgumentsError
 
 
@@ -194,7 +195,8 @@ def reporting_errors(argv: Sequence[str], work: Callable[[], int]) -> int:
             stream.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
     try:
         code = work()
-        sys.stdout.flush()
+        with writing("standard output"):
+            sys.stdout.flush()
     except BrokenPipeError:  # ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
         return 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..common.suggestions import unknown_name
-from ..common.text_table import fit_table
+from ..common.text_table import fit_table, listed
 from ..dumps.reading import DumpedPass, find_run
 from .common import add_dump_arguments, coloured, count_text, print_json, short_path, try_next
 
@@ -111,7 +111,7 @@ def why_text(name: str, passes: Iterable[DumpedPass]) -> str:
     fired = [(result, item) for result, item in results if result.fired]
     lines = [f"{name} fired {count_text(sum(result.fired for result, _ in fired), 'time')}."]
     for result, item in fired:
-        nodes = f" at {_listed(result.matches)}" if result.matches else ""
+        nodes = f" at {listed(result.matches, _MAX_NODES)}" if result.matches else ""
         undone = f", undone: {result.undone}" if result.undone else ""
         counts = f"{result.nodes_before} nodes before, {result.nodes_after} after"
         path = f"; {short_path(str(item.diff))}" if item.diff else ""
@@ -130,14 +130,9 @@ def why_text(name: str, passes: Iterable[DumpedPass]) -> str:
         reason = re.sub(rf"(?<![\w.]){re.escape(miss.node)}(?![\w.])", "it", miss.reason)
         nodes_of.setdefault(f"\n{progress}, then: {reason}{pattern}", []).append(f"{miss.node} ({place})")
     for heading, nodes_with_graph in nodes_of.items():
-        lines += [heading, f"  at {_listed(nodes_with_graph)}"]
+        lines += [heading, f"  at {listed(nodes_with_graph, _MAX_NODES)}"]
     if not misses and not fired:
         lines.append("No near misses: no graph has anything similar to its pattern.")
     if fired:
         lines.append(f"\nTo disable it: options={{'passes': {{'disable': [{name!r}]}}}}")
     return "\n".join(lines) + "\n"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NODES} more" if len(names) > _MAX_NODES else ""
-    return ", ".join(names[:_MAX_NODES]) + more

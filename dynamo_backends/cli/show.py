@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..common.text_table import fit_table
 from ..dumps.schema import StageEntry
 from ..dumps.stage_graphs import FX_STAGES, STAGES, stage_graphs, stages_of
+from ..errors import writing
 from .common import GRAPH, add_graph_arguments, coloured, count_text, print_json, run_of_graph, try_next
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ def _models(executables: Sequence[Any], stem: str, folder: Path | None) -> Itera
         model, name = executable.model_without_constants, f"{stem}.region_{region}.onnx"
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(model)
+            with writing(folder / name):
+                (folder / name).write_bytes(model)
         nodes = len(onnx.load_from_string(model).graph.node)
         sizes = {"inputs": len(executable.inputs), "outputs": len(executable.outputs)}
         yield {"model": name, "nodes": nodes, "bytes": len(model), **sizes}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import re
 import shutil
 import sys
@@ -37,6 +39,15 @@ def text_table(rows: Iterable[Sequence[object]], headers: Sequence[str], width: 
         widths[widths.index(max(widths))] -= 1
     shown = [_shown(column, wide) for column, wide in zip(columns, widths, strict=True)]
     return "\n".join((" " * _GAP).join(line).rstrip() for line in zip(*shown, strict=True))
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """The first names, each once with its number, and how many follow: ``Exp x2, Neg and 3 more``."""
+    counts = collections.Counter(names)
+    shown = dict(itertools.islice(counts.items(), most))
+    more = counts.total() - sum(shown.values())
+    text = ", ".join(f"{name} x{number}" if number > 1 else name for name, number in shown.items())
+    return f"{text} and {more} more" if more else text
 
 
 def _shown(column: Sequence[str], width: int) -> list[str]:

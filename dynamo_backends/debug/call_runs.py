@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -179,21 +179,17 @@ class Outcome:
 
     Attributes:
         values: by key.
-        inexact: operators without float64, with the reason.
-        terms: the most terms that an operator added up.
-        reads_memory: whether it has uninitialized memory.
+        mode: what the run found out about its operators.
         unchecked: why there are no gradients, or ``""``.
     """
 
     values: Mapping[Key, object]
-    inexact: Mapping[str, str]
-    terms: int
-    reads_memory: bool
+    mode: Rerun
     unchecked: str = ""
 
     @property
     def not_float64(self) -> list[str]:
-        return [f"{name} has {reason}" for name, reason in self.inexact.items()]
+        return [f"{name} has {reason}" for name, reason in self.mode.inexact.items()]
 
 
 class CallRuns:
@@ -228,15 +224,17 @@ class CallRuns:
         seed: int | None = None,
         *,
         gradients: bool = True,
+        is_repeated: bool = False,
     ) -> Outcome:
         """The outcome of a program; with a ``seed``, of one whose operators are perturbed by a rounding.
 
-        Gradients are computed where the user's call does, unless they are not wanted.
+        Gradients are computed where the user's call does, unless they are not wanted. For ``is_repeated``, see
+        ``Rerun``.
 
         Raises:
             NotRepeatableError: the program must run once only.
         """
-        mode = CallMode(self.state, seed, is_wide=self._wide, otherwise=torch.float64)
+        mode = CallMode(self.state, seed, is_wide=self._wide, otherwise=torch.float64, is_repeated=is_repeated)
         given, leaves = self._given()
         before = hashes(given)
         has_gradients = torch.is_grad_enabled()
@@ -253,7 +251,7 @@ class CallRuns:
             if has_gradients and isinstance(value, torch.Tensor) and value.requires_grad
         }
         if not tangents or not leaves or not gradients:
-            return Outcome(values, mode.inexact, mode.terms, mode.reads_memory)
+            return Outcome(values, mode)
         draws = mode.randomness.draws
         with backward, partitioning.backward_may_run_twice():
             outputs = [ends[key] for key in tangents]
@@ -263,10 +261,10 @@ class CallRuns:
         values |= {("backward", j): memory_of(given[j]).clone() for j in self._written(given, before)[0]}
         if mode.randomness.draws > draws:
             why = "the backward draws random numbers, which cannot be reproduced"
-            return Outcome(values, mode.inexact, mode.terms, mode.reads_memory, why)
+            return Outcome(values, mode, why)
         for (j, leaf), gradient in zip(leaves.items(), found, strict=True):
             values["gradient", j] = torch.zeros_like(leaf) if gradient is None else gradient.detach()
-        return Outcome(values, mode.inexact, mode.terms, mode.reads_memory)
+        return Outcome(values, mode)
 
     def rounding(self, expected: Outcome, narrow: Outcome) -> dict[Key, torch.Tensor]:
         """What a run in the model's dtypes changes, see ``rounding_of``."""
@@ -285,6 +283,9 @@ class CallRuns:
             program: that of ``expected``.
             expected, actual: what is compared.
             known: what ``self.rounding`` returned, if that is known.
+
+        Raises:
+            UnstableError: see ``differing``.
         """
         pairs = self._pairs(expected, actual)
 
@@ -295,7 +296,11 @@ class CallRuns:
         def rounding() -> Mapping[Key, torch.Tensor]:
             return self.rounding(expected, self._run_narrow(program)) if known is None else known
 
-        return differing(pairs, again, rounding, expected.terms, has_undefined=expected.reads_memory)
+        def unstable() -> Iterable[str]:
+            return self.run(program, is_repeated=True).mode.unstable
+
+        mode = expected.mode
+        return differing(pairs, again, rounding, mode.terms, has_undefined=mode.reads_memory, unstable=unstable)
 
     def beyond_model(self, program: Program, expected: Outcome, actual: Outcome) -> dict[Key, Verdict]:
         """The values that differ by more than the rounding of the model's dtypes; ``expected`` is of ``program``.
@@ -433,6 +438,7 @@ def differing(
     terms: int,
     *,
     has_undefined: bool = False,
+    unstable: Callable[[], Iterable[str]] = tuple,
 ) -> dict[_K, Verdict]:
     """The pairs whose values differ by more than rounding.
 
@@ -441,7 +447,10 @@ def differing(
         again: makes a perturbed run with a seed, and returns the expected values in it.
         rounding: what rounding in the model's dtypes changes, see ``rounding_of``; called if values are not equal.
         terms: the most terms that an operator added up.
-        has_undefined: see ``ResultCheck``.
+        has_undefined, unstable: see ``ResultCheck``.
+
+    Raises:
+        UnstableError: a value is not the same in each run, and no other differs.
     """
     expected = {key: _plain(first) for key, (first, _) in pairs.items() if is_value(first)}
     others = {key: _plain(pairs[key][1]) for key in expected}
@@ -458,8 +467,9 @@ def differing(
     def run(seed: int | None) -> Mapping[_K, object]:
         return expected if seed is None else {key: _plain(value) for key, value in again(seed).items() if key in far}
 
-    check = ResultCheck({key: expected[key] for key in far}, run, terms=lambda: terms, has_undefined=has_undefined)
-    return {key: found for key in far if (found := check.judge(key, others[key])).is_wrong}
+    eager = {key: expected[key] for key in far}
+    check = ResultCheck(eager, run, terms=lambda: terms, has_undefined=has_undefined, unstable=unstable)
+    return {key: found for key, found in check.judge_all({key: others[key] for key in far}) if found.is_wrong}
 
 
 def rounding_of(exact: Mapping[_K, object], narrow: Mapping[_K, object]) -> dict[_K, torch.Tensor]:

@@ -26,7 +26,7 @@ from ..dumps.blame import Cause, CauseKind
 from ..exporter.decompositions import decomposition_table
 from ..graphs.artifacts import GraphName
 from ..numerics.exact import KERNEL_ERRORS, is_floating
-from ..numerics.function_runs import NotRepeatableError, copies, is_strided, memory_of, storage_of
+from ..numerics.function_runs import NotRepeatableError, UnstableError, copies, is_strided, memory_of, storage_of
 from .call_runs import (
     CallInterpreter,
     CallMode,
@@ -182,6 +182,8 @@ class CapturedGraph:
     def _findings(self, search: _Search, arguments: Sequence[object]) -> dict[str, Finding]:
         try:
             return search.findings()
+        except UnstableError as error:
+            unchecked = [f"the stages in float64: {error}"]
         except NotRepeatableError as error:
             return {FORWARD: Finding(unchecked=[f"the stages: {error}"]), BACKWARD: Finding()}
         except (*KERNEL_ERRORS, IndexError) as error:

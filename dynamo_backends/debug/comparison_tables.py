@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..common.text_table import text_table
+from ..common.text_table import listed, text_table
 from ..dumps.schema import ComparisonEntry
 from ..numerics.rule import Measure
 from .rows import MOST_WRONG_NODES, GraphComparison, Row
@@ -26,7 +26,7 @@ source   the line; for a library's line also the line in your files that called 
 
 
 _SHOWN = 3
-"""Nodes of a segment that the table names, the last ones."""
+"""Nodes of a segment that the table names, the nearest first."""
 
 
 def side_by_side_text(comparison: GraphComparison) -> str:
@@ -43,7 +43,7 @@ def side_by_side_text(comparison: GraphComparison) -> str:
             _shown(row.error.limit) if row.error is not None and row.error.limit else "",
             f"{row.error.share:.2g}" if row.error is not None and row.error.share else "",
             row.step,
-            _segment(row),
+            listed(row.segment[::-1], _SHOWN),
             "PyTorch" if row.region is None else row.region,
             row.module,
             row.where + (f"  {row.complaint}" if row.complaint else ""),
@@ -122,11 +122,6 @@ def side_by_side_json(comparison: GraphComparison) -> str:
     head = msgspec.json.encode(content).decode().removesuffix("]}")
     rows = ",\n".join(msgspec.json.encode(row.entry).decode() for row in comparison.rows)
     return f"{head}\n{rows}\n]}}\n"
-
-
-def _segment(row: Row) -> str:
-    hidden = len(row.segment) - _SHOWN
-    return ", ".join(row.segment[-_SHOWN:]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def _number(item: Measure | None) -> str:

@@ -126,7 +126,7 @@ class _Search:
 
     def unchecked(self) -> list[str]:
         """What could not be judged, and why."""
-        alone = [f"{name} does not run by itself: {why}" for name, why in self._check.unchecked.items()]
+        alone = [f"{name} was not judged: {why}" for name, why in self._check.unchecked.items()]
         inside = [f"the values inside region_{i}: {why}" for i, why in self._hidden.regions.items()]
         return list(dict.fromkeys([*inside, *alone]))
 

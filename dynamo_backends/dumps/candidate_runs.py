@@ -23,6 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from ..common.python_process import Worker, WorkerExit, WorkerStartError, answer_requests, exit_code_text
+from ..errors import writing
 from .model_sessions import ExecutionError, ModelSession
 from .models import OnnxModel
 from .reading import DATA_SET, PROTOBUF_LIMIT, DumpError, read_data_set, write_data_set
@@ -130,12 +131,15 @@ def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whol
     external = [value for value in values if isinstance(value, ir.ExternalTensor)]
     size = sum(value.nbytes for value in values if whole or not isinstance(value, ir.ExternalTensor))
     if size > PROTOBUF_LIMIT:
-        ir.save(model, path, external_data=f"{name}.data")
+        with writing(path):
+            ir.save(model, path, external_data=f"{name}.data")
         return path
     if whole and external:
         model = model.clone()
         ir.external_data.load_to_model(model)
-    path.write_bytes(ir.to_proto(model).SerializeToString())
+    data = ir.to_proto(model).SerializeToString()
+    with writing(path):
+        path.write_bytes(data)
     return path
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ..common.python_process import exit_code_text, worker_environment
+from ..errors import writing
 from ..numerics import rule
 from ..runtime.custom_operators import libraries_of_environment
 from .candidate_runs import LONGEST, CandidateOutcome, write_model
@@ -49,8 +50,9 @@ def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> Non
     write_data_set(folder / DATA_SET, "output", piece.expected)
     libraries = [os.path.abspath(path) for path in libraries_of_environment()]  # never those that a dump names
     session = piece.settings.as_json() | {"custom_op_libraries": libraries}
-    (folder / "repro.py").write_text(repro_text({"session": session}), encoding="utf-8")
-    (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
+    with writing(folder):
+        (folder / "repro.py").write_text(repro_text({"session": session}), encoding="utf-8")
+        (folder / "README.txt").write_text(_readme(piece, versions), encoding="utf-8")
 
 
 def repro_text(settings: Mapping[str, Any]) -> str:

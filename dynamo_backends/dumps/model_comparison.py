@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from ..common.suggestions import unknown_name
-from ..numerics.verdicts import Verdict
-from .model_inputs import DEFAULT_SIZE, computed_inputs, listed, read_feeds, same_inputs
+from ..common.text_table import listed
+from ..numerics.arrays import dtype_name
+from ..numerics.verdicts import Verdict, epsilon
+from .model_inputs import DEFAULT_SIZE, computed_inputs, read_feeds, same_inputs
 from .model_judging import (
     DIFFERENT,
     ONLY_FIRST,
@@ -54,6 +57,10 @@ _QUANTIZED = (
     "MatMulNBits",
 )  # fmt: skip
 """How the operators of quantized models begin."""
+
+
+_NAMED = 3
+"""Nodes of a segment that a verdict names."""
 
 
 class Reference(Protocol):
@@ -119,7 +126,8 @@ class ModelComparison:
         assert side is not None
         reader = next((item for item in self.rows if item.mark == row.mark and item.local), None)
         of = f", read by {reader.first.described}" if not row.local and reader and reader.first else ""
-        together = f"; computed together with {', '.join(row.local.segment)}" if row.local and row.local.segment else ""
+        nodes = row.local.segment[::-1] if row.local is not None else ()  # the nearest first
+        together = f"; computed together with {listed(nodes, _NAMED)}" if nodes else ""
         return f"diverges at {side.described}{of}: {row.local or row.total}{together}"
 
 
@@ -211,7 +219,8 @@ def judged_rows(
             return AlignedRow(DIFFERENT, a, b, ValueDifference(Verdict(f"shape {b.shape} instead of {a.shape}")))
         total, is_stored = difference(a.value, b.value), a.kind not in ("result", "output")
         if a.name in judged and not is_stored:
-            return AlignedRow(judged[a.name].mark(), a, b, judged[a.name], total)
+            local = dataclasses.replace(judged[a.name], inside=computed[a.name].inside)
+            return AlignedRow(local.mark(), a, b, local, total)
         # What could be judged and was left out, and constants that may have been folded into others.
         is_left_out = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)
         is_unsure = a.name not in of_wrong if is_stored else is_left_out or a.name not in sure
@@ -245,10 +254,10 @@ def notes_on(rows: Sequence[AlignedRow]) -> list[str]:
     model's, constants that differ though no value is wrong, and outputs that are NaN or infinite in both models."""
     pairs = [(row.first, row.second) for row in rows if row.first and row.second and row.first.type != row.second.type]
     notes = [f"the output {b.name} is {b.type} instead of {a.type}" for a, b in pairs if a.kind == "output"]
-    lower = [(a, b) for a, b in pairs if a.kind == b.kind == "result" and epsilon_of(a.value) < epsilon_of(b.value)]
+    lower = _of_lower_precision(rows)
     if lower:
-        (a, b), more = lower[0], f", and {len(lower) - 1} more" * (len(lower) > 1)
-        notes.append(f"of lower precision in the second: {a.described} is {b.type} instead of {a.type}{more}")
+        more = f", and {len(lower) - 1} more" * (len(lower) > 1)
+        notes.append(f"of lower precision in the second: {lower[0]}{more}")
     if all(row.mark != DIFFERENT for row in rows):
         alone = [row.first for row in rows if row.first and row.local is not None and not row.local.segment]
         read = {name for item in alone for name in item.inputs}  # others may have been folded into one another
@@ -265,6 +274,33 @@ def notes_on(rows: Sequence[AlignedRow]) -> list[str]:
             count = int((~np.isfinite(value)).sum())
             notes += [f"{count} of {value.size} elements of {row.name} are NaN or infinite in both"] if count else []
     return notes
+
+
+def _of_lower_precision(rows: Sequence[AlignedRow]) -> list[str]:
+    """The nodes that the second computes in a lower precision than the first: it returns such a value, or has one
+    between the values that correspond."""
+    values = {row.first.name: row.first.value for row in rows if row.first is not None}
+    found = []
+    for row in rows:
+        a, b = row.first, row.second
+        if a is None or b is None or not a.kind == b.kind == "result":
+            continue
+        own = _inside(a, row.local.segment, values) if row.local is not None else None
+        if 0 < epsilon_of(a.value) < epsilon_of(b.value):
+            found.append(f"{a.described} is {b.type} instead of {a.type}")
+        elif own is not None and row.local is not None and epsilon(row.local.inside) > epsilon(own):
+            names = dtype_name(row.local.inside), dtype_name(own)
+            found.append(f"{a.described} is computed in {names[0]} instead of {names[1]}")
+    return found
+
+
+def _inside(value: NodeValue, segment: Sequence[str], values: Mapping[str, OnnxValue]) -> torch.dtype | None:
+    """The dtype of least precision that a value of the first is computed in: that of the values between, or its own, or
+    of what it reads; ``None`` if it has no floating-point numbers."""
+    for items in ([values.get(name) for name in segment], [value.value], [values.get(name) for name in value.inputs]):
+        if any(isinstance(item, np.ndarray) and kind_of(item.dtype) == "float" for item in items):
+            return coarsest_of(items)
+    return None
 
 
 def _as_read(run: ModelRun) -> dict[str, NodeValue]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..common.text_table import listed
 from .model_values import ModelRun
 from .models import InputType, OnnxModel, OnnxValue, Sizes, kind_of
 from .reading import DATA_SET, DumpError, read_data_set, read_tensor
@@ -23,8 +24,6 @@ from .reading import DATA_SET, DumpError, read_data_set, read_tensor
 DEFAULT_SIZE = 3  # of symbolic dimensions
 
 _LARGEST_HASHED = 2**26  # bytes; larger weights are not matched by content
-
-_LISTED = 6  # names that a note lists
 
 
 def read_feeds(paths: Sequence[str | Path], model: OnnxModel) -> dict[str, OnnxValue]:
@@ -285,11 +284,6 @@ def computed_inputs(
     if missing:
         notes.append(f"inputs of {model.name} that {run.name} computes, or stored: {listed([i.name for i in missing])}")
     return {item.name: with_precision(values[item.name], item.dtype) for item in missing}
-
-
-def listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 def with_precision(value: OnnxValue, dtype: np.dtype | None) -> OnnxValue:

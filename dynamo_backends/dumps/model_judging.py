@@ -75,11 +75,13 @@ class ValueDifference:
         noise: the size of the difference, relative to that of the value: the root of the quotient of both sums of
             squares.
         segment: the names of the reference's values that are computed together with it.
+        inside: the dtype of least precision of what is between it and the values that it is judged with.
     """
 
     verdict: Verdict = RIGHT
     noise: float = 0.0
     segment: Sequence[str] = ()
+    inside: torch.dtype = torch.float64
 
     @property
     def is_wrong(self) -> bool:

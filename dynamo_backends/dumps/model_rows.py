@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from .model_judging import ValueDifference, difference
 from .model_values import ModelRun, NodeValue
 from .models import described, kind_of
 
-_RELIABLE = 0.8  # names are trusted if this share of the common names has the same type in both models
+_RELIABLE = 0.8  # names are trusted if this share of the common names has the same type and line in both models
 
 _NEAR = 1e-3  # how far the sums of equal values may differ, relative to the sum of the magnitudes
 
@@ -98,7 +98,8 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
     place = {item.name: j for j, item in enumerate(their_results)}
     for i, item in enumerate(results):
         same = their_results[place[item.name]] if item.name in place else None
-        if same is not None and (is_near(item, same) or (trust_names and item.shape == same.shape)):
+        is_trusted = same is not None and trust_names and item.shape == same.shape and _may_be_of_one_place(item, same)
+        if same is not None and (is_trusted or is_near(item, same)):
             pairs[i] = place[item.name]
     _match_by_value(results, their_results, pairs)
     _match_by_operator(results, their_results, pairs, partners, free, their_free)
@@ -111,12 +112,6 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
     both = [(a, b) for a, b in in_order if a is not None and b is not None]
     sure = {a.name for a, b in both if _are_the_same(a, b, partners, trust_names)}
     return Alignment(found, in_order, _output_pairs(one, other, by_place=by_place), sure)
-
-
-def _free(stored: Sequence[NodeValue], used: Collection[str]) -> dict[str, str]:
-    """The constants that correspond to none, by name, with their types."""
-    kinds = ("initializer", "constant")
-    return {item.name: described(item.value) for item in stored if item.kind in kinds and item.name not in used}
 
 
 def _match_stored(
@@ -142,18 +137,24 @@ def _match_stored(
 
 
 def _names_are_reliable(ours: Sequence[NodeValue], theirs: Sequence[NodeValue]) -> bool:
-    """Whether results with a common name correspond: most have the same type and shape.
+    """Whether results with a common name correspond: most have the same type and shape, and are of one line.
 
-    Names like ``val_12``, which exporters count up, mean nothing in another model.
+    Names like ``view_12``, which exporters count up, mean nothing in another model.
     """
     by_name = {item.name: item for item in theirs}
-    common = [item for item in ours if item.name in by_name]
-    return bool(common) and sum(have_one_type(item, by_name[item.name]) for item in common) >= _RELIABLE * len(common)
+    pairs = [(item, by_name[item.name]) for item in ours if item.name in by_name]
+    alike = sum(have_one_type(*pair) and _may_be_of_one_place(*pair) for pair in pairs)
+    return bool(pairs) and alike >= _RELIABLE * len(pairs)
+
+
+def _may_be_of_one_place(a: NodeValue, b: NodeValue) -> bool:
+    """Whether two results have the same line and module, as far as these are known."""
+    return all(not x or not y or x == y for x, y in ((a.source, b.source), (a.module, b.module)))
 
 
 def _are_the_same(a: NodeValue, b: NodeValue, partners: Mapping[str, str], trust_names: bool) -> bool:
     """Whether two results must be equal: by name, or as the same operator on corresponding values."""
-    if trust_names and a.name == b.name:
+    if trust_names and a.name == b.name and _may_be_of_one_place(a, b):
         return True
     ours = [partners.get(name) for name in a.inputs if name]
     is_same = _operator_name(a) == _operator_name(b)

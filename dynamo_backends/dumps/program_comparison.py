@@ -13,7 +13,6 @@ from the values that the file computed before it, see ``numerics.segments``.
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
 import functools
 import operator
@@ -21,6 +20,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch import fx
@@ -29,9 +29,9 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line
 from ..exporter.decompose import decompose
-from ..exporter.decompositions import composite_operators, decomposition_table
+from ..exporter.decompositions import composite_operators, decomposed, decomposition_table
 from ..graphs.locations import Frame, is_of_pytorch_or_ours, line_of_layer, module_path
-from ..numerics.arrays import as_array, format_of
+from ..numerics.arrays import as_array, dtype_name, format_of
 from ..numerics.exact import KERNEL_ERRORS, Environment, is_floating, run_only_exact, widened
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
 from ..numerics.verdicts import Verdict, epsilon
@@ -67,7 +67,7 @@ def compare_with_program(
         frames = [frame for frame in frames if not is_of_pytorch_or_ours(frame.file)]
         line = next((f" ({item})" for item in reversed(frames) if item.user), f" ({frames[-1]})" if frames else "")
         raise DumpError(f"torch.export fails: {type(error).__name__}: {first_line(str(error))}{line}") from error
-    reference = ProgramReference(program.run_decompositions(decomposition_table()), args, kwargs)
+    reference = ProgramReference(decomposed(program, decomposition_table()), args, kwargs)
     feeds, matched = reference.inputs_of(file)
     other = run_model(file, feeds, runtime)
     rows, culprit = judged_rows(reference, aligned(reference.run, other, matched, by_place=True), reference.run, other)
@@ -176,8 +176,9 @@ def _without_composites(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx
         if not isinstance(node.meta.get("val"), torch.Tensor) or torch.Tag.nondeterministic_seeded in _tags(node):
             table.pop(node.target, None)
     while True:
-        copied = copy.deepcopy(module)
-        parts = dict(zip(nodes, copied.graph.nodes, strict=True))
+        graph, parts = fx.Graph(), dict[fx.Node, fx.Node]()
+        graph.output(graph.graph_copy(module.graph, parts))
+        copied = fx.GraphModule(module, graph)
         followed = [node for node in nodes if node.op == "call_function" and node.target in table]
         copied.graph.output_node().args = (tuple(parts[node] for node in followed),)
         decompose(copied, table)
@@ -227,11 +228,11 @@ def _item(name: str, node: fx.Node, value: object, stored: Mapping[str, str]) ->
 
 
 def array_of(value: object) -> OnnxValue:
-    """The elements of a tensor; those in dtypes that numpy lacks as float32."""
+    """The elements of a tensor; those in dtypes that numpy lacks in the dtype of this name of ``ml_dtypes``."""
     if not isinstance(value, torch.Tensor):
         return None
-    plain = value.detach().cpu().contiguous()
-    return plain.float().numpy() if plain.dtype is torch.bfloat16 else plain.numpy()
+    plain, dtype = value.detach().cpu().contiguous(), getattr(ml_dtypes, dtype_name(value.dtype), None)
+    return plain.numpy() if dtype is None else plain.view(torch.uint8).numpy().view(dtype).reshape(plain.shape)
 
 
 def _difference(judged: Judged, value: ComputedValue, before: Sequence[str]) -> ValueDifference:

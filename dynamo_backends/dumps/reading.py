@@ -27,7 +27,7 @@ import msgspec
 
 from passes.engine.results import PassResult
 
-from ..errors import first_line
+from ..errors import first_line, writing
 from .schema import ComparisonEntry, DynamoGraphEntry, GraphEntry, RegionEntry, RowEntry, RunEntry, stage_named
 
 if TYPE_CHECKING:
@@ -429,9 +429,11 @@ def write_data_set(folder: Path, kind: str, tensors: Mapping[str, np.ndarray]) -
         else:
             dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
             proto = onnx.TensorProto(data_type=dtype, dims=array.shape, name=name)
-            array.tofile(folder / f"{kind}_{i}.bin")
+            with writing(folder / f"{kind}_{i}.bin"):
+                array.tofile(folder / f"{kind}_{i}.bin")
             make_external(proto, f"{kind}_{i}.bin", array.nbytes)
-        (folder / f"{kind}_{i}.pb").write_bytes(proto.SerializeToString())
+        with writing(folder / f"{kind}_{i}.pb"):
+            (folder / f"{kind}_{i}.pb").write_bytes(proto.SerializeToString())
 
 
 def make_external(tensor: onnx.TensorProto, file: str, size: int) -> None:

@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import _decomp, fx
+from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
@@ -316,6 +318,14 @@ def table_for_export(opset: int, program: fx.GraphModule) -> Decompositions:
         **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), max_unpool_in_a_file),
     }
     return {**decomposition_table(opset), **pools, **composites}
+
+
+def decomposed(program: ExportedProgram, table: Decompositions) -> ExportedProgram:
+    """``program.run_decompositions(table)`` without PyTorch's warning about itself: in 2.13, it copies instances of
+    ``pytree.LeafSpec``, which it has deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
+        return program.run_decompositions(table)
 
 
 def table_of_extensions() -> Decompositions:

@@ -19,7 +19,7 @@ import collections
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -47,12 +47,25 @@ from .exact import (
     wider_dtype,
 )
 from .randomness import CALL_A_RANDOM_OPERATOR, PrivateRandomness, draws_numbers, perturbed
+from .verdicts import verdict
 
 aten = torch.ops.aten
 
 
 class NotRepeatableError(RuntimeError):
     """A function has effects that must happen once, so it cannot be run again for a comparison."""
+
+
+class UnstableError(NotRepeatableError):
+    """A function can be run again, and does not return the same.
+
+    Args:
+        operators: those of its operators that return other numbers each time, if they are known.
+    """
+
+    def __init__(self, operators: Iterable[str] = ()) -> None:
+        names = ", ".join(operators)
+        super().__init__("it is not the same in each run" + (f": other numbers from {names}" if names else ""))
 
 
 class FunctionRun:
@@ -318,10 +331,12 @@ class Rerun(TorchDispatchMode):
         is_wide: whether float64 runs; if not, dtypes are as recorded.
         coarser: the dtype to which float32 may be rounded.
         otherwise: the dtype of operators that were not recorded.
+        is_repeated: whether each operator runs twice, to find those that do not return the same.
 
     Attributes:
         inexact: operators whose result is eager's or that of a lower precision, with the reason.
         reads_memory: whether it has uninitialized memory.
+        unstable: with ``is_repeated``, operators that return other numbers each time.
     """
 
     supports_higher_order_operators = True
@@ -334,9 +349,11 @@ class Rerun(TorchDispatchMode):
         is_wide: bool = True,
         coarser: torch.dtype = torch.float32,
         otherwise: torch.dtype = torch.float32,
+        is_repeated: bool = False,
     ) -> None:
         super().__init__()
-        self._otherwise = otherwise
+        self._otherwise, self._is_repeated = otherwise, is_repeated
+        self.unstable: dict[str, None] = {}
         self.reads_memory = False
         self.inexact: dict[str, str] = {}
         self._recording = Recording() if recording is None else recording
@@ -368,7 +385,10 @@ class Rerun(TorchDispatchMode):
             return facts.filled(self._widened(called(func, args, kwargs)), 0.0 if self._generator is None else math.nan)
         if func in BIT_CASTS and not self._is_recorded and self.is_wide and floats(args):
             raise NotRepeatableError(f"{func} reads the bits of a number, which float64 does not have")
+        copied = _cloned((args, kwargs)) if self._is_repeated else None
         result = self._compute(func, args, kwargs)
+        if copied is not None:
+            self._repeat(func, copied, (result, args, kwargs))
         if not (func in BIT_CASTS if self._decides else _is_stored(func, args, kwargs, result)):
             return result
         stored = self._next(func)
@@ -431,6 +451,13 @@ class Rerun(TorchDispatchMode):
             return pytree.tree_map(self._off_by_float32, widened(result))
         self._recording.terms = max(self._recording.terms, facts.terms_of(func, args, result))
         return result if self._generator is None else self._rounded_inside(func, args, kwargs, call, result)
+
+    def _repeat(self, func: object, copied: Any, first: object) -> None:
+        """Runs an operator again on copies of its arguments, which it may write."""
+        leaves = map(pytree.tree_leaves, ((self._compute(func, *copied), *copied), first))
+        pairs = ((ours, theirs) for ours, theirs in zip(*leaves, strict=True) if isinstance(theirs, torch.Tensor))
+        if any(verdict(ours, theirs, torch.float32).is_wrong for ours, theirs in pairs):
+            self.unstable[str(func)] = None
 
     def _recorded_call(self, func: object) -> _Call:
         """What was recorded of the next call of an operator. Some have no float64, and run as several: these compute in

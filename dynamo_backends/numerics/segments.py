@@ -46,9 +46,10 @@ from .exact import (
     widen,
     widened,
 )
+from .function_runs import UnstableError
 from .randomness import perturbed
 from .rule import INSIDE, NOTHING, RUNS, UNITS, Beyond, Format, Measure, judge, spread, sum_units
-from .verdicts import Verdict, difference_in_kind, verdict_on
+from .verdicts import Verdict, difference_in_kind, verdict, verdict_on
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -380,6 +381,7 @@ class _Value:
         self._array, self._dtype = as_array(actual), check.name_of_format(segment.nodes[-1], index, actual)
         self._format = format_of(actual.dtype) if is_floating(actual) else None
         self._wide_values: Environment = {}  # float64, after ``_exact``
+        self._last: tuple[torch.Tensor, Callable[[], Any], object] | None = None  # of the last perturbed run
 
     def judge(self, judged: Judged) -> None:
         """The steps for floating-point and complex elements; see the module's docstring."""
@@ -409,7 +411,6 @@ class _Value:
         if self._is_exact:
             return
         judged.by = "perturbed"
-        self._refuse_unrepeatable()
         factor = spread(max(facts.terms(node, self._values) for node in self._segment.nodes))
         largest = np.zeros(exact.shape)
         for changed in self._perturbed_runs(factor, quick=_QUICK_RUNS):
@@ -417,7 +418,8 @@ class _Value:
                 change = np.nan_to_num(np.abs(as_array(changed) - exact), nan=0.0, posinf=0.0)
             largest = np.maximum(largest, change)
             if self._is_within(judged, exact, _plus(more, factor * largest)):
-                return
+                break
+        self._refuse_unstable()
 
     def judge_discrete(self, judged: Judged) -> None:
         """An integer, boolean or index is right if it equals eager's, or that of a perturbed run of the segment."""
@@ -433,7 +435,8 @@ class _Value:
             changed = as_array(value.to(self._actual.dtype))
             expected = np.where(changed == self._array, changed, expected)
             if self._is_within(judged, expected, None):
-                return
+                break
+        self._refuse_unstable()
 
     def _is_within(self, judged: Judged, reference: np.ndarray, more: np.ndarray | None) -> bool:
         judged.found, judged.beyond = judge(self._array, reference, self._dtype, more)
@@ -543,28 +546,26 @@ class _Value:
             return widened(known)
         return _call(run_only_exact, node, values)
 
-    def _refuse_unrepeatable(self) -> None:
-        """Raises if an operator that is not PyTorch's has other results each time: perturbed runs excuse anything then.
-
-        Raises:
-            NotJudgedError: another run in float64 differs from the first by more than rounding.
-        """
-        nodes = self._segment.nodes
-        operators = [node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload)]
-        if all(operator.namespace in ("aten", "prims") for operator in operators):
-            return
-        wide: Environment = {}
-        for node in nodes:
-            wide[node] = self._run_wide(node, {arg: self._wide(arg, wide) for arg in node.all_input_nodes})
-        again, first = (dense(self._of(values[nodes[-1]])) for values in (wide, self._wide_values))
-        if again.shape != first.shape or not judge(as_array(again), as_array(first), self._dtype)[0].is_rounding:
-            raise NotJudgedError("it is not the same in each run")
-
     def _perturbed_runs(self, factor: float, *, quick: int) -> Iterator[torch.Tensor]:
         """The value in up to ``RUNS`` perturbed runs, the first ``quick`` of them quick ones; see ``_perturbed``."""
+        generator = self._check._generator
         with contextlib.suppress(NotJudgedError):  # a shape depends on a comparison with another result
             for run in range(RUNS):
-                yield self._perturbed(factor, is_quick=run < quick)
+                state, again = generator.get_state(), functools.partial(self._perturbed, factor, is_quick=run < quick)
+                value = again()
+                self._last = state, again, value
+                yield value
+
+    def _refuse_unstable(self) -> None:
+        """Repeats the last perturbed run, which decided; raises ``NotJudgedError`` if the value is not the same then:
+        such runs excuse anything."""
+        if self._last is None:
+            return
+        state, again, first = self._last
+        self._check._generator.set_state(state)
+        dtype = None if self._format is None else getattr(torch, self._dtype)
+        if verdict(again(), first, dtype).is_wrong:
+            raise NotJudgedError(str(UnstableError()))
 
     def _perturbed(self, factor: float, *, is_quick: bool) -> Any:
         """The value in float64 with the segment's inputs, and values within it, off by a rounding.

@@ -6,7 +6,8 @@
     check.judge(0, actual).is_wrong
 
 The rule is that of ``segments``: a result is compared with eager's, then with float64's, and then with up to
-``rule.RUNS`` runs in which the arguments of each operator are off by a rounding. What they change is allowed.
+``rule.RUNS`` runs in which the arguments of each operator are off by a rounding. What they change is allowed, if it is
+the same when such a run is repeated: an operator that returns other numbers each time would excuse anything.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,9 +26,9 @@ from torch.utils import _pytree as pytree
 from ..graphs.layout import significant_strides
 from .arrays import as_array, dense, dtype_name, format_of, is_equal
 from .exact import KERNEL_ERRORS, is_floating, widened
-from .function_runs import FunctionRun, NotRepeatableError, Recording, Rerun, copies
+from .function_runs import FunctionRun, Recording, Rerun, UnstableError, copies
 from .rule import RUNS, UNITS, Measure, judge, spread, sum_units
-from .verdicts import RIGHT, Verdict, difference_in_kind, verdict_on
+from .verdicts import RIGHT, Verdict, difference_in_kind, verdict, verdict_on
 
 Values: TypeAlias = "Mapping[Any, object]"
 """The results of a run by key, such as their positions."""
@@ -44,6 +45,7 @@ class ResultCheck:
         coarser: the dtype to which float32 may be rounded.
         has_undefined: whether uninitialized memory is read. It is NaN in perturbed runs, and what is NaN then may have
             any value.
+        unstable: returns the names of the operators that return other numbers each time.
 
     Attributes:
         largest_change: by key, the largest change of a whole result that a perturbed run made, relative to it.
@@ -58,14 +60,17 @@ class ResultCheck:
         magnitudes: Callable[[], Values] | None = None,
         coarser: torch.dtype = torch.float32,
         has_undefined: bool = False,
+        unstable: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self.eager = eager
         self._has_undefined = has_undefined
+        self._unstable = unstable
         self._run, self._terms, self._coarser = run, terms, coarser
         self._magnitudes = functools.cache(magnitudes or dict)
         self._exact: Values | None = None
-        self._again: Callable[[int | None], Values] | None = None  # ``run``, but never a result that is known
         self._seeds = 0
+        self._last: Values | None = None  # of the last perturbed run, until it is repeated
+        self._differing: set[object] = set()  # keys of results that were not the same then
         self._furthest: dict[object, np.ndarray] = {}  # by key, the largest change
         self.largest_change: collections.defaultdict[object, float] = collections.defaultdict(float)
         self._discrete: collections.defaultdict[object, list[torch.Tensor]] = collections.defaultdict(list)
@@ -78,7 +83,11 @@ class ResultCheck:
         return self._exact
 
     def judge(self, key: object, actual: object) -> Verdict:
-        """Whether a result is right."""
+        """Whether a result is right.
+
+        Raises:
+            UnstableError: perturbed runs are needed, and the result is not the same in each run.
+        """
         expected = self.eager.get(key)
         complaint = difference_in_kind(actual, expected)
         if complaint or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
@@ -88,6 +97,25 @@ class ResultCheck:
             return RIGHT
         judge_elements = self._judge_numbers if is_floating(ours) else self._judge_discrete
         return judge_elements(key, ours, theirs)
+
+    def judge_all(self, actual: Values) -> Iterator[tuple[Any, Verdict]]:
+        """The verdicts on results, by key.
+
+        Raises:
+            UnstableError: at the end, if a result is not the same in each run, and no other is wrong.
+        """
+        unstable: UnstableError | None = None
+        is_wrong = False
+        for key, value in actual.items():
+            try:
+                found = self.judge(key, value)
+            except UnstableError as error:
+                unstable = error
+            else:
+                is_wrong |= found.is_wrong
+                yield key, found
+        if unstable is not None and not is_wrong:
+            raise unstable
 
     def _judge_numbers(self, key: object, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
         rounded_to = self._coarser if actual.dtype is torch.float32 else actual.dtype
@@ -109,6 +137,7 @@ class ResultCheck:
                 )
                 if found.is_rounding:
                     break
+            self._refuse_unstable(key)
         return verdict_on(value, reference, found, beyond)
 
     def _summed(self, key: object, actual: torch.Tensor) -> np.ndarray | None:
@@ -128,26 +157,22 @@ class ResultCheck:
             found, beyond = judge(value, expected_array, "")
             if found.is_rounding:
                 break
+        self._refuse_unstable(key)
         return verdict_on(value, expected_array, found, beyond)
 
-    def refuse_unrepeatable(self) -> None:
-        """Raises if perturbed runs were needed, and a function has other results each time: they excuse anything.
-
-        Raises:
-            NotRepeatableError: another run in float64 differs from the first by more than rounding.
-        """
-        if not self._seeds or self._has_undefined or self._again is None:
-            return
-        again = self._again(None)
-        for key, first in self.exact.items():
-            value, eager = _fitting(again.get(key), self.eager.get(key)), self.eager.get(key)
-            if not is_floating(value) or not is_floating(first) or not is_floating(eager) or value.shape != first.shape:
-                continue
-            ours, theirs = dense(value), dense(first)
-            if is_equal(ours, theirs):
-                continue
-            if not judge(as_array(ours), as_array(theirs), dtype_name(eager.dtype))[0].is_rounding:
-                raise NotRepeatableError("its results are not the same in each run")
+    def _refuse_unstable(self, key: object) -> None:
+        """Repeats the last perturbed run, which decided; raises ``UnstableError`` if a result is not the same then."""
+        first, self._last = self._last, None
+        if first is not None:
+            try:
+                again = self._run(self._seeds)
+            except (*KERNEL_ERRORS, IndexError):
+                again = {}
+            dtypes = {each: value.dtype for each, value in self.eager.items() if is_floating(value)}
+            differing = (each for each in first if verdict(again.get(each), first[each], dtypes.get(each)).is_wrong)
+            self._differing.update(differing)
+        if key in self._differing:
+            raise UnstableError(self._unstable())
 
     def _perturbed_runs(self, key: object) -> Iterator[None]:
         """Makes perturbed runs, one at a time; yields after each that there is, if it has a value of ``key``."""
@@ -156,7 +181,7 @@ class ResultCheck:
         while self._seeds < RUNS:
             self._seeds += 1
             try:
-                values = self._run(self._seeds)
+                self._last = values = self._run(self._seeds)
             except (*KERNEL_ERRORS, IndexError):  # a shape depends on a comparison
                 continue
             for each, value in values.items():
@@ -266,6 +291,11 @@ class FunctionCheck(ResultCheck):
             self.inexact.update(rerun.inexact)
             return found if recording is not None else {key: found[key] for key in self.eager if key in found}
 
+        def unstable() -> Iterable[str]:
+            rerun = Rerun(recorded, is_wide=is_wide, coarser=coarser, otherwise=otherwise, is_repeated=True)
+            run(rerun, wide=is_wide)
+            return rerun.unstable
+
         self.inexact: dict[str, str] = {}
         if recording is None:
             exact, eager = None, run(recorded, wide=False)
@@ -280,8 +310,8 @@ class FunctionCheck(ResultCheck):
             magnitudes=magnitudes,
             coarser=coarser,
             has_undefined=recorded.reads_memory,
+            unstable=unstable,
         )
-        self._again = again
 
 
 def _narrowed(reference: object, value: object) -> object:
@@ -385,7 +415,7 @@ def difference_of_results(
     """
     if len(actual) != len(expected):
         return f"{len(actual)} results, expected {len(expected)}"
-    judge_others = functools.cache(check)
+    far: dict[int, torch.Tensor] = {}
     for i, (ours, theirs) in enumerate(zip(sampled(actual), sampled(expected), strict=True)):
         first, second = (item.like if isinstance(item, Sample) else item for item in (ours, theirs))
         if complaint := difference_in_kind(first, second):
@@ -396,14 +426,14 @@ def difference_of_results(
             continue
         if ours.like.layout != theirs.like.layout or significant_strides(ours.like) != significant_strides(theirs.like):
             return f"result {i} has another memory layout"
-        if measure(ours.elements, theirs.elements).is_rounding:
-            continue
-        if judge_others().judge(i, ours.elements).is_wrong:
-            return f"result {i} has other values"
-        try:
-            judge_others().refuse_unrepeatable()
-        except NotRepeatableError as error:
-            return f"result {i}: {error}"
+        if not measure(ours.elements, theirs.elements).is_rounding:
+            far[i] = ours.elements
+    try:
+        for i, found in check().judge_all(far) if far else ():
+            if found.is_wrong:
+                return f"result {i} has other values"
+    except UnstableError as error:
+        return str(error)
     return ""
 
 

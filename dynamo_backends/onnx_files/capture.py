@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 import traceback
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import ExportError, first_line
-from ..exporter.decompositions import table_for_export, table_of_extensions
+from ..exporter.decompositions import decomposed, table_for_export, table_of_extensions
 from ..exporter.recurrent_layers import recurrent_layers_as_one
 from ..exporter.upstream_faults import IN_A_FILE
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
@@ -97,9 +96,8 @@ class Captured:
     @functools.cached_property
     def reference(self) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         """The program without ATen's decompositions, which may change strides, and its first arguments."""
-        with warnings.catch_warnings(), recurrent_layers_as_one():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
-            program = self.program.run_decompositions(table_of_extensions())
+        with recurrent_layers_as_one():
+            program = decomposed(self.program, table_of_extensions())
         without_checks(program.graph_module)
         names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None]
         return program.graph_module, [_tensor(program, name) for name in names]
@@ -143,14 +141,13 @@ def capture(
     call = ordered(module, (args, kwargs))
     by_name = inspect.signature(module.forward).bind(*call[0], **call[1]).arguments
     dims_of_inputs = dims_of_leaves(dict(by_name), _by_name(dynamic_shapes, by_name))
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch.export about itself
+    with torch.no_grad():
         try:
             with recurrent_layers_as_one():
                 original = _exported(module, without_sharing(module, call), dynamic_shapes)
             table = table_for_export(opset, original.graph_module)
             with recurrent_layers_as_one():
-                program = original.run_decompositions(table)
+                program = decomposed(original, table)
         except Exception as error:  # the model and PyTorch raise any type
             raise ExportError(_reason(error)) from error
     graph = program.graph_module

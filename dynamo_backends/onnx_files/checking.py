@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnxruntime
@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import ExportError
+from ..numerics.function_runs import UnstableError
 from ..numerics.whole_graph import FunctionCheck
 from ..runtime.messages import ORT_ERRORS, without_code
 from ..runtime.ort_internals import CALLS
@@ -63,7 +64,7 @@ class FileSession:
 
 def difference(
     captured: Captured, module: torch.nn.Module, call: Call, actual: Mapping[str, torch.Tensor]
-) -> tuple[str, Mapping[str, str]]:
+) -> tuple[str, str, Mapping[str, str]]:
     """How results differ from those of the module by more than rounding; empty if they do not.
 
     The float64 results are those of the captured program. The module in eager must be as near to them as the program
@@ -75,7 +76,8 @@ def difference(
         actual: the results to judge, by name.
 
     Returns:
-        The difference, and the operators whose reference is not float64, with the reason.
+        The difference; why a result is not judged, or ``""``; and the operators whose reference is not float64, with
+        the reason.
     """
     graph, weights = captured.reference
     interpreter = fx.Interpreter(graph)
@@ -86,15 +88,21 @@ def difference(
 
     with torch.no_grad():
         check = FunctionCheck(run, [*weights, *pytree.tree_leaves(call)], torch.get_rng_state())
-    for _ in range(2):  # a number that the module counts differs in one of them
+
+    def in_eager() -> Sequence[object]:
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call)
         with torch.no_grad():
             eager = pytree.tree_leaves(module(*args, **kwargs))
-        for i, name in enumerate(actual):
-            if message := str(check.judge(i, eager[captured.returned[i]])):
-                captured_other = "torch.export captured something else than the model computes in this call"
-                return f"{captured_other}; result {name}: {message}", check.inexact
-    for i, (name, value) in enumerate(actual.items()):
-        if message := str(check.judge(i, value)):
-            return f"result {name}: {message}", check.inexact
-    return "", check.inexact
+        return [eager[i] for i in captured.returned]
+
+    names, unstable = list(actual), ""
+    other = "torch.export captured something else than the model computes in this call; "
+    # twice in eager: a number that the module counts differs in one of them
+    for what, results in ((other, in_eager), (other, in_eager), ("", actual.values)):
+        try:
+            for i, found in check.judge_all(dict(enumerate(results()))):
+                if found.is_wrong:
+                    return f"{what}result {names[i]}: {found}", "", check.inexact
+        except UnstableError as error:
+            unstable = str(error)
+    return "", unstable, check.inexact

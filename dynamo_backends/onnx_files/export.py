@@ -24,7 +24,7 @@ import torch
 from torch._dynamo import OptimizedModule
 from torch.utils import _pytree as pytree
 
-from ..errors import ExportError, first_line
+from ..errors import ExportError, first_line, writing
 from ..exporter.upstream_faults import tolerated_in_a_file
 from ..graphs.locations import where
 from ..graphs.size_assumptions import size_conditions
@@ -86,12 +86,14 @@ class ExportedFile:
     def difference(self, *args: Any, **kwargs: Any) -> str:
         """How a result differs from eager's by more than rounding; empty if none does.
 
-        Rounding is judged by the errors against float64; where an operator has no float64 kernel, by eager's.
+        Rounding is judged by the errors against float64; where an operator has no float64 kernel, by eager's. A result
+        that is not the same in each run differs.
 
         Raises:
             TypeError, ValueError, ExportError: see ``run``.
         """
-        return self._difference(self._session, self._like((args, kwargs)))[0]
+        message, unstable, _ = self._difference(self._session, self._like((args, kwargs)))
+        return message or unstable
 
     @functools.cached_property
     def _session(self) -> FileSession:
@@ -105,7 +107,7 @@ class ExportedFile:
         inputs = {name: leaves[i] for name, i in zip(self.inputs, self._captured.leaves, strict=True)}
         return dict(zip(self.outputs, session.run(inputs), strict=True))
 
-    def _difference(self, session: FileSession, call: Call) -> tuple[str, Mapping[str, str]]:
+    def _difference(self, session: FileSession, call: Call) -> tuple[str, str, Mapping[str, str]]:
         results = self._run(session, call)
         try:
             return difference(self._captured, self.model, call, results)
@@ -185,7 +187,8 @@ def export(
     unchecked = [f"{node.name} ({where(node)}): {text}" for node in nodes for text in tolerated_in_a_file(node)]
     exported = ExportedFile(path, taken, given, sizes, conditions, (), unchecked, model, captured)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        made = _write(written, Path(folder) / path.name)
+        with writing(path):
+            made = _write(written, Path(folder) / path.name)
         if check is not False:
             exported = _check(exported, FileSession(made), None if check is True else check)
         else:
@@ -244,11 +247,13 @@ def _check(exported: ExportedFile, session: FileSession, others: Sequence[Call] 
             text = "other sizes than the example's: the model takes none of those that were tried"
             unchecked[f"{text} ({raised})" if raised else text] = None
     for i, call in enumerate((captured.call, *calls)):
-        message, inexact = exported._difference(session, call)
+        message, unstable, inexact = exported._difference(session, call)
         if message:
             known = f". It may be what is known: {'; '.join(exported.unchecked)}" if exported.unchecked else ""
             raise ExportError(f"the file is wrong{f' for {_shapes(exported, call)}' if i else ''}: {message}{known}")
         checked.append(_shapes(exported, call))
+        if unstable:
+            unchecked[f"a result: {unstable}"] = None
         unchecked |= {f"eager is the reference of {name}, not float64: {why}": None for name, why in inexact.items()}
     return dataclasses.replace(exported, checked=checked, unchecked=list(unchecked))
 

@@ -31,6 +31,7 @@ from ..graphs.locations import changed_nodes, place_of
 from ..graphs.operators import is_collective
 from ..numerics.arrays import same_number
 from ..numerics.exact import Environment
+from ..numerics.function_runs import UnstableError
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.rule import SUM_UNITS, Measure
 from ..numerics.segments import Judged, RecordedValues, SegmentCheck
@@ -90,7 +91,7 @@ class GraphChecker:
 
     @_real_tensors()
     def problem(self, before: fx.GraphModule, after: fx.GraphModule, *, is_needed: bool = False) -> str | None:
-        """See ``passes.engine.manager.Checker``; ``None`` if the graph must not run again."""
+        """See ``passes.engine.manager.Checker``; ``None`` if the graph cannot be checked."""
         if not can_be_verified(before):
             return None
         old = values_check(before, _copied(self._arguments), _state())
@@ -102,15 +103,23 @@ class GraphChecker:
         results_before, results_after = (_results(module) for module in (before, after))
         if len(results_before) != len(results_after):
             return f"the graph has {len(results_after)} results, {len(results_before)} before"
+        unstable: dict[str, None] = {}
         for result_before, result_after in zip(results_before, results_after, strict=True):
             if not isinstance(result_before, fx.Node) or not isinstance(result_after, fx.Node):
                 if result_before is not result_after and result_before != result_after:
                     return f"result {result_before} became {result_after}"
                 continue
-            if difference := _difference(old, result_before.name, new, result_after.name):
+            try:
+                difference = _difference(old, result_before.name, new, result_after.name)
+            except UnstableError as error:
+                unstable[f"{result_before.name}: {error}"] = None
+                continue
+            if difference:
                 nodes = {node.name: node for node in before.graph.nodes}
                 first = self._first_node(old, nodes, new, after)
                 return first or _located(changed_nodes(result_before, result_after, nodes), difference)
+        for reason in unstable:
+            not_verified(reason)
         return None
 
     @staticmethod
@@ -119,8 +128,9 @@ class GraphChecker:
     ) -> str | None:
         """The first node that is in both graphs and has different values, or the added one that it reads."""
         for node in after.graph.nodes:
-            if node.name in nodes and (difference := _difference(old, node.name, new, node.name)):
-                return _located(changed_nodes(nodes[node.name], node, nodes), difference)
+            with contextlib.suppress(UnstableError):
+                if node.name in nodes and (difference := _difference(old, node.name, new, node.name)):
+                    return _located(changed_nodes(nodes[node.name], node, nodes), difference)
         return None
 
 
@@ -182,7 +192,11 @@ class ModelChecker:
                 nodes.add(node)
                 waiting += node.all_input_nodes
         in_order = [node for node in self._results[0].graph.nodes if node in nodes]
-        return list(SegmentCheck(in_order, given, RecordedValues(known)).judge())
+        check = SegmentCheck(in_order, given, RecordedValues(known))
+        found = list(check.judge())
+        for name, reason in check.unchecked.items():
+            not_verified(f"{name}: {reason}")
+        return found
 
     def first_value(self, before: ir.Model, after: ir.Model) -> str | None:
         """The first value that is in both models and differs, with the difference."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from ..common.fork_safety import Lock
+from ..common.text_table import listed
 from ..errors import SessionError, first_line
 from ..events import count
 from ..options import most_threads
@@ -455,8 +456,7 @@ class RegionSession:
                 logger.info("a session is freed: a graph for symbolic sizes replaced its graph")
 
     def _listed(self, positions: Sequence[int]) -> str:
-        shown = ", ".join(self._names[position] for position in positions[:_MOST_NAMES])
-        return shown if len(positions) <= _MOST_NAMES else f"{shown} and {len(positions) - _MOST_NAMES} more"
+        return listed((self._names[position] for position in positions), _MOST_NAMES)
 
 
 def _chosen(executable: Executable, constants: Collection[int]) -> Executable:

@@ -91,6 +91,23 @@ def only_float32():
     return OnlyFloat32(), torch.randn(3)
 
 
+@torch.library.custom_op("bench_test::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x + float(os.urandom(1)[0])
+
+
+noisy.register_fake(torch.empty_like)
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        return noisy(x), x.exp()
+
+
+def unstable():
+    return Noisy(), torch.randn(3)
+
+
 def failing():
     return torch.nn.Linear(2, 2), torch.randn(3)
 
@@ -415,9 +432,9 @@ def test_random_numbers_are_not_called_wrong(file: str) -> None:
     """Those of another compiler are others; eager's with its seed are right."""
     steps = Steps(wanted := Case(f"{file}:dropout", "train"), loaded := load(wanted))
     reference = CaseJudge(steps)
-    assert "random" in reference.unchecked
     assert reference.difference(steps.results(loaded.model)) == ""
     assert reference.difference([[torch.zeros(3, 8), None, None]]) != ""
+    assert "random" in reference.unchecked
 
 
 def test_what_is_not_checked_has_a_time_and_says_so(file: str, in_process: type[InProcess]) -> None:
@@ -426,6 +443,27 @@ def test_what_is_not_checked_has_a_time_and_says_so(file: str, in_process: type[
     assert row["status"] == "not checked" and row["milliseconds"] > 0
     assert "draws random numbers" in row["message"] and "not checked" in table.table(found)
     assert exit_code(found) == 0
+
+
+def test_a_model_that_returns_other_numbers_each_time_is_not_called_right(
+    file: str, in_process: type[InProcess]
+) -> None:
+    found = bench(Case(f"{file}:unstable"), backends=f"eager,{file}:bench_wrong")
+    rows = list(found["cases"][0]["rows"].values())
+    assert [row["status"] for row in rows] == ["not checked", "wrong"], "the other result is wrong"
+    assert "bench_test.noisy" in rows[0]["message"]
+
+
+def test_an_error_that_is_not_of_float64_is_told(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not taken for a model that has no float64."""
+
+    def fail(*args: object) -> None:
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(Rerun, "_compute", fail)
+    steps = Steps(wanted := Case(f"{file}:linear"), load(wanted))
+    reference = CaseJudge(steps)
+    assert reference.difference([[torch.zeros(3, 4)]]) and "a fault of ours" in reference.unchecked
 
 
 def test_a_model_that_has_no_float64_is_judged_by_eager_with_other_roundings(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 from dynamo_backends.cli import COMMANDS, build_parser, main
 from dynamo_backends.cli.common import add_dump_arguments, print_json, reporting_errors, try_next
-from dynamo_backends.common.text_table import fit_table
-from dynamo_backends.dumps.reading import DumpError
+from dynamo_backends.common.text_table import fit_table, listed
+from dynamo_backends.dumps.candidate_runs import write_model
+from dynamo_backends.dumps.reading import DumpError, write_data_set
+from dynamo_backends.report.gathering import ReportData
+from dynamo_backends.report.rendering import write_page
 
 Printed = pytest.CaptureFixture[str]
 
@@ -50,6 +57,48 @@ def test_other_errors_are_ours_and_keep_their_traceback(capsys: Printed) -> None
 def test_interrupted(capsys: Printed) -> None:
     assert reporting_errors(["nan", "0", "--json"], raising(KeyboardInterrupt())) == 2
     assert capsys.readouterr() == ('{\n  "error": "interrupted"\n}\n', "dynamo-backends nan: interrupted\n")
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can have more than 8 bytes: writing fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+MODEL = '<ir_version: 8, opset_import: ["" : 18]> g (float[8] x) => (float[8] y) { y = Exp(x) }'
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("page.html", lambda folder: write_page(ReportData({"run": "a"}, {}), folder / "page.html")),
+        ("input_0.pb", lambda folder: write_data_set(folder, "input", {"x": np.zeros(8)})),
+        ("model.onnx", lambda folder: write_model(ir.from_onnx_text(MODEL), folder)),
+    ],
+)
+def test_what_cannot_be_written_is_named(
+    name: str, write: Callable[[Path], object], tmp_path: Path, capsys: Printed
+) -> None:
+    """The error of a full disk does not have the path."""
+
+    def work() -> int:
+        write(tmp_path)
+        return 0
+
+    with full_disk():
+        assert reporting_errors(["report"], work) == 2
+    assert str(tmp_path / name) in capsys.readouterr().err
+
+
+def test_a_list_is_short_and_counts_what_is_equal() -> None:
+    assert listed(["Exp", "Neg", "Exp"]) == "Exp x2, Neg"
+    assert listed([f"n{i}" for i in range(9)], 2) == "n0, n1 and 7 more"
+    assert listed([]) == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -17,6 +17,7 @@ from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 from torch import nn
 
+import dynamo_backends
 from dynamo_backends.cli import main
 from dynamo_backends.dumps.bisect_graph import bisect_file
 from dynamo_backends.dumps.model_comparison import ModelComparison, compare
@@ -309,6 +310,64 @@ def test_outputs_have_an_order_and_shapes(kind: str, ok: bool, tmp_path: Path) -
     ):
         assert found.ok == ok, found.verdict
         assert any("float64" in note for note in found.notes) == (kind == "dtype")
+
+
+class Wide(nn.Module):
+    def __init__(self, dtype: torch.dtype, inner: torch.dtype) -> None:
+        super().__init__()
+        self.head, self.inner = nn.Linear(8, 8, dtype=dtype), inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x).to(self.inner).exp().to(x.dtype) + 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "inner", "told"),
+    [
+        (torch.float64, torch.float64, True),
+        (torch.float64, torch.float32, False),
+        (torch.float32, torch.float32, False),
+    ],
+    ids=["float64", "float64 with float32", "float32"],
+)
+def test_a_lower_precision_between_values_that_correspond_is_told(
+    dtype: torch.dtype, inner: torch.dtype, told: bool, tmp_path: Path
+) -> None:
+    """A file that casts down and up again: unless the model does, too."""
+    model, inputs = Wide(dtype, torch.float32).eval(), {"x": torch.randn(3, 8, dtype=dtype)}
+    exported(model, inputs, tmp_path / "casts.onnx")
+    model.inner = inner
+    found = compare_with_program(model, (), inputs, load_model(tmp_path / "casts.onnx"), Runtime())
+    assert found.ok, found.verdict
+    assert any("exp" in note and "float32 instead of float64" in note for note in found.notes) == told
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_a_comparison_does_not_warn_of_pytorch(tmp_path: Path) -> None:
+    model, inputs = Wide(torch.float32, torch.float32).eval(), {"x": torch.randn(3, 8)}
+    dynamo_backends.export(model, path=tmp_path / "m.onnx", kwargs=inputs)
+    assert compare_with_program(model, (), inputs, load_model(tmp_path / "m.onnx"), Runtime()).ok
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            heads = layer(x).view(2, 4, 2, 4).transpose(1, 2).softmax(-1)
+            x = x + heads.transpose(1, 2).contiguous().view(2, 4, 8)
+        return x
+
+
+def test_names_that_are_counted_up_in_another_way_mean_nothing(tmp_path: Path) -> None:
+    """Another exporter decomposes a linear layer into views: ``view_3`` is of another line there."""
+    torch.manual_seed(0)
+    model, inputs = Heads().eval(), {"x": torch.randn(2, 4, 8)}
+    dynamo_backends.export(model, path=tmp_path / "m.onnx", kwargs=inputs)
+    found = compare_with_program(model, (), inputs, load_model(tmp_path / "m.onnx"), Runtime())
+    assert found.ok, found.verdict
 
 
 def test_a_file_whose_inputs_are_half(net: tuple, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from conftest import assert_same_values
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.numerics.exact import widen
-from dynamo_backends.numerics.function_runs import FunctionRun, Recording, Rerun
+from dynamo_backends.numerics.function_runs import FunctionRun, Recording, Rerun, UnstableError
 from dynamo_backends.numerics.whole_graph import FunctionCheck, difference_of_results, graph_check
 
 aten = torch.ops.aten
@@ -69,6 +70,49 @@ def test_an_operator_that_float64_does_not_have(error: type[Exception]) -> None:
     check = check_of(lambda x: [single(x) / 3], torch.rand(3))
     assert check.exact[0].dtype is torch.float64
     assert check.inexact == {f"test_whole_graph.{name}.default": f"no float64: {error.__name__}: float32 only"}
+
+
+@pytest.fixture
+def unstable() -> Iterator[Callable[..., Any]]:
+    """Makes a custom operator that adds to its argument what a function returns, which sees how often it was called."""
+    with torch.library._scoped_library("test_whole_graph", "FRAGMENT") as library:
+
+        def make(added: Callable[[int], float], name: str = "unstable") -> Any:
+            calls = itertools.count()
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, lambda x: x + added(next(calls)), "CPU")
+            return getattr(torch.ops.test_whole_graph, name)
+
+        yield make
+
+
+@pytest.mark.parametrize("is_wide", [True, False], ids=["float64", "only eager"])
+@pytest.mark.parametrize(
+    "added", [lambda i: i * 0.1, lambda i: float(i == 3), lambda i: i % 7], ids=["always", "once", "rarely"]
+)
+def test_what_is_not_the_same_in_each_run_excuses_nothing(
+    unstable: Callable[..., Any], added: Callable[[int], float], is_wide: bool
+) -> None:
+    """An operator that draws numbers by itself, or has a race: perturbed runs contain its noise."""
+    operator, x = unstable(added), torch.rand(4)
+    check = check_of(lambda x: [operator(x), x.exp()], x, is_wide=is_wide)
+    with pytest.raises(UnstableError):
+        check.judge(0, check.eager[0] + 0.5)
+    assert check.judge(1, x.exp() * (1 + 1e-7)).is_wrong is False
+    assert check.judge(1, x.exp() * 1.001).is_wrong, "another result is judged"
+
+
+def test_an_operator_that_returns_other_numbers_is_named(unstable: Callable[..., Any]) -> None:
+    operator, steady, x = unstable(float), unstable(lambda i: 1.0, "steady"), torch.rand(4)
+    wrong = [x + 0.5]
+    message = difference_of_results([x], wrong, lambda: check_of(lambda x: [steady(operator(x.sin()))], x))
+    assert "test_whole_graph.unstable.default" in message and "steady" not in message
+
+
+def test_an_integer_that_is_not_the_same_in_each_run(unstable: Callable[..., Any]) -> None:
+    operator, x = unstable(float), torch.rand(4)
+    with pytest.raises(UnstableError):
+        check_of(lambda x: [operator(x).long()], x).judge(0, torch.full((4,), 3))
 
 
 def test_what_was_not_recorded_is_rounded_as_it_is_told() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import logging
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -551,7 +552,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def planted_converter(factor: float | str) -> Iterator[None]:
+def planted_converter(factor: float | str, operator: Any = None) -> Iterator[None]:
     """``twice`` is translated with another factor, or so that it is right for three rows only."""
     from onnxscript import opset18 as op
 
@@ -561,11 +562,12 @@ def planted_converter(factor: float | str) -> Iterator[None]:
         rows = op.CastLike(op.Gather(op.Shape(x), 0), x)
         return op.Mul(x, op.Sub(rows, op.CastLike(1.0, x)))
 
-    dynamo_backends.register_converter(torch.ops.test_export.twice.default)(converter)
+    operator = operator or torch.ops.test_export.twice.default
+    dynamo_backends.register_converter(operator)(converter)
     try:
         yield
     finally:
-        dynamo_backends.unregister_converter(torch.ops.test_export.twice.default)
+        dynamo_backends.unregister_converter(operator)
 
 
 @pytest.mark.parametrize("factor, said", [(3.0, "the file is wrong: result output"), ("rows", r"for x\[4, 4\]")])
@@ -574,6 +576,25 @@ def test_a_wrong_file_is_not_written(factor: float | str, said: str, tmp_path: P
     with planted_converter(factor), pytest.raises(ExportError, match=said):
         export(model, X, path=tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
     assert not list(tmp_path.iterdir())
+
+
+_drawn = random.Random(0)
+
+
+@torch.library.custom_op("test_export::drawn", mutates_args=())
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + _drawn.random())  # by Python: no state of PyTorch's repeats it
+
+
+drawn.register_fake(torch.empty_like)
+
+
+def test_what_an_operator_returns_otherwise_each_time_is_said_to_be_unchecked(tmp_path: Path) -> None:
+    with planted_converter(1.5, torch.ops.test_export.drawn.default):
+        exported = export(Function(lambda self, x: (drawn(x), x + 1)), X, path=tmp_path / "m.onnx", check=True)
+    (text,) = exported.unchecked
+    assert "test_export.drawn" in text
+    assert "test_export.drawn" in exported.difference(X)
 
 
 def test_weights_beyond_protobufs_limit_are_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

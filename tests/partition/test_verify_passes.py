@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import math
+import random
 import re
 import threading
 import time
@@ -173,6 +174,34 @@ def test_a_right_pass_stays(plant: Callable[..., None], caplog: pytest.LogCaptur
     assert counted("pass post_grad.negate_twice") == 1
     assert counted("undone pass post_grad.negate_twice") == 0
     assert not [record for record in caplog.records if record.name == "passes.engine.manager" and record.levelno > 20]
+
+
+_drawn = random.Random(0)
+
+
+@torch.library.custom_op("test_verify_passes::noisy", mutates_args=())
+def _noisy(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + _drawn.random())  # by Python: no state of PyTorch's repeats it
+
+
+_noisy.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize("stage", ["post_grad", "joint"])
+def test_a_pass_before_an_operator_that_returns_other_numbers_is_told_to_be_unverified(
+    stage: str, plant: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its noise excuses any error; a result that does not read it is checked."""
+    plant(f"{stage}.bad", sine_becomes_cosine)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        compiled(lambda x: _noisy(x.sin()), **VERIFY)(x)
+    assert counted(f"pass {stage}.bad") == 1
+    assert counted("graphs_not_verified")
+    assert "test_verify_passes.noisy" in caplog.text
+    with torch.no_grad():
+        compiled(lambda x: (x.sin(), _noisy(x.exp())), **VERIFY)(x)
+    assert counted(f"undone pass {stage}.bad") == 1
 
 
 def test_a_pass_that_breaks_the_graph_is_undone(plant: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
