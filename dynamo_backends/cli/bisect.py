@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 DETAILS = (
     "With GRAPH (0, graph_000, graph_000/backward), names the decomposition, pass, converter, ONNX Runtime optimizer "
-    "or kernel, and extracts the smallest model that fails, with its inputs and a repro.py that needs only onnxruntime "
-    "and numpy. With FILE.onnx, names the kernel or optimizer. Without an argument, "
+    "or kernel, and extracts the smallest model that fails, with its inputs and a repro.py that needs only "
+    "onnxruntime, onnx and numpy. With FILE.onnx, names the kernel or optimizer. Without an argument, "
     "bisects all graphs of the newest run that are not ok. With COMMAND (python train.py), runs a script that calls "
     "torch.compile and exits with 0 if its results are right. Exit code 1: a fault was found, or a graph diverges."
 )

@@ -40,6 +40,7 @@ from .model_values import ModelRun, Runtime, computed_by
 from .models import OnnxModel, OnnxValue, described, kind_of
 from .reading import DumpError
 from .reference_evaluator import Change, computed_in_float64, widened
+from .repro import known_to_numpy
 from .submodels import Feeds, Parts
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def _of_tensors(first: np.ndarray, second: np.ndarray) -> ValueDifference:
     if "string" in (kind_of(first.dtype), kind_of(second.dtype)):
         return ValueDifference(Verdict("" if np.array_equal(first, second) else "other text"))
     name = max((first.dtype, second.dtype), key=_epsilon).name
-    first, second = map(_known_to_numpy, (first, second))
+    first, second = map(known_to_numpy, (first, second))
     found, _ = rule.judge(second, first, name)
     if first.dtype.kind in "biu":
         differing = f"{found.max_ulp:.0f} differ" if found.differs else ""
@@ -153,13 +154,6 @@ def _epsilon(dtype: np.dtype) -> float:
 def epsilon_of(value: OnnxValue) -> float:
     """The relative rounding of a tensor's dtype; 0 for anything else."""
     return _epsilon(value.dtype) if isinstance(value, np.ndarray) else 0.0
-
-
-def _known_to_numpy(value: np.ndarray) -> np.ndarray:
-    """The array; one of ``ml_dtypes`` in a wider dtype of numpy."""
-    if value.dtype.kind in "biufc":
-        return value
-    return value.astype(np.int64 if kind_of(value.dtype) == "integer" else np.float32)
 
 
 class ModelReference:

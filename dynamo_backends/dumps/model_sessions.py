@@ -18,7 +18,6 @@ configuration may name files: a dump may set only those that this package sets.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import os
@@ -94,7 +93,7 @@ class ModelSession:
         self._name = str(model) if isinstance(model, Path) else model.name
         given = settings.as_json() | {"custom_op_libraries": libraries_of_environment()}
         content: str | bytes = str(model)
-        held: list[repro.Tensor] = []
+        held: dict[str, np.ndarray] = {}
         if isinstance(model, OnnxModel):
             try:
                 content = model.proto.SerializeToString()
@@ -104,7 +103,7 @@ class ModelSession:
                 ) from None
             given["config"] |= {repro.EXTERNAL_DATA: str(model.folder.resolve())}
             declared = {item.name for item in model.inputs}
-            held = [(name, *bits_of(value)) for name, value in (constants or {}).items() if name in declared]
+            held = {n: item for n, item in (constants or {}).items() if n in declared and isinstance(item, np.ndarray)}
         if write is not None:
             given["optimized_model"] = str(write / "model.onnx")
             given["config"] |= {f"{_EXTERNAL}file_name": "constants.data", f"{_EXTERNAL}min_size_in_bytes": "1024"}
@@ -134,8 +133,8 @@ class ModelSession:
         bound = [name for name, is_tensor in self._is_tensor.items() if is_tensor and not has_strings]
         plain = [name for name in self._is_tensor if name not in set(bound)]
         try:
-            values = {name: repro.ort_value(*bits_of(value)) for name, value in feeds.items()} if bound else {}
-            found = list(map(ort_array, self._session.run_with_ort_values(bound, values))) if bound else []
+            values = {name: repro.ort_value(value) for name, value in feeds.items()} if bound else {}
+            found = list(map(repro.ort_array, self._session.run_with_ort_values(bound, values))) if bound else []
             found += self._session.run(plain, feeds) if plain else []
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "failed", error) from error
@@ -232,29 +231,6 @@ def available_provider(name: str) -> str:
     if found is None:
         raise DumpError(f"{unknown_name('execution provider', name, available)}. Other builds of onnxruntime have more")
     return found
-
-
-def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
-    """A tensor in the form of ``repro``: the array, or its bits if numpy lacks the dtype; and ONNX's dtype number."""
-    assert isinstance(value, np.ndarray)
-    value = np.require(value, requirements=["C_CONTIGUOUS"])
-    number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-    return (value if number in _NUMPYS else value.view(f"u{value.dtype.itemsize}")), number
-
-
-_NUMPYS = frozenset(range(1, 16))
-"""ONNX's numbers of the dtypes that numpy has: from float32 (1) to complex128 (15)."""
-
-
-def ort_array(result: onnxruntime.OrtValue) -> np.ndarray:
-    """A tensor of ONNX Runtime as an array, also if numpy lacks its dtype."""
-    number = result.element_type()
-    if number in _NUMPYS:
-        array: np.ndarray = result.numpy()
-        return array
-    content = ctypes.string_at(result.data_ptr(), result.tensor_size_in_bytes())
-    proto = onnx.TensorProto(dims=result.shape(), data_type=number, raw_data=content)
-    return onnx.numpy_helper.to_array(proto)
 
 
 def operator_of(node: onnx.NodeProto | ir.Node) -> str:
