@@ -24,7 +24,6 @@ from .common import (
     GRAPH,
     add_dump_arguments,
     add_inputs_arguments,
-    complete_graphs,
     count_text,
     print_json,
     run_of_graph,
@@ -53,13 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       dynamo-backends bisect COMMAND ..."
     )
     _add_options(parser)
-    target = parser.add_argument(
+    parser.add_argument(
         "target",
         nargs=argparse.REMAINDER,
         metavar="GRAPH | FILE.onnx | COMMAND ...",
         help="a graph of the dump, an ONNX model, or a command to run; by default the graphs that are not ok",
     )
-    target.completer = complete_graphs  # type: ignore[attr-defined]
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

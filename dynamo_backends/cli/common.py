@@ -63,9 +63,8 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``GRAPH``, with shell completion, and the arguments of ``add_dump_arguments``."""
-    action = parser.add_argument("graph", metavar="GRAPH", help="a graph: 0, graph_000, 0/backward, or its folder")
-    action.completer = complete_graphs  # type: ignore[attr-defined]
+    """Adds ``GRAPH`` and the arguments of ``add_dump_arguments``."""
+    parser.add_argument("graph", metavar="GRAPH", help="a graph: 0, graph_000, 0/backward, or its folder")
     add_dump_arguments(parser)
 
 
@@ -115,18 +114,6 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text!r}")
     return int(text)
-
-
-def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """The graphs of the dump, in the form that ``prefix`` has; an ``argcomplete`` completer."""
-    try:
-        graphs = find_run(parsed_args.dump).graphs
-    except (DumpError, OSError):
-        return []  # a completer cannot report errors
-    if prefix.startswith("g"):
-        return [graph.reference for graph in graphs]
-    both_forms = ([str(graph.index), graph.short_reference] for graph in graphs)
-    return list(dict.fromkeys(name for forms in both_forms for name in forms))
 
 
 def run_of_graph(arguments: argparse.Namespace, reference: str) -> DumpedRun:

@@ -14,7 +14,6 @@ from ..common.text_table import fit_table
 from .common import (
     GRAPH,
     add_dump_arguments,
-    complete_graphs,
     pair,
     positive,
     print_json,
@@ -38,12 +37,10 @@ DETAILS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    first = parser.add_argument(
+    parser.add_argument(
         "first", metavar="A", help="the reference: a file, a graph of the dump, the path of one, or a PyTorch model"
     )
-    second = parser.add_argument("second", metavar="B", nargs="?", help="the model that is judged (default: A)")
-    for action in (first, second):
-        action.completer = complete_models  # type: ignore[attr-defined]
+    parser.add_argument("second", metavar="B", nargs="?", help="the model that is judged (default: A)")
     parser.add_argument(
         "--inputs",
         nargs="+",
@@ -98,33 +95,22 @@ def _add_runtime(parser: argparse.ArgumentParser, prefix: str, which: str) -> No
     parser.add_argument(f"--{prefix}threads", type=int, metavar="N", help=f"{which}: threads of a session")
 
 
-def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """ONNX files, folders, and the graphs of the dump; an ``argcomplete`` completer."""
-    from argcomplete.completers import FilesCompleter
-
-    return [*FilesCompleter(("onnx",))(prefix), *complete_graphs(prefix, parsed_args)]
-
-
 def run(arguments: argparse.Namespace) -> int:
     runtimes = _runtime(arguments, "a"), _runtime(arguments, "b")
     program = _program(arguments.first)
     if program is None and arguments.second is None and runtimes[0] == runtimes[1] and not arguments.runs:
         switches = "--b-optimize, --b-provider, --b-threads, --b-runtime, --runs"
         raise ValueError(f"name a second model, or what differs: {switches}")
-    comparisons: list[ModelComparison]
-    left_out: list[str] = []
     if program is not None:
         comparisons = [_with_program(program, arguments, runtimes[1])]
     else:
-        comparisons, left_out = _of_files(arguments, runtimes)
+        comparisons = _of_files(arguments, runtimes)
     ok = all(comparison.ok for comparison in comparisons)
     if arguments.json:
-        print_json([*map(_as_json, comparisons), *({"left_out": name} for name in left_out)])
+        print_json(list(map(_as_json, comparisons)))
         return 0 if ok else 1
     for comparison in comparisons:
         sys.stdout.write(_text(comparison, everything=arguments.all))
-    if left_out:
-        print(f"not compared, as A and B have other numbers of models: {', '.join(left_out)}")
     if not ok and all(item.name == "ort" for item in runtimes) and program is None:
         print(try_again(arguments, "--a-runtime", "reference"))
     elif ok and all(item.name == "ort" and not item.optimize for item in runtimes):
@@ -132,12 +118,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _of_files(
-    arguments: argparse.Namespace, runtimes: tuple[Runtime, Runtime]
-) -> tuple[list[ModelComparison], list[str]]:
-    """The comparisons of files or graphs, and the names of those that are left out."""
+def _of_files(arguments: argparse.Namespace, runtimes: tuple[Runtime, Runtime]) -> list[ModelComparison]:
+    """The comparisons of files, or of the regions of graphs."""
     from ..bench.models import MODELS
-    from ..dumps.model_comparison import compare_targets, paired, targets_of
+    from ..dumps.model_comparison import compare_targets, targets_of
 
     references = arguments.first, arguments.second or arguments.first
     if _program(references[1]) is not None:
@@ -149,16 +133,17 @@ def _of_files(
     first, second = (targets_of(reference, arguments.dump, arguments.stage) for reference in references)
     if arguments.inputs and len(first) > 1:
         raise ValueError(f"--inputs requires one model, A has {len(first)}: {', '.join(item.name for item in first)}")
-    pairs, left_out = paired(first, second)
+    if len(first) != len(second):
+        names = ["; ".join(item.name for item in side) for side in (first, second)]
+        raise ValueError(f"A and B have other numbers of regions, name one of each: {names[0]} and {names[1]}")
     inputs = [_inputs(item, arguments.dump) for item in arguments.inputs]
-    found = [
+    return [
         compare_targets(
             one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=inputs, sizes=_sizes(arguments),
             seed=arguments.seed, runs=arguments.runs or 1,
         )
-        for one, other in pairs
+        for one, other in zip(first, second, strict=True)
     ]  # fmt: skip
-    return found, [item.name for item in left_out]
 
 
 def _sizes(arguments: argparse.Namespace) -> dict[str, int]:

@@ -89,11 +89,7 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
     trust_names = _names_are_reliable([item for item in results if item.name not in one.outputs], their_results)
     partners = {item.partner: item.name for item in matched}
     _match_stored(stored, their_stored, partners, trust_names)
-    used, kinds = set(partners.values()), ("initializer", "constant")
-    free = {item.name: described(item.value) for item in stored if item.kind in kinds and item.name not in partners}
-    their_free = {
-        item.name: described(item.value) for item in their_stored if item.kind in kinds and item.name not in used
-    }
+    free, their_free = _free(stored, partners), _free(their_stored, set(partners.values()))
     pairs: dict[int, int] = {}  # the positions of corresponding results
     place = {item.name: j for j, item in enumerate(their_results)}
     for i, item in enumerate(results):
@@ -102,7 +98,6 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
             pairs[i] = place[item.name]
     _match_by_value(results, their_results, pairs)
     _match_by_operator(results, their_results, pairs, partners, free, their_free)
-    _match_in_gaps(results, their_results, pairs)
     partners |= {results[i].name: their_results[j].name for i, j in pairs.items()}
     by_name, used = {item.name: item for item in other.values}, set(partners.values())
     found: list[Pair] = [(item, by_name.get(partners.get(item.name, ""))) for item in stored]
@@ -203,28 +198,6 @@ def is_near(a: NodeValue, b: NodeValue) -> bool:
     """Whether two values have as many elements, with nearly equal sums."""
     bound = _NEAR * max(a.sums[-1], b.sums[-1])
     return a.size == b.size and all(abs(x - y) <= bound for x, y in zip(a.sums, b.sums, strict=True))
-
-
-def _match_in_gaps(one: Sequence[NodeValue], other: Sequence[NodeValue], pairs: dict[int, int]) -> None:
-    """Matches the remaining values between two matches, in order, by operator and shape.
-
-    These depend on a node that only one model has.
-    """
-    last = -1
-    for i, item in enumerate(one):
-        if i not in pairs:
-            used = set(pairs.values())
-            end = min((j for k, j in pairs.items() if k > i and j > last), default=len(other))
-            alike = (
-                j
-                for j in range(last + 1, end)
-                if j not in used and other[j].shape == item.shape and other[j].operator == item.operator
-            )
-            found = next(alike, None)
-            if found is None:
-                continue
-            pairs[i] = found
-        last = max(last, pairs[i])
 
 
 def _match_by_value(one: Sequence[NodeValue], other: Sequence[NodeValue], pairs: dict[int, int]) -> None:

@@ -133,7 +133,8 @@ class ModelSession:
         bound = [name for name, is_tensor in self._is_tensor.items() if is_tensor and not has_strings]
         plain = [name for name in self._is_tensor if name not in set(bound)]
         try:
-            values = {name: repro.ort_value(value) for name, value in feeds.items()} if bound else {}
+            tensors = {name: item for name, item in feeds.items() if isinstance(item, np.ndarray)} if bound else {}
+            values = {name: repro.ort_value(item) for name, item in tensors.items()}
             found = list(map(repro.ort_array, self._session.run_with_ort_values(bound, values))) if bound else []
             found += self._session.run(plain, feeds) if plain else []
         except ORT_ERRORS as error:
