@@ -27,12 +27,12 @@ from .parser import ArgumentsError
 
 
 class HasJson(Protocol):
-    """The result of an analysis of a graph or a region."""
+    """The result of an analysis of a graph."""
 
     def as_json(self) -> Mapping[str, object]: ...
 
 
-Analysis = TypeVar("Analysis", bound=HasJson | Sequence[HasJson])
+Analysis = TypeVar("Analysis", bound=HasJson)
 
 GRAPH = re.compile(r"(?:(?:.*/)?graph_)?\d+(?:/(?:inference|forward|backward))?(?:/region_\d+)?/?")
 """The name of a graph or region of a dump."""
@@ -143,27 +143,20 @@ def for_each_graph(
 
     Args:
         arguments: the command's, with ``graph``, ``dump`` and ``json``.
-        analyze: returns one result, or one for each region.
+        analyze: returns the result.
         text: the text of a result.
         is_wrong: whether a result makes the exit code 1.
     """
     graphs = run_of_graph(arguments, arguments.graph).graphs_of(arguments.graph)
     results = [(graph, analyze(graph)) for graph in graphs]
     if arguments.json:
-        print_json([{"graph": graph.reference, **_as_json(result)} for graph, result in results])
+        print_json([{"graph": graph.reference, **result.as_json()} for graph, result in results])
     else:
-        texts = [
-            text(graph, result) if result else f"{graph.name}: nothing ran on ONNX Runtime\n"
-            for graph, result in results
-        ]
+        texts = [text(graph, result) for graph, result in results]
         if not any("try: " in item for item in texts):
             texts[-1] += try_next(arguments, "report", "--open") + "\n"
         sys.stdout.write("\n".join(texts))
     return int(any(is_wrong(result) for _, result in results))
-
-
-def _as_json(result: HasJson | Sequence[HasJson]) -> Mapping[str, object]:
-    return {"regions": [item.as_json() for item in result]} if isinstance(result, Sequence) else result.as_json()
 
 
 def reporting_errors(argv: Sequence[str], work: Callable[[], int]) -> int:

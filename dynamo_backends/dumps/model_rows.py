@@ -98,6 +98,7 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
             pairs[i] = place[item.name]
     _match_by_value(results, their_results, pairs)
     _match_by_operator(results, their_results, pairs, partners, free, their_free)
+    _match_in_gaps(results, their_results, pairs)
     partners |= {results[i].name: their_results[j].name for i, j in pairs.items()}
     by_name, used = {item.name: item for item in other.values}, set(partners.values())
     found: list[Pair] = [(item, by_name.get(partners.get(item.name, ""))) for item in stored]
@@ -198,6 +199,28 @@ def is_near(a: NodeValue, b: NodeValue) -> bool:
     """Whether two values have as many elements, with nearly equal sums."""
     bound = _NEAR * max(a.sums[-1], b.sums[-1])
     return a.size == b.size and all(abs(x - y) <= bound for x, y in zip(a.sums, b.sums, strict=True))
+
+
+def _match_in_gaps(one: Sequence[NodeValue], other: Sequence[NodeValue], pairs: dict[int, int]) -> None:
+    """Matches the remaining values between two matches, in order, by operator and shape.
+
+    These depend on a node that only one model has.
+    """
+    last = -1
+    for i, item in enumerate(one):
+        if i not in pairs:
+            used = set(pairs.values())
+            end = min((j for k, j in pairs.items() if k > i and j > last), default=len(other))
+            alike = (
+                j
+                for j in range(last + 1, end)
+                if j not in used and other[j].shape == item.shape and other[j].operator == item.operator
+            )
+            found = next(alike, None)
+            if found is None:
+                continue
+            pairs[i] = found
+        last = max(last, pairs[i])
 
 
 def _match_by_value(one: Sequence[NodeValue], other: Sequence[NodeValue], pairs: dict[int, int]) -> None:

@@ -5,8 +5,6 @@
     session = ModelSession(load_model("model.onnx"), Settings())
     session({"x": x})["y"]
 
-    session = session_of_region(region, model, region_settings(region), inputs)    # with the constants of the run
-
 Sessions are created by ``repro.session_of``: a ``repro.py`` runs what the commands run. Tensors are numpy arrays; those
 of bfloat16, float8 and the like have the dtypes of ``ml_dtypes``.
 
@@ -155,27 +153,6 @@ def _hint(settings: Settings) -> str:
         return ""
     variable = f"{VARIABLE}={os.pathsep.join(missing)}"
     return f"\nThe run used libraries of custom operators that are not loaded; if you trust them: {variable}"
-
-
-def session_of_region(
-    region: DumpedRegion,
-    model: OnnxModel,
-    settings: Settings,
-    inputs: Mapping[str, OnnxValue],
-    *,
-    write: Path | None = None,
-    profile: Path | None = None,
-) -> ModelSession:
-    """A session of a model of a region, with the same inputs as constants as in the run; ``inputs`` has their values.
-
-    Raises:
-        DumpError: as ``ModelSession``, or a constant was not recorded.
-    """
-    missing = [name for name in region.entry.constants if name not in inputs]
-    if missing:
-        raise DumpError(f"{region.folder}: the dump is incomplete, the weight {missing[0]} was not recorded")
-    constants = {name: inputs[name] for name in region.entry.constants}
-    return ModelSession(model, settings, constants, write=write, profile=profile)
 
 
 def region_settings(region: DumpedRegion, threads: int | None = None) -> Settings:
