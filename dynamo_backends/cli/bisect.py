@@ -7,7 +7,6 @@ backends, stages of passes and matches disabled, and reads from the exit code wh
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import math
 import shlex
@@ -92,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     texts, items = [], []
     for result in results:
         hints = [hint for line in result.advice for hint in _hints(line, arguments)]
-        items.append({**_as_json(result), "advice": hints})
+        items.append({**vars(result), "advice": hints})
         texts.append("\n".join([_text(result), *hints]) + "\n")
     if arguments.json:
         print_json(items[0] if target else items)
@@ -153,14 +152,6 @@ def _bisect_file(arguments: argparse.Namespace) -> list[Bisection]:
     output = Path(arguments.output) if arguments.output else None
     tensors = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
     return [bisect_file(path, tensors, output=output, check=arguments.check, progress=say)]
-
-
-def _as_json(bisection: Bisection) -> dict[str, object]:
-    fields = dataclasses.asdict(bisection)
-    for trial in fields["trials"]:
-        if trial["error"] is not None and not math.isfinite(trial["error"]):
-            trial["error"] = None
-    return fields
 
 
 def _text(bisection: Bisection) -> str:

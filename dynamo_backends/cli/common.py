@@ -10,29 +10,22 @@ A subcommand is a module with
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
-import json
 import os
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError, find_run
 from .parser import ArgumentsError
 
-
-class HasJson(Protocol):
-    """The result of an analysis of a graph."""
-
-    def as_json(self) -> Mapping[str, object]: ...
-
-
-Analysis = TypeVar("Analysis", bound=HasJson)
+Analysis = TypeVar("Analysis")
 
 GRAPH = re.compile(r"(?:(?:.*/)?graph_)?\d+(?:/(?:inference|forward|backward))?(?:/region_\d+)?/?")
 """The name of a graph or region of a dump."""
@@ -150,7 +143,7 @@ def for_each_graph(
     graphs = run_of_graph(arguments, arguments.graph).graphs_of(arguments.graph)
     results = [(graph, analyze(graph)) for graph in graphs]
     if arguments.json:
-        print_json([{"graph": graph.reference, **result.as_json()} for graph, result in results])
+        print_json([{"graph": graph.reference, **vars(result)} for graph, result in results])
     else:
         texts = [text(graph, result) for graph, result in results]
         if not any("try: " in item for item in texts):
@@ -219,12 +212,9 @@ def say(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Prints JSON; dataclasses become objects, paths strings."""
-    sys.stdout.write(json.dumps(value, indent=2, default=_as_plain) + "\n")
-
-
-def _as_plain(value: Any) -> object:
-    return dataclasses.asdict(value) if hasattr(value, "__dataclass_fields__") else str(value)
+    """Prints JSON; dataclasses become objects, paths strings, and numbers that are NaN or infinite ``null``."""
+    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
+    sys.stdout.write(text.decode() + "\n")
 
 
 def try_next(arguments: argparse.Namespace, *words: str) -> str:

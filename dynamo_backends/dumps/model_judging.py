@@ -107,8 +107,8 @@ class ValueDifference:
     def as_json(self) -> dict[str, object]:
         return {
             "complaint": self.verdict.complaint,
-            "measure": self.verdict.ours and self.verdict.ours.as_json(),
-            "noise": self.noise if math.isfinite(self.noise) else None,
+            "measure": self.verdict.ours,
+            "noise": self.noise,
             "together_with": list(self.segment),
         }
 

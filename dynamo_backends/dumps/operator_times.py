@@ -53,9 +53,6 @@ class OperatorTimes:
     milliseconds: float  # of one run of the sessions, including the time between nodes
     rows: Sequence[NodeTime]  # the slowest first
 
-    def as_json(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
-
 
 def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = None) -> OperatorTimes:
     """Profiles the regions of a graph on their recorded inputs.
