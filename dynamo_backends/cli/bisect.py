@@ -145,7 +145,7 @@ def _bisect_file(arguments: argparse.Namespace) -> list[Bisection]:
     from ..dumps.models import load_model
 
     path = Path(arguments.target[0])
-    model, sizes = load_model(path), {name: int(size) for name, size in arguments.dim}
+    model, sizes = load_model(path), dict(arguments.dim)
     feeds = read_feeds(arguments.inputs, model) if arguments.inputs else {}
     missing = [item for item in model.inputs if item.name not in feeds]
     feeds |= generated_inputs(model, sizes=sizes, seed=arguments.seed, wanted=missing)

@@ -68,15 +68,16 @@ def add_inputs_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         default=[],
-        help="inputs of an ONNX file: a folder with input_0.pb …, .pb files, or an .npz (default: random inputs)",
+        help="a folder with input_0.pb …, .pb files, an .npz, or for compare a region of the dump (default: those "
+        "recorded in a dump, else random inputs)",
     )
     parser.add_argument(
         "--dim",
         action="append",
-        type=pair,
+        type=_size,
         metavar="NAME=N",
         default=[],
-        help="size of a symbolic dimension of random inputs (default: 3)",
+        help="size of a symbolic dimension of random inputs (default: 3, and then 5 in compare)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random inputs (default: 0)")
 
@@ -100,6 +101,11 @@ def pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
     return name, value
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, size = pair(text)
+    return name, positive(size)
 
 
 def positive(text: str) -> int:

@@ -14,7 +14,7 @@ from ..common.text_table import fit_table
 from .common import (
     GRAPH,
     add_dump_arguments,
-    pair,
+    add_inputs_arguments,
     positive,
     print_json,
     try_again,
@@ -41,23 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "first", metavar="A", help="the reference: a file, a graph of the dump, the path of one, or a PyTorch model"
     )
     parser.add_argument("second", metavar="B", nargs="?", help="the model that is judged (default: A)")
-    parser.add_argument(
-        "--inputs",
-        nargs="+",
-        metavar="PATH",
-        default=[],
-        help="a folder with input_0.pb …, .pb files, an .npz, or a region of the dump (default: the recorded inputs of "
-        "A or B, else random inputs)",
-    )
-    parser.add_argument(
-        "--dim",
-        action="append",
-        type=pair,
-        metavar="NAME=N",
-        default=[],
-        help="size of a symbolic dimension of random inputs (default: 3, and then 5)",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random inputs (default: 0)")
+    add_inputs_arguments(parser)
     parser.add_argument(
         "--stage",
         choices=("onnx", "onnx_optimized", "session"),
@@ -92,7 +76,7 @@ def _add_runtime(parser: argparse.ArgumentParser, prefix: str, which: str) -> No
     parser.add_argument(
         f"--{prefix}optimize", action="store_true", help=f"{which}: run ONNX Runtime's optimizers first"
     )
-    parser.add_argument(f"--{prefix}threads", type=int, metavar="N", help=f"{which}: threads of a session")
+    parser.add_argument(f"--{prefix}threads", type=positive, metavar="N", help=f"{which}: threads of a session")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -139,18 +123,11 @@ def _of_files(arguments: argparse.Namespace, runtimes: tuple[Runtime, Runtime]) 
     inputs = [_inputs(item, arguments.dump) for item in arguments.inputs]
     return [
         compare_targets(
-            one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=inputs, sizes=_sizes(arguments),
+            one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=inputs, sizes=dict(arguments.dim),
             seed=arguments.seed, runs=arguments.runs or 1,
         )
         for one, other in zip(first, second, strict=True)
     ]  # fmt: skip
-
-
-def _sizes(arguments: argparse.Namespace) -> dict[str, int]:
-    wrong = [f"{name}={size}" for name, size in arguments.dim if not size.isdigit() or int(size) < 1]
-    if wrong:
-        raise ValueError(f"--dim {wrong[0]}: expected a size of at least 1")
-    return {name: int(size) for name, size in arguments.dim}
 
 
 def _program(reference: str) -> str | None:
@@ -217,8 +194,6 @@ def _runtime(arguments: argparse.Namespace, side: str) -> Runtime:
     if name == "reference" and provider is not None:
         raise ValueError("--provider requires --runtime ort; the reference evaluator has no execution providers")
     providers = () if provider is None else (available_provider(provider),)
-    if (given("threads") or 1) < 1:
-        raise ValueError(f"--threads {given('threads')}: expected at least 1")
     settings = Settings(providers=providers or Settings().providers, threads=given("threads") or 0)
     return Runtime(name, settings, bool(given("optimize")))
 

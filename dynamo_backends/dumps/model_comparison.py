@@ -183,7 +183,7 @@ def compare(
 
 def is_quantized(model: OnnxModel) -> bool:
     """Whether a model computes with quantized numbers."""
-    return any(node.op_type.startswith(_QUANTIZED) for node in model.proto.graph.node)
+    return any(node.op_type.startswith(_QUANTIZED) for node in model.model.graph)
 
 
 def judged_rows(

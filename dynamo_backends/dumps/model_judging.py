@@ -24,7 +24,6 @@ from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 
@@ -170,11 +169,7 @@ class ModelReference:
         self._model, self._runtime, self._is_exact = model, runtime, is_exact
         self._known = {item.name: item for item in run.values}
         self._arrays = {name: item.value for name, item in self._known.items() if isinstance(item.value, np.ndarray)}
-        proto = model.copy().proto
-        for items in (proto.graph.output, proto.graph.value_info):  # onnx-ir cannot read the types of maps
-            del items[:]
-        self._parts = Parts(ir.from_proto(proto))
-        ir.external_data.set_base_dir(self._parts.model.graph, model.folder)
+        self._parts = Parts(model.model)
 
     def can_judge(self, name: str, value: np.ndarray) -> bool:
         """Whether a node computes a value with as many elements of the same kind."""
@@ -208,20 +203,21 @@ class ModelReference:
 
     def _cut(self, given: Collection[str], names: Collection[str]) -> OnnxModel:
         """The model with given values as inputs; as outputs, it computes those in ``names`` from the others."""
-        model = self._model.copy()
-        graph = model.proto.graph
-        for node in graph.node:
-            node.output[:] = [name + _COMPUTED if name in names else name for name in node.output]
-        for items in (graph.value_info, graph.output):
-            kept = [item for item in items if items is graph.value_info and item.name not in names]
-            del items[:]
-            items.extend(kept)
+        model = self._model.model.clone()
+        graph = model.graph
+        graph.outputs.clear()
+        values = {str(value.name): value for node in graph for value in node.outputs} | dict(graph.initializers)
         for name in given:
-            value = self._arrays[name]
-            number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            graph.input.append(onnx.helper.make_tensor_value_info(name, number, [None] * value.ndim))
-        graph.output.extend(onnx.ValueInfoProto(name=name + _COMPUTED) for name in names)
-        return model
+            like, old = self._arrays[name], values[name]
+            shape = ir.Shape([None] * like.ndim)
+            new = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(like.dtype)), shape=shape)
+            old.replace_all_uses_with(new)
+            graph.initializers.pop(name, None)
+            graph.inputs.append(new)
+            if name in names:
+                old.name = name + _COMPUTED
+                graph.outputs.append(old)
+        return OnnxModel(model, self._model.name)
 
     def _judge(
         self, name: str, value: ComputedValue, expected: OnnxValue, given: Mapping[str, np.ndarray]
@@ -253,7 +249,7 @@ class ModelReference:
     def _run(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
         """The outputs of a part of the model on ONNX Runtime; ``None`` if it does not run."""
         try:
-            found = ModelSession(OnnxModel(ir.to_proto(model), self._model.folder, self._model.name), PLAIN)(feeds)
+            found = ModelSession(OnnxModel(model, self._model.name), PLAIN)(feeds)
         except DumpError as error:
             logger.info("a part of %s does not run: %s", self._model.name, error)
             return None

@@ -34,7 +34,7 @@ from ..runtime.custom_operators import VARIABLE, libraries_of_environment
 from ..runtime.messages import ORT_ERRORS
 from ..runtime.provider_options import is_own
 from . import repro
-from .models import OnnxModel, OnnxValue, kind_of
+from .models import OnnxModel, OnnxValue, external_folder, kind_of
 from .reading import DumpedRegion, DumpError
 from .schema import Settings
 
@@ -94,12 +94,12 @@ class ModelSession:
         held: dict[str, np.ndarray] = {}
         if isinstance(model, OnnxModel):
             try:
-                content = model.proto.SerializeToString()
+                content = ir.to_proto(model.model).SerializeToString()
             except (EncodeError, ValueError) as error:
                 raise DumpError(
                     f"{model.name} is too large for one file; save its weights as external data: {error}"
                 ) from None
-            given["config"] |= {repro.EXTERNAL_DATA: str(model.folder.resolve())}
+            given["config"] |= {repro.EXTERNAL_DATA: os.path.abspath(external_folder(model.model))}
             declared = {item.name for item in model.inputs}
             held = {n: item for n, item in (constants or {}).items() if n in declared and isinstance(item, np.ndarray)}
         if write is not None:
@@ -221,5 +221,5 @@ RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLik
 
 def random_operators(*models: OnnxModel) -> list[str]:
     """A note that names the operators whose results are random; empty if there are none."""
-    names = sorted({node.op_type for model in models for node in model.proto.graph.node} & RANDOM)
+    names = sorted({node.op_type for model in models for node in model.model.graph} & RANDOM)
     return [f"{', '.join(names)} returns random numbers: the values that depend on it differ"] if names else []

@@ -265,7 +265,7 @@ def test_nodes_may_be_unsorted(tmp_path: Path) -> None:
     assert compared(first, load_model(tmp_path / "reversed.onnx"), x=X).ok
     proto.graph.node[0].input[0] = "y"  # a cycle
     onnx.save(proto, tmp_path / "cycle.onnx")
-    with pytest.raises(DumpError, match="nothing computes"):
+    with pytest.raises(DumpError, match="cycle"):
         load_model(tmp_path / "cycle.onnx")
 
 
@@ -334,7 +334,7 @@ def test_a_factor_in_the_middle_of_twelve_layers(tmp_path: Path, fault: float) -
 def test_opsets_local_functions_and_optimized_forms_agree(tmp_path: Path) -> None:
     first = export(layers(2), tmp_path / "first.onnx", opset_version=18)
     second = export(layers(2), tmp_path / "second.onnx", opset_version=23, optimize=False)
-    assert first.proto.opset_import[0].version != second.proto.opset_import[0].version
+    assert first.model.opset_imports != second.model.opset_imports
     for runtime in (Runtime(), Runtime(optimize=True), Runtime("reference")):
         assert compare(first, second, {}, runtime).ok
     function = (
@@ -535,7 +535,7 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(run.outputs["y"], np.ones((3, width)))  # type: ignore[arg-type]
     with pytest.raises(DumpError, match="cannot be read"):
         (tmp_path / "w.data").unlink()
-        _ = first.initializers["w"]
+        load_model(tmp_path / "large.onnx")
 
 
 def test_external_data_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
@@ -577,32 +577,33 @@ def test_scatter_elements_of_onnx_array_api_is_still_wrong(tmp_path: Path) -> No
     feeds = {"x": np.full(3, 2, np.float32), "i": np.array([1]), "u": np.array([5], np.float32)}
     for name in ("ort", "reference"):
         np.testing.assert_array_equal(run_model(scatter, feeds, Runtime(name)).outputs["y"], [2, 10, 2])  # type: ignore[arg-type]
-    theirs = ExtendedReferenceEvaluator(scatter.proto).run(None, feeds)
+    theirs = ExtendedReferenceEvaluator(ir.to_proto(scatter.model)).run(None, feeds)
     np.testing.assert_array_equal(theirs[0], [2, 5, 2])
 
 
 def test_sparse_initializers_and_maps(tmp_path: Path) -> None:
-    """When the last assertions fail, onnx-ir can take the place of ``OnnxModel``."""
+    """They are refused. When the last assertions fail, onnx-ir can represent them."""
     helper = onnx.helper
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy")
     stored = helper.make_tensor("w", TensorProto.FLOAT, [1], [5.0]), helper.make_tensor("w_at", 7, [1, 2], [0, 1])
     weights = helper.make_sparse_tensor(*stored, [1, 3])
     add = helper.make_node("Add", ["x", "w"], ["y"])
-    zipped = helper.make_node("ZipMap", ["y"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
+    zipped = helper.make_node("ZipMap", ["x"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
     of_maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     z = helper.make_value_info("z", helper.make_sequence_type_proto(of_maps))
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
     sparse, maps = (
         helper.make_model(
-            helper.make_graph(nodes, "g", [x], [output], sparse_initializer=[weights]),
+            helper.make_graph(nodes, "g", [x], [output], sparse_initializer=[weights] if output is y else []),
             opset_imports=opsets,
             ir_version=10,
         )
-        for nodes, output in (([add], y), ([add, zipped], z))
+        for nodes, output in (([add], y), ([zipped], z))
     )
-    onnx.save(maps, tmp_path / "maps.onnx")
-    run = run_model(load_model(tmp_path / "maps.onnx"), {"x": np.zeros((1, 3), np.float32)}, Runtime())
-    assert run.outputs["z"] == [{0: 0.0, 1: 5.0, 2: 0.0}]
+    for proto in (sparse, maps):
+        onnx.save(proto, tmp_path / "model.onnx")
+        with pytest.raises(DumpError, match="sparse|map"):
+            load_model(tmp_path / "model.onnx")
     assert not ir.to_proto(ir.from_proto(sparse)).graph.sparse_initializer
     with pytest.raises(ir.serde.SerdeError):
         ir.from_proto(maps)
@@ -619,7 +620,7 @@ def test_gather_elements_of_onnx_is_still_wrong(tmp_path: Path) -> None:
         found = run_model(gather, {"x": x, "i": i}, Runtime(name)).outputs["y"]
         np.testing.assert_array_equal(found, np.take_along_axis(x, i, 0))  # type: ignore[arg-type]
     with pytest.raises((ValueError, IndexError)):
-        ReferenceEvaluator(gather.proto).run(None, {"x": x, "i": i})
+        ReferenceEvaluator(ir.to_proto(gather.model)).run(None, {"x": x, "i": i})
     text = text.replace("int64[100,2]", "int64[3,1]").replace("float[100,2] y", "float[3,1] y")
     smaller = model(text, tmp_path, "smaller")
     few = np.array([[5], [0], [39]])
@@ -758,9 +759,9 @@ def test_compare_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["{one}", "{one}", "--inputs", "feeds.npz"], "feeds.npz"),
         (["{one}", "{one}", "--runtime", "reference", "--provider", "cpu"], "--provider .*--runtime ort"),
         (["{one}", "{foreign}"], "foreign.onnx.*What"),
-        (["{one}", "{one}", "--dim", "batch=0"], "batch=0.*at least 1"),
+        (["{one}", "{one}", "--dim", "batch=0"], "integer >= 1, got '0'"),
         (["{one}", "{one}", "--dim", "C=4"], "'C'"),
-        (["{one}", "--b-threads", "-1"], "-1.*at least 1"),
+        (["{one}", "--b-threads", "-1"], "integer >= 1, got '-1'"),
         (["mlp"], "ONNX file"),
         (["{one}", "mlp"], "compare mlp .*one.onnx"),
         (["mlp", "{one}", "--seed", "1"], "--seed"),

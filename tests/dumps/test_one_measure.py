@@ -13,6 +13,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -64,7 +65,7 @@ def test_one_form_of_tensors(name: str) -> None:
     shape = onnx.numpy_helper.from_array(np.array([2, 2]), "shape")
     graph = onnx.helper.make_graph([node], "same", info[:1], info[1:], [shape])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
-    found = ModelSession(OnnxModel(model, Path(), "same"), PLAIN)({"x": array})["y"]
+    found = ModelSession(OnnxModel(ir.from_proto(model), "same"), PLAIN)({"x": array})["y"]
     assert isinstance(found, np.ndarray) and found.dtype == dtype and np.array_equal(found, array)
 
 
@@ -80,7 +81,7 @@ def test_strings_and_sequences() -> None:
     graph = onnx.helper.make_graph(nodes, "strings", info, outputs)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
     array = np.array(["a", "ü"], object)
-    found = ModelSession(OnnxModel(model, Path(), "strings"), PLAIN)({"x": array})
+    found = ModelSession(OnnxModel(ir.from_proto(model), "strings"), PLAIN)({"x": array})
     y, s = found["y"], found["s"]
     assert isinstance(y, np.ndarray) and kind_of(y.dtype) == "string" and list(y) == list(array)
     assert isinstance(s, list) and len(s) == 2
