@@ -68,7 +68,7 @@ def add_inputs_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         default=[],
-        help="a folder with input_0.pb …, .pb files, an .npz, or for compare a region of the dump (default: those "
+        help="a folder with input_0.pb …, such as that of a dumped region, .pb files, or an .npz (default: those "
         "recorded in a dump, else random inputs)",
     )
     parser.add_argument(

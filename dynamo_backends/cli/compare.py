@@ -120,10 +120,9 @@ def _of_files(arguments: argparse.Namespace, runtimes: tuple[Runtime, Runtime]) 
     if len(first) != len(second):
         names = ["; ".join(item.name for item in side) for side in (first, second)]
         raise ValueError(f"A and B have other numbers of regions, name one of each: {names[0]} and {names[1]}")
-    inputs = [_inputs(item, arguments.dump) for item in arguments.inputs]
     return [
         compare_targets(
-            one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=inputs, sizes=dict(arguments.dim),
+            one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=arguments.inputs, sizes=dict(arguments.dim),
             seed=arguments.seed, runs=arguments.runs or 1,
         )
         for one, other in zip(first, second, strict=True)
@@ -166,18 +165,6 @@ def _with_program(name: str, arguments: argparse.Namespace, runtime: Runtime) ->
     inputs = loaded.inputs[0]
     file = load_model(arguments.second)
     return compare_with_program(loaded.model, inputs.args, inputs.kwargs, file, runtime)
-
-
-def _inputs(path: str, dump: str | None) -> str:
-    """A path, or the recorded inputs of a region of the dump."""
-    from ..dumps.model_comparison import targets_of
-
-    if Path(path).exists() or path.endswith((".pb", ".npz")):
-        return path
-    targets = targets_of(path, dump)
-    if len(targets) != 1 or targets[0].data is None:
-        raise ValueError(f"--inputs {path}: expected one region with recorded inputs, as graph_000/forward/region_0")
-    return str(targets[0].data)
 
 
 def _runtime(arguments: argparse.Namespace, side: str) -> Runtime:

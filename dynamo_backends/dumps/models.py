@@ -125,8 +125,10 @@ def external_folder(model: ir.Model) -> str:
     """The folder of a model's external weights, or ``""``."""
     import onnx_ir as ir
 
-    values = (value.const_value for value in model.graph.initializers.values())
-    return next((str(value.base_dir) for value in values if isinstance(value, ir.ExternalTensor)), "")
+    tensors: list[object] = [value.const_value for value in model.graph.initializers.values()]
+    attributes = (item for node in model.graph for item in node.attributes.values() if not item.is_ref())
+    tensors += [item.value for item in attributes if item.type == ir.AttributeType.TENSOR]
+    return next((str(tensor.base_dir) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)), "")
 
 
 def _damage(proto: onnx.ModelProto, folder: Path) -> str:

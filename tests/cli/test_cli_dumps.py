@@ -193,7 +193,7 @@ STARTS = [
     ["bisect"],
     ["diff", "1", "aten", "onnx"],
     ["compare", "0", "0", "--stage", "onnx_optimized"],
-    ["compare", "1", "2", "--inputs", "1/inference/region_0"],
+    ["compare", "1", "2", "--seed", "1"],
     ["passes", "--why", "onnx.lift_constants"],
     ["report"],
 ]
