@@ -74,7 +74,7 @@ def test_reference_of_commands_has_every_argument_once() -> None:
     for name in COMMANDS:
         assert f"## `{name}" in text
     assert all(
-        f"`{option}" in text for option in ("--part", "--stage", "--check", "--forward-only", "--why", "--rounds")
+        f"`{option}" in text for option in ("--length", "--stage", "--check", "--forward-only", "--why", "--rounds")
     )
     assert "%(" not in text
 
