@@ -95,6 +95,8 @@ class ModelSession:
         if isinstance(model, OnnxModel):
             try:
                 content = ir.to_proto(model.model).SerializeToString()
+            except ir.serde.SerdeError as error:
+                raise DumpError(f"{model.name} is damaged: {first_line(str(error.__cause__ or error))}") from None
             except (EncodeError, ValueError) as error:
                 raise DumpError(
                     f"{model.name} is too large for one file; save its weights as external data: {error}"

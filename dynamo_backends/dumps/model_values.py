@@ -115,7 +115,8 @@ def run_model(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime
 
 def runs_of(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) -> Iterator[ModelRun]:
     """Runs a model again and again, in the same session."""
-    feeds = {item.name: feeds[item.name] for item in model.inputs if item.name in feeds}
+    _check_feeds(model, feeds)
+    feeds = {item.name: feeds[item.name] for item in model.inputs}
     if not runtime.optimize:
         yield from _exposed_runs(model, feeds, runtime)
     folder = tempfile.TemporaryDirectory(prefix="dynamo_backends_optimized_")  # deleted with the run
@@ -125,6 +126,22 @@ def runs_of(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Runtime) 
         # Exposed values prevent fusions, so the outputs come from the session without them.
         outputs = run.outputs if runtime.name == "reference" else session(feeds)
         yield dataclasses.replace(run, outputs=outputs, folder=folder)
+
+
+def _check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
+    missing = [f"{item.name} ({item.described})" for item in model.inputs if item.name not in feeds]
+    if missing:
+        raise DumpError(f"{model.name}: no value for {', '.join(missing)}")
+    for item in model.inputs:
+        value = feeds[item.name]
+        if item.dtype is None or not isinstance(value, np.ndarray):
+            raise DumpError(f"{model.name}: the input {item.name} is a {item.described}; only tensors can be given")
+        fits = item.shape is None or (
+            len(item.shape) == value.ndim
+            and all(size == given for size, given in zip(item.shape, value.shape, strict=True) if isinstance(size, int))
+        )
+        if not fits or kind_of(value.dtype) != kind_of(item.dtype) or value.dtype.itemsize != item.dtype.itemsize:
+            raise DumpError(f"{model.name}: the input {item.name} is {item.described}, its value {described(value)}")
 
 
 def exposing(model: OnnxModel) -> OnnxModel:

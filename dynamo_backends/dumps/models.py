@@ -149,7 +149,7 @@ def _damage(proto: onnx.ModelProto, folder: Path) -> str:
         unknown = [name for name in node.input if name not in known]
         if unknown:
             return f"the node {node.name or node.op_type} reads {unknown[0]}, which nothing computes"
-    unknown = [item.name for item in graph.output if item.name not in known]
+    unknown = [item.name for item in graph.output if not item.name or item.name not in known]
     if unknown:
         return f"nothing computes its output {unknown[0]}"
     for tensor in filter(uses_external_data, _tensors(proto)):
