@@ -47,11 +47,11 @@ def build(name: str, layers: int, width: int) -> tuple[Any, Step]:
     import transformers as tf
 
     if name == "demo":
-        from dynamo_backends.bench import llama
+        from dynamo_backends.bench.models import MODELS as OF_BENCH
 
-        module = llama.build("model")
-        arguments = llama.inputs("model")
-        return module, lambda call: _discard(llama.step(module, call, arguments, backward=True, mixed=False))
+        demo = OF_BENCH["llama-seed"]
+        module, inputs = demo.build().train(), demo.inputs(demo.sizes[0])
+        return module, lambda call: call(**inputs, use_cache=False)[0].square().mean().backward()
     torch.manual_seed(0)
     inner, heads = 4 * width, width // 64
     sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "num_hidden_layers": layers}
@@ -74,10 +74,6 @@ def build(name: str, layers: int, width: int) -> tuple[Any, Step]:
         call(**inputs).logits.square().mean().backward()
 
     return module, step
-
-
-def _discard(_: object) -> None:
-    """For a step whose result nothing needs."""
 
 
 class Phases:

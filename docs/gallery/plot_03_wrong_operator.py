@@ -91,7 +91,7 @@ print(*sorted(str(path.relative_to(cut)) for path in cut.rglob("*")), sep="\n")
 print((cut / "README.txt").read_text())
 
 # %%
-# The program needs only ONNX Runtime and numpy. It confirms that the model's results differ from PyTorch's.
+# The program needs only ONNX Runtime, onnx and numpy. It confirms that the model's results differ from PyTorch's.
 
 done = subprocess.run([sys.executable, cut / "repro.py"], capture_output=True, text=True)
 print(done.stdout)

@@ -132,18 +132,6 @@ def _mlp() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
 
 
-def _demo_llama() -> torch.nn.Module:
-    from . import llama
-
-    return llama.build("model")
-
-
-def _demo_text(torch: Any, rows: int, length: int) -> Inputs:
-    from . import llama
-
-    return dict(zip(("input_ids", "attention_mask"), llama.inputs("model", rows, length), strict=True))
-
-
 _TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _BART_SIZES = {
     "vocab_size": VOCABULARY,
@@ -177,7 +165,8 @@ MODELS: dict[str, ModelEntry] = {
         ((8, 64), (16, 64), (32, 64)), needs_transformers=False,
     ),
     "llama-seed": ModelEntry(
-        "Llama of the demo, 1 layer of 512", _demo_llama, _demo_text, ((2, 1024), (3, 512), (4, 256))
+        "Llama of the demo, 1 layer of 512", "LlamaModel", _text, ((2, 1024), (3, 512), (4, 256)),
+        {**_TOKENS, **_sizes(1, 512, 8, 2000), "attn_implementation": "eager"},
     ),
     "llama": _generating(
         "Llama, 4 layers of 256, grouped heads", "LlamaForCausalLM", **_TOKENS, **_sizes(4, 256, 8, 704), **_GROUPED

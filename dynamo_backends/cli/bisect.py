@@ -7,7 +7,6 @@ backends, stages of passes and matches disabled, and reads from the exit code wh
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import math
 import shlex
@@ -24,7 +23,6 @@ from .common import (
     GRAPH,
     add_dump_arguments,
     add_inputs_arguments,
-    complete_graphs,
     count_text,
     print_json,
     run_of_graph,
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 
 DETAILS = (
     "With GRAPH (0, graph_000, graph_000/backward), names the decomposition, pass, converter, ONNX Runtime optimizer "
-    "or kernel, and extracts the smallest model that fails, with its inputs and a repro.py that needs only onnxruntime "
-    "and numpy. With FILE.onnx, names the kernel or optimizer. Without an argument, "
+    "or kernel, and extracts the smallest model that fails, with its inputs and a repro.py that needs only "
+    "onnxruntime, onnx and numpy. With FILE.onnx, names the kernel or optimizer. Without an argument, "
     "bisects all graphs of the newest run that are not ok. With COMMAND (python train.py), runs a script that calls "
     "torch.compile and exits with 0 if its results are right. Exit code 1: a fault was found, or a graph diverges."
 )
@@ -53,13 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       dynamo-backends bisect COMMAND ..."
     )
     _add_options(parser)
-    target = parser.add_argument(
+    parser.add_argument(
         "target",
         nargs=argparse.REMAINDER,
         metavar="GRAPH | FILE.onnx | COMMAND ...",
         help="a graph of the dump, an ONNX model, or a command to run; by default the graphs that are not ok",
     )
-    target.completer = complete_graphs  # type: ignore[attr-defined]
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     texts, items = [], []
     for result in results:
         hints = [hint for line in result.advice for hint in _hints(line, arguments)]
-        items.append({**_as_json(result), "advice": hints})
+        items.append({**vars(result), "advice": hints})
         texts.append("\n".join([_text(result), *hints]) + "\n")
     if arguments.json:
         print_json(items[0] if target else items)
@@ -148,21 +145,13 @@ def _bisect_file(arguments: argparse.Namespace) -> list[Bisection]:
     from ..dumps.models import load_model
 
     path = Path(arguments.target[0])
-    model, sizes = load_model(path), {name: int(size) for name, size in arguments.dim}
+    model, sizes = load_model(path), dict(arguments.dim)
     feeds = read_feeds(arguments.inputs, model) if arguments.inputs else {}
     missing = [item for item in model.inputs if item.name not in feeds]
     feeds |= generated_inputs(model, sizes=sizes, seed=arguments.seed, wanted=missing)
     output = Path(arguments.output) if arguments.output else None
     tensors = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
     return [bisect_file(path, tensors, output=output, check=arguments.check, progress=say)]
-
-
-def _as_json(bisection: Bisection) -> dict[str, object]:
-    fields = dataclasses.asdict(bisection)
-    for trial in fields["trials"]:
-        if trial["error"] is not None and not math.isfinite(trial["error"]):
-            trial["error"] = None
-    return fields
 
 
 def _text(bisection: Bisection) -> str:

@@ -10,30 +10,23 @@ A subcommand is a module with
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
-import json
 import os
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from ..dumps.reading import DumpedGraph, DumpedRun, DumpError, find_run
 from ..errors import writing
 from .parser import ArgumentsError
 
-
-class HasJson(Protocol):
-    """The result of an analysis of a graph or a region."""
-
-    def as_json(self) -> Mapping[str, object]: ...
-
-
-Analysis = TypeVar("Analysis", bound=HasJson | Sequence[HasJson])
+Analysis = TypeVar("Analysis")
 
 GRAPH = re.compile(r"(?:(?:.*/)?graph_)?\d+(?:/(?:inference|forward|backward))?(?:/region_\d+)?/?")
 """The name of a graph or region of a dump."""
@@ -64,9 +57,8 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``GRAPH``, with shell completion, and the arguments of ``add_dump_arguments``."""
-    action = parser.add_argument("graph", metavar="GRAPH", help="a graph: 0, graph_000, 0/backward, or its folder")
-    action.completer = complete_graphs  # type: ignore[attr-defined]
+    """Adds ``GRAPH`` and the arguments of ``add_dump_arguments``."""
+    parser.add_argument("graph", metavar="GRAPH", help="a graph: 0, graph_000, 0/backward, or its folder")
     add_dump_arguments(parser)
 
 
@@ -77,15 +69,16 @@ def add_inputs_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         default=[],
-        help="inputs of an ONNX file: a folder with input_0.pb …, .pb files, or an .npz (default: random inputs)",
+        help="a folder with input_0.pb …, such as that of a dumped region, .pb files, or an .npz (default: those "
+        "recorded in a dump, else random inputs)",
     )
     parser.add_argument(
         "--dim",
         action="append",
-        type=pair,
+        type=_size,
         metavar="NAME=N",
         default=[],
-        help="size of a symbolic dimension of random inputs (default: 3)",
+        help="size of a symbolic dimension of random inputs (default: 3, and then 5 in compare)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random inputs (default: 0)")
 
@@ -111,23 +104,16 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _size(text: str) -> tuple[str, int]:
+    name, size = pair(text)
+    return name, positive(size)
+
+
 def positive(text: str) -> int:
     """An ``argparse`` type: an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text!r}")
     return int(text)
-
-
-def complete_graphs(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """The graphs of the dump, in the form that ``prefix`` has; an ``argcomplete`` completer."""
-    try:
-        graphs = find_run(parsed_args.dump).graphs
-    except (DumpError, OSError):
-        return []  # a completer cannot report errors
-    if prefix.startswith("g"):
-        return [graph.reference for graph in graphs]
-    both_forms = ([str(graph.index), graph.short_reference] for graph in graphs)
-    return list(dict.fromkeys(name for forms in both_forms for name in forms))
 
 
 def run_of_graph(arguments: argparse.Namespace, reference: str) -> DumpedRun:
@@ -157,27 +143,20 @@ def for_each_graph(
 
     Args:
         arguments: the command's, with ``graph``, ``dump`` and ``json``.
-        analyze: returns one result, or one for each region.
+        analyze: returns the result.
         text: the text of a result.
         is_wrong: whether a result makes the exit code 1.
     """
     graphs = run_of_graph(arguments, arguments.graph).graphs_of(arguments.graph)
     results = [(graph, analyze(graph)) for graph in graphs]
     if arguments.json:
-        print_json([{"graph": graph.reference, **_as_json(result)} for graph, result in results])
+        print_json([{"graph": graph.reference, **vars(result)} for graph, result in results])
     else:
-        texts = [
-            text(graph, result) if result else f"{graph.name}: nothing ran on ONNX Runtime\n"
-            for graph, result in results
-        ]
+        texts = [text(graph, result) for graph, result in results]
         if not any("try: " in item for item in texts):
             texts[-1] += try_next(arguments, "report", "--open") + "\n"
         sys.stdout.write("\n".join(texts))
     return int(any(is_wrong(result) for _, result in results))
-
-
-def _as_json(result: HasJson | Sequence[HasJson]) -> Mapping[str, object]:
-    return {"regions": [item.as_json() for item in result]} if isinstance(result, Sequence) else result.as_json()
 
 
 def reporting_errors(argv: Sequence[str], work: Callable[[], int]) -> int:
@@ -241,12 +220,9 @@ def say(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Prints JSON; dataclasses become objects, paths strings."""
-    sys.stdout.write(json.dumps(value, indent=2, default=_as_plain) + "\n")
-
-
-def _as_plain(value: Any) -> object:
-    return dataclasses.asdict(value) if hasattr(value, "__dataclass_fields__") else str(value)
+    """Prints JSON; dataclasses become objects, paths strings, and numbers that are NaN or infinite ``null``."""
+    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
+    sys.stdout.write(text.decode() + "\n")
 
 
 def try_next(arguments: argparse.Namespace, *words: str) -> str:

@@ -14,8 +14,7 @@ from ..common.text_table import fit_table
 from .common import (
     GRAPH,
     add_dump_arguments,
-    complete_graphs,
-    pair,
+    add_inputs_arguments,
     positive,
     print_json,
     try_again,
@@ -38,29 +37,11 @@ DETAILS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    first = parser.add_argument(
+    parser.add_argument(
         "first", metavar="A", help="the reference: a file, a graph of the dump, the path of one, or a PyTorch model"
     )
-    second = parser.add_argument("second", metavar="B", nargs="?", help="the model that is judged (default: A)")
-    for action in (first, second):
-        action.completer = complete_models  # type: ignore[attr-defined]
-    parser.add_argument(
-        "--inputs",
-        nargs="+",
-        metavar="PATH",
-        default=[],
-        help="a folder with input_0.pb …, .pb files, an .npz, or a region of the dump (default: the recorded inputs of "
-        "A or B, else random inputs)",
-    )
-    parser.add_argument(
-        "--dim",
-        action="append",
-        type=pair,
-        metavar="NAME=N",
-        default=[],
-        help="size of a symbolic dimension of random inputs (default: 3, and then 5)",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random inputs (default: 0)")
+    parser.add_argument("second", metavar="B", nargs="?", help="the model that is judged (default: A)")
+    add_inputs_arguments(parser)
     parser.add_argument(
         "--stage",
         choices=("onnx", "onnx_optimized", "session"),
@@ -95,14 +76,7 @@ def _add_runtime(parser: argparse.ArgumentParser, prefix: str, which: str) -> No
     parser.add_argument(
         f"--{prefix}optimize", action="store_true", help=f"{which}: run ONNX Runtime's optimizers first"
     )
-    parser.add_argument(f"--{prefix}threads", type=int, metavar="N", help=f"{which}: threads of a session")
-
-
-def complete_models(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """ONNX files, folders, and the graphs of the dump; an ``argcomplete`` completer."""
-    from argcomplete.completers import FilesCompleter
-
-    return [*FilesCompleter(("onnx",))(prefix), *complete_graphs(prefix, parsed_args)]
+    parser.add_argument(f"--{prefix}threads", type=positive, metavar="N", help=f"{which}: threads of a session")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -111,20 +85,16 @@ def run(arguments: argparse.Namespace) -> int:
     if program is None and arguments.second is None and runtimes[0] == runtimes[1] and not arguments.runs:
         switches = "--b-optimize, --b-provider, --b-threads, --b-runtime, --runs"
         raise ValueError(f"name a second model, or what differs: {switches}")
-    comparisons: list[ModelComparison]
-    left_out: list[str] = []
     if program is not None:
         comparisons = [_with_program(program, arguments, runtimes[1])]
     else:
-        comparisons, left_out = _of_files(arguments, runtimes)
+        comparisons = _of_files(arguments, runtimes)
     ok = all(comparison.ok for comparison in comparisons)
     if arguments.json:
-        print_json([*map(_as_json, comparisons), *({"left_out": name} for name in left_out)])
+        print_json(list(map(_as_json, comparisons)))
         return 0 if ok else 1
     for comparison in comparisons:
         sys.stdout.write(_text(comparison, everything=arguments.all))
-    if left_out:
-        print(f"not compared, as A and B have other numbers of models: {', '.join(left_out)}")
     if not ok and all(item.name == "ort" for item in runtimes) and program is None:
         print(try_again(arguments, "--a-runtime", "reference"))
     elif ok and all(item.name == "ort" and not item.optimize for item in runtimes):
@@ -132,12 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _of_files(
-    arguments: argparse.Namespace, runtimes: tuple[Runtime, Runtime]
-) -> tuple[list[ModelComparison], list[str]]:
-    """The comparisons of files or graphs, and the names of those that are left out."""
+def _of_files(arguments: argparse.Namespace, runtimes: tuple[Runtime, Runtime]) -> list[ModelComparison]:
+    """The comparisons of files, or of the regions of graphs."""
     from ..bench.models import MODELS
-    from ..dumps.model_comparison import compare_targets, paired, targets_of
+    from ..dumps.model_comparison import compare_targets, targets_of
 
     references = arguments.first, arguments.second or arguments.first
     if _program(references[1]) is not None:
@@ -149,23 +117,16 @@ def _of_files(
     first, second = (targets_of(reference, arguments.dump, arguments.stage) for reference in references)
     if arguments.inputs and len(first) > 1:
         raise ValueError(f"--inputs requires one model, A has {len(first)}: {', '.join(item.name for item in first)}")
-    pairs, left_out = paired(first, second)
-    inputs = [_inputs(item, arguments.dump) for item in arguments.inputs]
-    found = [
+    if len(first) != len(second):
+        names = ["; ".join(item.name for item in side) for side in (first, second)]
+        raise ValueError(f"A and B have other numbers of regions, name one of each: {names[0]} and {names[1]}")
+    return [
         compare_targets(
-            one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=inputs, sizes=_sizes(arguments),
+            one, other, runtimes[0], runtime_of_second=runtimes[1], inputs=arguments.inputs, sizes=dict(arguments.dim),
             seed=arguments.seed, runs=arguments.runs or 1,
         )
-        for one, other in pairs
+        for one, other in zip(first, second, strict=True)
     ]  # fmt: skip
-    return found, [item.name for item in left_out]
-
-
-def _sizes(arguments: argparse.Namespace) -> dict[str, int]:
-    wrong = [f"{name}={size}" for name, size in arguments.dim if not size.isdigit() or int(size) < 1]
-    if wrong:
-        raise ValueError(f"--dim {wrong[0]}: expected a size of at least 1")
-    return {name: int(size) for name, size in arguments.dim}
 
 
 def _program(reference: str) -> str | None:
@@ -206,18 +167,6 @@ def _with_program(name: str, arguments: argparse.Namespace, runtime: Runtime) ->
     return compare_with_program(loaded.model, inputs.args, inputs.kwargs, file, runtime)
 
 
-def _inputs(path: str, dump: str | None) -> str:
-    """A path, or the recorded inputs of a region of the dump."""
-    from ..dumps.model_comparison import targets_of
-
-    if Path(path).exists() or path.endswith((".pb", ".npz")):
-        return path
-    targets = targets_of(path, dump)
-    if len(targets) != 1 or targets[0].data is None:
-        raise ValueError(f"--inputs {path}: expected one region with recorded inputs, as graph_000/forward/region_0")
-    return str(targets[0].data)
-
-
 def _runtime(arguments: argparse.Namespace, side: str) -> Runtime:
     """What runs A or B."""
     from ..dumps.model_sessions import available_provider
@@ -232,8 +181,6 @@ def _runtime(arguments: argparse.Namespace, side: str) -> Runtime:
     if name == "reference" and provider is not None:
         raise ValueError("--provider requires --runtime ort; the reference evaluator has no execution providers")
     providers = () if provider is None else (available_provider(provider),)
-    if (given("threads") or 1) < 1:
-        raise ValueError(f"--threads {given('threads')}: expected at least 1")
     settings = Settings(providers=providers or Settings().providers, threads=given("threads") or 0)
     return Runtime(name, settings, bool(given("optimize")))
 

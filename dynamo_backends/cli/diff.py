@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import get_args
 
 from ..dumps.stage_diff import ChangeKind, diff_stages
@@ -29,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     # A forward and its backward share Dynamo's graph.
     diffs = list({(diff.before, diff.after): (graph, diff) for graph, diff in reversed(pairs)}.values())[::-1]
     if arguments.json:
-        print_json([{"graph": graph.reference, **dataclasses.asdict(diff)} for graph, diff in diffs])
+        print_json([{"graph": graph.reference, **vars(diff)} for graph, diff in diffs])
         return 0
     for _, diff in diffs:
         counts = ", ".join(f"{diff.count(kind)} {kind}" for kind in get_args(ChangeKind) if diff.count(kind))

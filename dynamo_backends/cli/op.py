@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import os
 import shlex
@@ -57,7 +56,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
     calls = find_calls(arguments.folder)
     if arguments.json:
-        print_json([dataclasses.asdict(call) for call in calls])
+        print_json(calls)
         return 0
     rows = [
         (

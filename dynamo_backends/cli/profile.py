@@ -10,7 +10,7 @@ from ..common.text_table import fit_table
 from .common import add_graph_arguments, count_text, for_each_graph, positive, try_next
 
 if TYPE_CHECKING:
-    from ..dumps.operator_times import NodeTime, RegionTimes
+    from ..dumps.operator_times import NodeTime, OperatorTimes
     from ..dumps.reading import DumpedGraph
 
 DETAILS = "Runs the regions on their recorded inputs under ONNX Runtime's profiler. Times are milliseconds per run."
@@ -31,17 +31,16 @@ def run(arguments: argparse.Namespace) -> int:
     return for_each_graph(
         arguments,
         lambda graph: operator_times(graph, runs=arguments.runs, threads=arguments.threads),
-        text=lambda graph, regions: _text(graph, regions, arguments),
+        text=lambda graph, times: _text(graph, times, arguments),
     )
 
 
-def _text(graph: DumpedGraph, regions: Sequence[RegionTimes], arguments: argparse.Namespace) -> str:
-    rows = sorted((row for region in regions for row in region.rows), key=lambda row: -row.milliseconds)
-    total = sum(row.milliseconds for row in rows)
+def _text(graph: DumpedGraph, times: OperatorTimes, arguments: argparse.Namespace) -> str:
+    rows, total = times.rows, sum(row.milliseconds for row in times.rows)
     text = (
-        f"{graph.name}: {total:.3f} ms per run in {len(rows)} nodes, "
-        f"{sum(region.milliseconds for region in regions):.3f} ms with ONNX Runtime's overhead "
-        f"({count_text(len(regions), 'region')}, {count_text(regions[0].threads, 'thread')}, {arguments.runs} runs)\n"
+        f"{graph.name}: {total:.3f} ms per run in {len(rows)} nodes, {times.milliseconds:.3f} ms with ONNX Runtime's "
+        f"overhead ({count_text(len(graph.regions), 'region')}, {count_text(times.threads, 'thread')}, "
+        f"{arguments.runs} runs)\n"
     )
     if graph.entry.in_pytorch:
         text += f"operators in PyTorch, not measured: {len(graph.entry.in_pytorch)}\n"

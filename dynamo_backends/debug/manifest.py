@@ -74,7 +74,7 @@ graph_000/               one Dynamo graph; each graph break and each recompile s
     region_0/            one ONNX model
       model.onnx             as translated; model.optimized.onnx: after our passes; model.session.onnx: as it ran
       test_data_set_0/       its recorded inputs and outputs, in ONNX's test layout
-      repro.py               runs the model on these, with onnxruntime and numpy only
+      repro.py               runs the model on these, with onnxruntime, onnx and numpy only
       culprit/               inputs and expected results of a wrong node
     rejected/            models that ONNX Runtime rejected, and its errors
 

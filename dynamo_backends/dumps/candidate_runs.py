@@ -25,7 +25,7 @@ import onnx_ir as ir
 from ..common.python_process import Worker, WorkerExit, WorkerStartError, answer_requests, exit_code_text
 from ..errors import writing
 from .model_sessions import ExecutionError, ModelSession
-from .models import OnnxModel
+from .models import OnnxModel, external_folder
 from .reading import DATA_SET, PROTOBUF_LIMIT, DumpError, read_data_set, write_data_set
 from .schema import Settings
 from .submodels import Feeds
@@ -69,7 +69,7 @@ class CandidateRunner:
             path = model if isinstance(model, Path) else write_model(model, folder)
             request: dict[str, Any] = {"model": str(path), "settings": settings.as_json(), "data": ""}
             if isinstance(model, ir.Model):
-                request["external_data"] = _external_data(model) or name
+                request["external_data"] = external_folder(model) or name
                 feeds = None if feeds is None else {str(v.name): feeds[str(v.name)] for v in model.graph.inputs}
             if feeds is not None:
                 write_data_set(folder / DATA_SET, "input", feeds)
@@ -92,15 +92,16 @@ def main() -> None:
 
     def answer(request: Mapping[str, Any]) -> dict[str, object]:
         path = Path(request["model"])
-        key: object = str(path)
-        model: OnnxModel | Path = path
-        if "external_data" in request:
-            content = path.read_bytes()
-            key = content, str(request["settings"])
-            model = OnnxModel(onnx.load_model_from_string(content), Path(request["external_data"]), str(path))
-        is_again = model is not path and key in last
+        content = path.read_bytes() if "external_data" in request else b""
+        key = content, str(request["settings"])
+        is_again = bool(content) and key in last
         if not is_again:
             last.clear()
+            model: OnnxModel | Path = path
+            if content:
+                parsed = ir.from_proto(onnx.load_model_from_string(content))
+                ir.external_data.set_base_dir(parsed.graph, request["external_data"])
+                model = OnnxModel(parsed, str(path))
             try:
                 last[key] = ModelSession(model, msgspec.convert(request["settings"], Settings))
             except ExecutionError as error:
@@ -141,9 +142,3 @@ def write_model(model: ir.Model, folder: Path, name: str = "model.onnx", *, whol
     with writing(path):
         path.write_bytes(data)
     return path
-
-
-def _external_data(model: ir.Model) -> str:
-    """The folder of a model's external weights, or ``""``."""
-    values = (value.const_value for value in model.graph.initializers.values())
-    return next((str(value.base_dir) for value in values if isinstance(value, ir.ExternalTensor)), "")

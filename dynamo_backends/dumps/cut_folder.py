@@ -56,7 +56,7 @@ def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> Non
 
 
 def repro_text(settings: Mapping[str, Any]) -> str:
-    """A ``repro.py`` that needs only onnxruntime and numpy: ``dumps/repro.py`` with ``numerics/rule.py`` inlined."""
+    """A ``repro.py`` without this package: ``dumps/repro.py`` with ``numerics/rule.py`` inlined."""
     source = Path(__file__).with_name("repro.py").read_text(encoding="utf-8")
     text = Path(rule.__file__).read_text(encoding="utf-8")
     text = text[text.index("import dataclasses\n") :]
@@ -93,7 +93,7 @@ def _readme(piece: CutModel, versions: Mapping[str, str]) -> str:
     operators = ", ".join(f"{node.op_type} ({node.domain or 'ai.onnx'})" for node in piece.model.graph)
     return (
         f"{piece.text}\n\n"
-        "python repro.py          reproduces it; needs only onnxruntime and numpy\n"
+        "python repro.py          reproduces it; needs only onnxruntime, onnx and numpy\n"
         "model.onnx               the smallest model that fails\n"
         "test_data_set_0          its inputs and expected outputs\n\n"
         f"operators: {operators}\n"

@@ -191,7 +191,7 @@ def compare(
 
 def is_quantized(model: OnnxModel) -> bool:
     """Whether a model computes with quantized numbers."""
-    return any(node.op_type.startswith(_QUANTIZED) for node in model.proto.graph.node)
+    return any(node.op_type.startswith(_QUANTIZED) for node in model.model.graph)
 
 
 def judged_rows(
@@ -428,31 +428,3 @@ def targets_of(reference: str, dump: str | None, stage: str = "onnx") -> list[Co
         name = f"{graph.reference}/region_{region.index}"
         found.append(ComparedModel.of(region.model_of(stage), name, region.folder))
     return found
-
-
-def paired(
-    first: Sequence[ComparedModel], second: Sequence[ComparedModel]
-) -> tuple[list[tuple[ComparedModel, ComparedModel]], list[ComparedModel]]:
-    """The pairs of models to compare, and those that are left out.
-
-    Equal numbers of models are paired in order. Otherwise a graph was split differently, and those with the most
-    common names of values are paired.
-    """
-    if len(first) == len(second):
-        return list(zip(first, second, strict=True)), []
-    names = {}
-    for target in (*first, *second):
-        nodes = load_model(target.path).proto.graph.node
-        names[target] = {name for node in nodes for name in node.output if name}
-    similarity = {
-        (one, other): len(names[one] & names[other]) / max(1, len(names[one] | names[other]))
-        for one in first
-        for other in second
-    }
-    pairs: list[tuple[ComparedModel, ComparedModel]] = []
-    left = [*first, *second]
-    for one, other in sorted(similarity, key=lambda pair: -similarity[pair]):
-        if one in left and other in left:
-            pairs.append((one, other))
-            left = [target for target in left if target not in (one, other)]
-    return sorted(pairs, key=lambda pair: first.index(pair[0])), left

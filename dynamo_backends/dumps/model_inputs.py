@@ -109,25 +109,21 @@ def _bound(model: OnnxModel, name: str) -> int:
 
     Raises ``DumpError`` if its elements are sizes, positions or axes.
     """
-    graph = model.proto.graph
-    shapes: dict[str, list[int]] = {item.name: list(item.dims) for item in graph.initializer}
-    for item in (*graph.input, *graph.value_info):
-        shapes.setdefault(item.name, [size.dim_value for size in item.type.tensor_type.shape.dim])
-    found: list[int] = []
+    found: list[object] = []
     holding = {name}  # the values with elements of the input
-    for node in graph.node:
-        for i in (i for i, read in enumerate(node.input) if read in holding):
+    for node in model.model.graph:
+        for i in (i for i, read in enumerate(node.inputs) if read is not None and read.name in holding):
             if (node.op_type, i) in _SHAPES:
                 raise DumpError(f"{model.name}: the values of {name} are a shape and cannot be generated; use --inputs")
-            shape = shapes.get(node.input[0], [])
+            data = node.inputs[0]
+            shape = list(data.shape) if data is not None and data.shape is not None else []
             if i == 1 and node.op_type in _INDEXING:
-                axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
-                found += shape[axis:][:1]
+                found += shape[node.attributes.get_int("axis", 0) :][:1]
             elif i == 1 and node.op_type in ("GatherND", "ScatterND"):
                 found += shape
             if i in _FORWARDS.get(node.op_type, ()):
-                holding.update(node.output)
-    return min(filter(None, found), default=2)
+                holding.update(str(value.name) for value in node.outputs)
+    return min((size for size in found if isinstance(size, int) and size), default=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +142,7 @@ def match(first: OnnxModel, feeds: Mapping[str, OnnxValue], second: OnnxModel) -
     of its type and shape, unless either name is that of a value that a model computes.
     """
     ours, theirs, found = _sources(first, feeds), _sources(second, feeds), list[Matched]()
-    computed = {name for model in (first, second) for node in model.proto.graph.node for name in node.output}
+    computed = {*first.computed, *second.computed}
 
     def pair(how: str, is_pair: Callable[[str, str], bool], candidates: Callable[[str], Iterable[str]]) -> None:
         for name in list(theirs):
@@ -235,8 +231,7 @@ def same_inputs(
     partner_of = {item.name: item.partner for item in matched}
     stored, kept = second.initializers, first.initializers
     ours = _values(first, (feeds, None), (stored, name_of), (feeds, name_of))
-    computed = {name for node in second.proto.graph.node for name in node.output}
-    missing = [item for item in first.inputs if item.name not in ours and item.name not in computed]
+    missing = [item for item in first.inputs if item.name not in ours and item.name not in second.computed]
     if missing:
         types = {item.name: item for item in second.inputs}
         sized = [_with_sizes_of(item, types.get(name_of.get(item.name, ""), item)) for item in missing]

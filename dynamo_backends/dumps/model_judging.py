@@ -24,7 +24,6 @@ from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 
@@ -40,6 +39,7 @@ from .model_values import ModelRun, Runtime, computed_by
 from .models import OnnxModel, OnnxValue, described, kind_of
 from .reading import DumpError
 from .reference_evaluator import Change, computed_in_float64, widened
+from .repro import known_to_numpy
 from .submodels import Feeds, Parts
 
 logger = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ class ValueDifference:
     def as_json(self) -> dict[str, object]:
         return {
             "complaint": self.verdict.complaint,
-            "measure": self.verdict.ours and self.verdict.ours.as_json(),
-            "noise": self.noise if math.isfinite(self.noise) else None,
+            "measure": self.verdict.ours,
+            "noise": self.noise,
             "together_with": list(self.segment),
         }
 
@@ -137,7 +137,7 @@ def _of_tensors(first: np.ndarray, second: np.ndarray) -> ValueDifference:
     if "string" in (kind_of(first.dtype), kind_of(second.dtype)):
         return ValueDifference(Verdict("" if np.array_equal(first, second) else "other text"))
     name = max((first.dtype, second.dtype), key=_epsilon).name
-    first, second = map(_known_to_numpy, (first, second))
+    first, second = map(known_to_numpy, (first, second))
     found, _ = rule.judge(second, first, name)
     if first.dtype.kind in "biu":
         differing = f"{found.max_ulp:.0f} differ" if found.differs else ""
@@ -157,13 +157,6 @@ def epsilon_of(value: OnnxValue) -> float:
     return _epsilon(value.dtype) if isinstance(value, np.ndarray) else 0.0
 
 
-def _known_to_numpy(value: np.ndarray) -> np.ndarray:
-    """The array; one of ``ml_dtypes`` in a wider dtype of numpy."""
-    if value.dtype.kind in "biufc":
-        return value
-    return value.astype(np.int64 if kind_of(value.dtype) == "integer" else np.float32)
-
-
 class ModelReference:
     """A model that judges the values of another run.
 
@@ -178,11 +171,7 @@ class ModelReference:
         self._model, self._runtime, self._is_exact = model, runtime, is_exact
         self._known = {item.name: item for item in run.values}
         self._arrays = {name: item.value for name, item in self._known.items() if isinstance(item.value, np.ndarray)}
-        proto = model.copy().proto
-        for items in (proto.graph.output, proto.graph.value_info):  # onnx-ir cannot read the types of maps
-            del items[:]
-        self._parts = Parts(ir.from_proto(proto))
-        ir.external_data.set_base_dir(self._parts.model.graph, model.folder)
+        self._parts = Parts(model.model)
 
     def can_judge(self, name: str, value: np.ndarray) -> bool:
         """Whether a node computes a value with as many elements of the same kind."""
@@ -216,20 +205,21 @@ class ModelReference:
 
     def _cut(self, given: Collection[str], names: Collection[str]) -> OnnxModel:
         """The model with given values as inputs; as outputs, it computes those in ``names`` from the others."""
-        model = self._model.copy()
-        graph = model.proto.graph
-        for node in graph.node:
-            node.output[:] = [name + _COMPUTED if name in names else name for name in node.output]
-        for items in (graph.value_info, graph.output):
-            kept = [item for item in items if items is graph.value_info and item.name not in names]
-            del items[:]
-            items.extend(kept)
+        model = self._model.model.clone()
+        graph = model.graph
+        graph.outputs.clear()
+        values = {str(value.name): value for node in graph for value in node.outputs} | dict(graph.initializers)
         for name in given:
-            value = self._arrays[name]
-            number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            graph.input.append(onnx.helper.make_tensor_value_info(name, number, [None] * value.ndim))
-        graph.output.extend(onnx.ValueInfoProto(name=name + _COMPUTED) for name in names)
-        return model
+            like, old = self._arrays[name], values[name]
+            shape = ir.Shape([None] * like.ndim)
+            new = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(like.dtype)), shape=shape)
+            old.replace_all_uses_with(new)
+            graph.initializers.pop(name, None)
+            graph.inputs.append(new)
+            if name in names:
+                old.name = name + _COMPUTED
+                graph.outputs.append(old)
+        return OnnxModel(model, self._model.name)
 
     def _judge(
         self, name: str, value: ComputedValue, expected: OnnxValue, given: Mapping[str, np.ndarray]
@@ -261,7 +251,7 @@ class ModelReference:
     def _run(self, model: ir.Model, feeds: Feeds) -> Feeds | None:
         """The outputs of a part of the model on ONNX Runtime; ``None`` if it does not run."""
         try:
-            found = ModelSession(OnnxModel(ir.to_proto(model), self._model.folder, self._model.name), PLAIN)(feeds)
+            found = ModelSession(OnnxModel(model, self._model.name), PLAIN)(feeds)
         except DumpError as error:
             logger.info("a part of %s does not run: %s", self._model.name, error)
             return None

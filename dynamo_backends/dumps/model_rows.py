@@ -89,11 +89,7 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
     trust_names = _names_are_reliable([item for item in results if item.name not in one.outputs], their_results)
     partners = {item.partner: item.name for item in matched}
     _match_stored(stored, their_stored, partners, trust_names)
-    used, kinds = set(partners.values()), ("initializer", "constant")
-    free = {item.name: described(item.value) for item in stored if item.kind in kinds and item.name not in partners}
-    their_free = {
-        item.name: described(item.value) for item in their_stored if item.kind in kinds and item.name not in used
-    }
+    free, their_free = _free(stored, partners), _free(their_stored, set(partners.values()))
     pairs: dict[int, int] = {}  # the positions of corresponding results
     place = {item.name: j for j, item in enumerate(their_results)}
     for i, item in enumerate(results):

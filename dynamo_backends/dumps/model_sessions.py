@@ -5,8 +5,6 @@
     session = ModelSession(load_model("model.onnx"), Settings())
     session({"x": x})["y"]
 
-    session = session_of_region(region, model, region_settings(region), inputs)    # with the constants of the run
-
 Sessions are created by ``repro.session_of``: a ``repro.py`` runs what the commands run. Tensors are numpy arrays; those
 of bfloat16, float8 and the like have the dtypes of ``ml_dtypes``.
 
@@ -18,7 +16,6 @@ configuration may name files: a dump may set only those that this package sets.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import os
@@ -37,7 +34,7 @@ from ..runtime.custom_operators import VARIABLE, libraries_of_environment
 from ..runtime.messages import ORT_ERRORS
 from ..runtime.provider_options import is_own
 from . import repro
-from .models import OnnxModel, OnnxValue, kind_of
+from .models import OnnxModel, OnnxValue, external_folder, kind_of
 from .reading import DumpedRegion, DumpError
 from .schema import Settings
 
@@ -94,17 +91,19 @@ class ModelSession:
         self._name = str(model) if isinstance(model, Path) else model.name
         given = settings.as_json() | {"custom_op_libraries": libraries_of_environment()}
         content: str | bytes = str(model)
-        held: list[repro.Tensor] = []
+        held: dict[str, np.ndarray] = {}
         if isinstance(model, OnnxModel):
             try:
-                content = model.proto.SerializeToString()
+                content = ir.to_proto(model.model).SerializeToString()
+            except ir.serde.SerdeError as error:
+                raise DumpError(f"{model.name} is damaged: {first_line(str(error.__cause__ or error))}") from None
             except (EncodeError, ValueError) as error:
                 raise DumpError(
                     f"{model.name} is too large for one file; save its weights as external data: {error}"
                 ) from None
-            given["config"] |= {repro.EXTERNAL_DATA: str(model.folder.resolve())}
+            given["config"] |= {repro.EXTERNAL_DATA: os.path.abspath(external_folder(model.model))}
             declared = {item.name for item in model.inputs}
-            held = [(name, *bits_of(value)) for name, value in (constants or {}).items() if name in declared]
+            held = {n: item for n, item in (constants or {}).items() if n in declared and isinstance(item, np.ndarray)}
         if write is not None:
             given["optimized_model"] = str(write / "model.onnx")
             given["config"] |= {f"{_EXTERNAL}file_name": "constants.data", f"{_EXTERNAL}min_size_in_bytes": "1024"}
@@ -134,8 +133,9 @@ class ModelSession:
         bound = [name for name, is_tensor in self._is_tensor.items() if is_tensor and not has_strings]
         plain = [name for name in self._is_tensor if name not in set(bound)]
         try:
-            values = {name: repro.ort_value(*bits_of(value)) for name, value in feeds.items()} if bound else {}
-            found = list(map(ort_array, self._session.run_with_ort_values(bound, values))) if bound else []
+            tensors = {name: item for name, item in feeds.items() if isinstance(item, np.ndarray)} if bound else {}
+            values = {name: repro.ort_value(item) for name, item in tensors.items()}
+            found = list(map(repro.ort_array, self._session.run_with_ort_values(bound, values))) if bound else []
             found += self._session.run(plain, feeds) if plain else []
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "failed", error) from error
@@ -155,27 +155,6 @@ def _hint(settings: Settings) -> str:
         return ""
     variable = f"{VARIABLE}={os.pathsep.join(missing)}"
     return f"\nThe run used libraries of custom operators that are not loaded; if you trust them: {variable}"
-
-
-def session_of_region(
-    region: DumpedRegion,
-    model: OnnxModel,
-    settings: Settings,
-    inputs: Mapping[str, OnnxValue],
-    *,
-    write: Path | None = None,
-    profile: Path | None = None,
-) -> ModelSession:
-    """A session of a model of a region, with the same inputs as constants as in the run; ``inputs`` has their values.
-
-    Raises:
-        DumpError: as ``ModelSession``, or a constant was not recorded.
-    """
-    missing = [name for name in region.entry.constants if name not in inputs]
-    if missing:
-        raise DumpError(f"{region.folder}: the dump is incomplete, the weight {missing[0]} was not recorded")
-    constants = {name: inputs[name] for name in region.entry.constants}
-    return ModelSession(model, settings, constants, write=write, profile=profile)
 
 
 def region_settings(region: DumpedRegion, threads: int | None = None) -> Settings:
@@ -234,29 +213,6 @@ def available_provider(name: str) -> str:
     return found
 
 
-def bits_of(value: OnnxValue) -> tuple[np.ndarray, int]:
-    """A tensor in the form of ``repro``: the array, or its bits if numpy lacks the dtype; and ONNX's dtype number."""
-    assert isinstance(value, np.ndarray)
-    value = np.require(value, requirements=["C_CONTIGUOUS"])
-    number = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-    return (value if number in _NUMPYS else value.view(f"u{value.dtype.itemsize}")), number
-
-
-_NUMPYS = frozenset(range(1, 16))
-"""ONNX's numbers of the dtypes that numpy has: from float32 (1) to complex128 (15)."""
-
-
-def ort_array(result: onnxruntime.OrtValue) -> np.ndarray:
-    """A tensor of ONNX Runtime as an array, also if numpy lacks its dtype."""
-    number = result.element_type()
-    if number in _NUMPYS:
-        array: np.ndarray = result.numpy()
-        return array
-    content = ctypes.string_at(result.data_ptr(), result.tensor_size_in_bytes())
-    proto = onnx.TensorProto(dims=result.shape(), data_type=number, raw_data=content)
-    return onnx.numpy_helper.to_array(proto)
-
-
 def operator_of(node: onnx.NodeProto | ir.Node) -> str:
     """The operator of a node, with the domain unless it is ONNX's own: ``com.microsoft.FusedMatMul``."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
@@ -267,5 +223,5 @@ RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLik
 
 def random_operators(*models: OnnxModel) -> list[str]:
     """A note that names the operators whose results are random; empty if there are none."""
-    names = sorted({node.op_type for model in models for node in model.proto.graph.node} & RANDOM)
+    names = sorted({node.op_type for model in models for node in model.model.graph} & RANDOM)
     return [f"{', '.join(names)} returns random numbers: the values that depend on it differ"] if names else []

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx.external_data_helper import uses_external_data
+import onnx_ir as ir
 
 from ..errors import first_line
 from ..graphs.locations import frames_of, line_of_layer_in
@@ -147,11 +146,11 @@ def _check_feeds(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> None:
 
 def exposing(model: OnnxModel) -> OnnxModel:
     """A copy of a model with the value of every node as an output."""
-    exposed = model.copy()
-    names = [name for node in model.proto.graph.node for name in node.output if name]
-    returned = {item.name for item in model.proto.graph.output}
-    exposed.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in returned)
-    return exposed
+    copy = model.model.clone()
+    returned = set(copy.graph.outputs)
+    values = [value for node in copy.graph for value in node.outputs if value.name and value not in returned]
+    copy.graph.outputs.extend(values)
+    return OnnxModel(copy, model.name)
 
 
 def computed_by(model: OnnxModel, runtime: Runtime) -> Callable[[Mapping[str, OnnxValue]], dict[str, OnnxValue]]:
@@ -170,16 +169,18 @@ def _exposed_runs(model: OnnxModel, feeds: Mapping[str, OnnxValue], runtime: Run
     stored += [NodeValue("input", name, value=value) for name, value in feeds.items()]
     while True:
         found, values = compute(feeds), list(stored)
-        for node in model.proto.graph.node:
+        for node in model.model.graph:
             kind, place = "constant" if node.op_type == "Constant" else "result", _place_of(node)
-            for name in filter(None, node.output):
-                values.append(NodeValue(kind, name, operator_of(node), tuple(node.input), found[name], *place))
-        yield ModelRun(model.name, values, {item.name: found[item.name] for item in model.proto.graph.output}, model)
+            read = tuple(str(value.name) if value is not None else "" for value in node.inputs)
+            for name in (str(value.name) for value in node.outputs if value.name):
+                values.append(NodeValue(kind, name, operator_of(node), read, found[name], *place))
+        names = [str(value.name) for value in model.model.graph.outputs]
+        yield ModelRun(model.name, values, {name: found[name] for name in names}, model)
 
 
-def _place_of(node: onnx.NodeProto) -> tuple[str, str]:
+def _place_of(node: ir.Node) -> tuple[str, str]:
     """The user's line and the module of a node, from the metadata of this package or of PyTorch's exporter."""
-    known = {item.key: item.value for item in node.metadata_props}
+    known = node.metadata_props
     if "source" in known:
         return known["source"], known.get("module", "")
     scopes = re.findall(r"'([^']*)'", known.get("pkg.torch.onnx.name_scopes", ""))
@@ -189,17 +190,15 @@ def _place_of(node: onnx.NodeProto) -> tuple[str, str]:
 
 def _reference_results(model: OnnxModel, feeds: Mapping[str, OnnxValue]) -> dict[str, OnnxValue]:
     """The outputs of a model on onnx's evaluator. External initializers become inputs, so that they are not loaded."""
-    proto = model.copy().proto
-    stored = model.initializers
-    external = {item.name: stored[item.name] for item in proto.graph.initializer if uses_external_data(item)}
-    kept = [item for item in proto.graph.initializer if item.name not in external]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
-    known = {item.name for item in proto.graph.input}
-    proto.graph.input.extend(onnx.ValueInfoProto(name=name) for name in external if name not in known)
+    copy, stored = model.model.clone(), dict[str, OnnxValue]()
+    for name, value in list(copy.graph.initializers.items()):
+        if isinstance(value.const_value, ir.ExternalTensor):
+            stored[name], value.const_value = value.const_value.numpy(), None
+            del copy.graph.initializers[name]
+            copy.graph.inputs.extend([] if value in copy.graph.inputs else [value])
     try:
-        evaluator = reference_evaluator(proto)
-        return dict(zip(evaluator.output_names, evaluator.run(None, {**external, **feeds}), strict=True))
+        evaluator = reference_evaluator(ir.to_proto(copy))
+        return dict(zip(evaluator.output_names, evaluator.run(None, {**stored, **feeds}), strict=True))
     except NotImplementedError as error:
         raise DumpError(f"{model.name}: {first_line(str(error))}; use --runtime ort") from error
     except Exception as error:  # an operator's Python code may raise anything

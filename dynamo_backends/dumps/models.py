@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import graphlib
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -46,48 +45,37 @@ class InputType:
 
 @dataclasses.dataclass(frozen=True)
 class OnnxModel:
-    """A model whose external data is not loaded.
+    """A model, its local functions inlined. External data is not loaded."""
 
-    Not onnx-ir's, which is for models of dumps (``load_ir``): version 1.1 loses the sparse initializers of a model, and
-    does not read one that returns maps.
-    """
-
-    proto: onnx.ModelProto  # with local functions inlined
-    folder: Path  # of its external data
+    model: ir.Model
     name: str  # for messages and tables
 
     @functools.cached_property
     def inputs(self) -> list[InputType]:
         """The inputs without a default value."""
-        defaults = {item.name for item in self.proto.graph.initializer}
-        return [_input_type(item) for item in self.proto.graph.input if item.name not in defaults]
+        return [_input_type(item) for item in self.model.graph.inputs if item.const_value is None]
 
     @property
     def initializers(self) -> dict[str, np.ndarray]:
         """The values of the initializers; external ones are views of their file; ``DumpError`` if a file is missing."""
-        return {item.name: self._value_of(item) for item in self.proto.graph.initializer}
+        return {name: self._value_of(item.const_value) for name, item in self.model.graph.initializers.items()}
 
-    def _value_of(self, tensor: onnx.TensorProto) -> np.ndarray:
-        import onnx
-        import onnx_ir as ir
+    @functools.cached_property
+    def computed(self) -> list[str]:
+        """The names of the values that its nodes compute."""
+        return [str(value.name) for node in self.model.graph for value in node.outputs if value.name]
 
-        if not onnx.external_data_helper.uses_external_data(tensor):
-            return onnx.numpy_helper.to_array(tensor)
+    def _value_of(self, tensor: ir.TensorProtocol | None) -> np.ndarray:
+        import numpy as np
+
+        assert tensor is not None
         try:
-            return ir.serde.deserialize_tensor(tensor, str(self.folder)).numpy()
+            array: np.ndarray = tensor.numpy()
         except (OSError, ValueError) as error:
             raise DumpError(f"{self.name}: the values of {tensor.name} cannot be read: {error}") from None
-
-    def with_proto(self, proto: onnx.ModelProto) -> OnnxModel:
-        """Another model with the same folder and name."""
-        return dataclasses.replace(self, proto=proto)
-
-    def copy(self) -> OnnxModel:
-        import onnx
-
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
-        return self.with_proto(proto)
+        if array.dtype.kind != "S":
+            return array
+        return np.array([item.decode() for item in array.reshape(-1)], object).reshape(array.shape)
 
 
 def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxModel:
@@ -95,34 +83,22 @@ def load_model(path: str | os.PathLike[str], name: str | None = None) -> OnnxMod
 
     Raises ``DumpError`` if the file or its external data is missing, damaged, or not a model.
     """
-    from onnx.inliner import inline_local_functions
+    from onnx_ir.passes import common
 
-    path = Path(path)
-    proto = _read(path)
-    if proto.functions:
-        proto = inline_local_functions(proto)
-    return OnnxModel(proto, path.parent, str(path) if name is None else name)
+    model = load_ir(Path(path))
+    if model.functions:
+        common.InlinePass()(model)
+    return OnnxModel(model, str(path) if name is None else name)
 
 
 def load_ir(path: Path) -> ir.Model:
-    """Loads a model as onnx-ir's, with its local functions. External weights are read lazily.
+    """Loads a model as onnx-ir's, with its local functions; nodes are sorted. External weights are read lazily.
 
     Raises:
-        DumpError: as ``load_model``.
+        DumpError: as ``load_model``; or it has what onnx-ir 1.1 cannot represent: sparse initializers, or maps.
     """
-    import onnx_ir as ir
-
-    proto = _read(path)
-    try:
-        model = ir.from_proto(proto)
-    except (ValueError, TypeError, KeyError) as error:
-        raise DumpError(f"{path} is damaged: {first_line(str(error))}; dump again") from None
-    ir.external_data.set_base_dir(model.graph, path.parent)
-    return model
-
-
-def _read(path: Path) -> onnx.ModelProto:
     import onnx
+    import onnx_ir as ir
     from google.protobuf.message import DecodeError
 
     try:
@@ -133,38 +109,26 @@ def _read(path: Path) -> onnx.ModelProto:
         raise DumpError(f"{path} cannot be read: {error.strerror}") from None
     except DecodeError as error:
         raise DumpError(f"{path} is damaged, or not an ONNX model: {error}") from None
-    _sort(proto.graph)
     damage = _damage(proto, path.parent)
     if damage:
         raise DumpError(f"{path} is damaged, or not an ONNX model: {damage}")
-    return proto
-
-
-def _sort(graph: onnx.GraphProto) -> None:
-    """Sorts the nodes so that each comes after those whose results it reads; ONNX Runtime accepts any order."""
-    producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    read = [[producers[name] for name in read_by(node) if name in producers] for node in graph.node]
-    if all(source < i for i, sources in enumerate(read) for source in sources):
-        return
     try:
-        order = list(graphlib.TopologicalSorter(dict(enumerate(read))).static_order())
-    except graphlib.CycleError:  # what reads a value before it is computed is told as damage
-        return
-    nodes = list(graph.node)
-    del graph.node[:]
-    graph.node.extend(nodes[i] for i in order)
+        model = ir.from_proto(proto)
+        model.graph.sort()
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
+        raise DumpError(f"{path} cannot be read: {first_line(str(error))}") from None
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    return model
 
 
-def read_by(node: onnx.NodeProto) -> list[str]:
-    """The names that a node and its subgraphs read from outside of it."""
-    found = [name for name in node.input if name]
-    for attribute in node.attribute:
-        for graph in [*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs]:
-            own = {item.name for item in (*graph.input, *graph.initializer)}
-            own.update(name for inner in graph.node for name in inner.output)
-            found += [name for inner in graph.node for name in read_by(inner) if name not in own]
-            found += [item.name for item in graph.output if item.name not in own]
-    return found
+def external_folder(model: ir.Model) -> str:
+    """The folder of a model's external weights, or ``""``."""
+    import onnx_ir as ir
+
+    tensors: list[object] = [value.const_value for value in model.graph.initializers.values()]
+    attributes = (item for node in model.graph for item in node.attributes.values() if not item.is_ref())
+    tensors += [item.value for item in attributes if item.type == ir.AttributeType.TENSOR]
+    return next((str(tensor.base_dir) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)), "")
 
 
 def _damage(proto: onnx.ModelProto, folder: Path) -> str:
@@ -174,17 +138,18 @@ def _damage(proto: onnx.ModelProto, folder: Path) -> str:
     graph = proto.graph
     if not graph.output or not proto.opset_import:
         return "it has no graph with outputs" if not graph.output else "it has no opset"
+    if graph.sparse_initializer:
+        return "it has sparse initializers, which are not supported"
     texts = (item for node in graph.node for item in (*node.input, *node.output, *_texts(node)))
     if any(isinstance(item, bytes) for item in texts):  # protobuf returns bytes that are not UTF-8
         return "a name is not valid text"
     known = {"", *(item.name for item in (*graph.input, *graph.initializer))}
-    known.update(item.values.name for item in graph.sparse_initializer)
+    known.update(name for node in graph.node for name in node.output)
     for node in graph.node:
         unknown = [name for name in node.input if name not in known]
         if unknown:
             return f"the node {node.name or node.op_type} reads {unknown[0]}, which nothing computes"
-        known.update(node.output)
-    unknown = [item.name for item in graph.output if item.name not in known]
+    unknown = [item.name for item in graph.output if not item.name or item.name not in known]
     if unknown:
         return f"nothing computes its output {unknown[0]}"
     for tensor in filter(uses_external_data, _tensors(proto)):
@@ -239,19 +204,18 @@ def _external_data(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int]:
     return path, start + length
 
 
-def _input_type(item: onnx.ValueInfoProto) -> InputType:
-    import onnx
+def _input_type(value: ir.Value) -> InputType:
+    import onnx_ir as ir
 
-    if item.type.WhichOneof("value") != "tensor_type":
-        kind = item.type.WhichOneof("value") or "value of no known type"
-        return InputType(item.name, None, None, kind.replace("_type", ""))
-    tensor = item.type.tensor_type
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    name = str(value.name)
+    if not isinstance(value.type, ir.TensorType):
+        kind = type(value.type).__name__.removesuffix("Type").lower() if value.type else "value of no known type"
+        return InputType(name, None, None, kind)
     shape: Sizes | None = None
-    if tensor.HasField("shape"):
-        sizes = tensor.shape.dim
-        shape = tuple(size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in sizes)
-    return InputType(item.name, dtype, shape, f"{type_name(dtype)} {shape_text(shape)}")
+    if value.shape is not None:
+        shape = tuple(size if isinstance(size, int) else size.value for size in value.shape)
+    dtype = value.type.dtype.numpy()
+    return InputType(name, dtype, shape, f"{type_name(dtype)} {shape_text(shape)}")
 
 
 def type_name(dtype: np.dtype) -> str:

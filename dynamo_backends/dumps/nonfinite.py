@@ -39,23 +39,8 @@ class Origin:
     examples: Sequence[NonfiniteElement]  # some of the elements, with those of the inputs that they come from
     reaches: Sequence[RowEntry]  # the results of the graph that have it
     ends_at: Sequence[RowEntry]  # the first nodes that read it and are finite
-
-    @property
-    def side(self) -> str:
-        """Where it is: ``both``, ``eager`` or ``onnx``."""
-        return "both" if self.eager and self.onnx else "onnx" if self.onnx else "eager"
-
-    @property
-    def used_by(self) -> Sequence[RowEntry]:
-        """The nodes that compute finite numbers from it, and do not leave it out."""
-        names = (row.operator.removeprefix("aten.").split(".")[0].lstrip("_") for row in self.ends_at)
-        return [row for row, name in zip(self.ends_at, names, strict=True) if name not in _SELECTING]
-
-    def as_json(self) -> dict[str, object]:
-        names = ("operator", "module", "source", "region", "dtype", "shape")
-        fields = {name: getattr(self, name) for name in ("kind", "eager", "onnx", "side", "inputs", "examples")}
-        lists = {name: [row.name for row in getattr(self, name)] for name in ("reaches", "ends_at", "used_by")}
-        return {"node": self.row.name, **{name: getattr(self.row, name) for name in names}, **fields, **lists}
+    used_by: Sequence[RowEntry]  # those of them that compute finite numbers from it, and do not leave it out
+    side: str  # where it is: ``both``, ``eager`` or ``onnx``
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +51,6 @@ class Nonfinite:
     intended: Sequence[Origin]  # an argument is infinite, as of a mask; or memory was not initialized
     graph_inputs: Sequence[str]  # the inputs and constants of the graph that have NaN or infinities
     values: int  # how many values were checked
-
-    def as_json(self) -> dict[str, object]:
-        lists = {name: [item.as_json() for item in getattr(self, name)] for name in ("origins", "intended")}
-        return {**lists, "graph_inputs": self.graph_inputs, "values": self.values}
 
 
 def find_nonfinite(graph: DumpedGraph) -> Nonfinite:
@@ -125,5 +106,11 @@ def _origin(rows: Mapping[str, RowEntry], readers: Mapping[str, Sequence[RowEntr
     examples = [element for element in row.nonfinite_elements if element.value in wanted]
     reaches = [item for name, item in rows.items() if name in has and item.is_output]
     ends_at = [item for name, item in rows.items() if name in ends]
-    counts = _count(row, "eager", key), _count(row, "onnx", key)
-    return Origin(row, KINDS[key], *counts, inputs, examples, reaches, ends_at)
+    eager, onnx = _count(row, "eager", key), _count(row, "onnx", key)
+    used_by = [item for item in ends_at if _name(item) not in _SELECTING]
+    side = "both" if eager and onnx else "onnx" if onnx else "eager"
+    return Origin(row, KINDS[key], eager, onnx, inputs, examples, reaches, ends_at, used_by, side)
+
+
+def _name(row: RowEntry) -> str:
+    return row.operator.removeprefix("aten.").split(".")[0].lstrip("_")

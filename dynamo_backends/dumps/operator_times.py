@@ -2,9 +2,8 @@
 
 ::
 
-    for times in operator_times(run.graphs[0]):
-        for row in times.rows:
-            print(row.node, row.operator, row.milliseconds, row.fx_node, row.module, row.source)
+    for row in operator_times(run.graphs[0]).rows:
+        print(row.node, row.operator, row.milliseconds, row.fx_node, row.module, row.source)
 
 The session of the run is created again and profiled on the recorded inputs. Its nodes are not those of ``model.onnx``:
 passes and ONNX Runtime fuse, split and add nodes. A node belongs to the FX node whose result it computes; if its
@@ -18,13 +17,13 @@ import dataclasses
 import json
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from .model_sessions import operator_of, region_settings, session_of_region
+from .model_sessions import ModelSession, operator_of, region_settings
 from .models import load_ir, load_model
 from .reading import DumpedGraph, DumpedRegion
 
@@ -33,8 +32,9 @@ _KERNEL = "_kernel_time"  # the suffix of a node's name in ONNX Runtime's profil
 
 @dataclasses.dataclass(frozen=True)
 class NodeTime:
-    """A node of the session."""
+    """A node of a session."""
 
+    region: int
     node: str  # its name in ONNX Runtime
     operator: str  # see ``operator_of``
     provider: str  # the execution provider that runs it
@@ -45,20 +45,16 @@ class NodeTime:
 
 
 @dataclasses.dataclass(frozen=True)
-class RegionTimes:
-    """The times of one region."""
+class OperatorTimes:
+    """The times of a graph's nodes on ONNX Runtime."""
 
-    region: int  # its number
-    threads: int  # of the session
+    threads: int  # of a session
     runs: int
-    milliseconds: float  # of one run of the session, including the time between nodes
-    rows: Sequence[NodeTime]
-
-    def as_json(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
+    milliseconds: float  # of one run of the sessions, including the time between nodes
+    rows: Sequence[NodeTime]  # the slowest first
 
 
-def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = None) -> list[RegionTimes]:
+def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = None) -> OperatorTimes:
     """Profiles the regions of a graph on their recorded inputs.
 
     A time is the mean of the middle half of the runs. ONNX Runtime measures whole microseconds with an overhead of
@@ -68,35 +64,40 @@ def operator_times(graph: DumpedGraph, *, runs: int = 20, threads: int | None = 
     Raises:
         DumpError: nothing was recorded, or the session cannot be created or run.
     """
-    return [_times_of(region, runs, threads) for region in graph.regions]
+    found, used, rows = 0.0, threads or 1, list[NodeTime]()
+    for region in graph.regions:
+        settings, inputs = region_settings(region, threads), region.recorded("input")
+        constants = {name: inputs[name] for name in region.entry.constants if name in inputs}
+        with tempfile.TemporaryDirectory() as name:
+            folder, model = Path(name), load_model(region.optimized_model)
+            session = ModelSession(model, settings, constants, write=folder, profile=folder / "profile")
+            for _ in range(runs + 1):
+                session(inputs)
+            events = json.loads(session.end_profiling().read_text())
+            nodes = list(load_ir(folder / "model.onnx").graph)
+        rows += _rows(region, events, nodes, runs)
+        whole = [event for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
+        found, used = found + _middle(whole[1:]), settings.threads
+    return OperatorTimes(used, runs, found, sorted(rows, key=lambda row: -row.milliseconds))
 
 
-def _times_of(region: DumpedRegion, runs: int, threads: int | None) -> RegionTimes:
-    settings, inputs = region_settings(region, threads), region.recorded("input")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = load_model(region.optimized_model)
-        session = session_of_region(region, model, settings, inputs, write=folder, profile=folder / "profile")
-        for _ in range(runs + 1):
-            session(inputs)
-        events = json.loads(session.end_profiling().read_text())
-        graph = load_ir(folder / "model.onnx").graph
+def _rows(
+    region: DumpedRegion, events: Sequence[Mapping[str, Any]], session_nodes: Sequence[ir.Node], runs: int
+) -> Iterator[NodeTime]:
     # Fused nodes may share a name. Each has its own node_index, in the same order.
     nodes, events_of = collections.defaultdict[str, list[ir.Node]](list), collections.defaultdict[Any, list[Any]](list)
-    for node in graph:
+    for node in session_nodes:
         nodes[str(node.name)].append(node)
     for event in events:
         if event["cat"] == "Node" and event["name"].endswith(_KERNEL):
             events_of[event["name"].removesuffix(_KERNEL), event["args"]["node_index"]].append(event)
-    metadata, rows = _metadata(region), []
+    metadata = _metadata(region)
     for (name, _), found in events_of.items():
         if nodes[name] and len(found) == runs + 1:
             node, provider = nodes[name].pop(0), found[0]["args"]["provider"]
             known = _origin(node, metadata)
             origin = (known.get(key, "") for key in ("fx_node", "module", "source"))
-            rows.append(NodeTime(name, operator_of(node), provider, _middle(found[1:]), *origin))
-    whole = [event for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
-    return RegionTimes(region.index, settings.threads, runs, _middle(whole[1:]), rows)
+            yield NodeTime(region.index, name, operator_of(node), provider, _middle(found[1:]), *origin)
 
 
 def _middle(events: Sequence[Mapping[str, Any]]) -> float:

@@ -72,11 +72,6 @@ class Precision:
     before: Sequence[ResultError] = ()  # the errors in the graph's precision
     after: Sequence[ResultError] = ()  # the errors with the set in float32
 
-    def as_json(self) -> dict[str, object]:
-        names = ("name", "operator", "module", "source")
-        nodes = [{name: getattr(node, name) for name in names} for node in self.nodes]
-        return {**dataclasses.asdict(self), "nodes": nodes}
-
 
 def find_precision(graph: DumpedGraph, *, progress: Callable[[str], None] = lambda said: None) -> Precision:
     """Finds the nodes of a graph that must compute in float32.

@@ -4,7 +4,7 @@
     python repro.py another.onnx        # another model with the same inputs
     python repro.py --no-optimize       # also --provider cuda, --threads 4, --runs 20
 
-It needs only onnxruntime and numpy. It prints the largest differences, the wrong ones first. Exit codes: 0 if all
+It needs onnxruntime, onnx and numpy. It prints the largest differences, the wrong ones first. Exit codes: 0 if all
 outputs are within the tolerance, or the session is created and no outputs were stored; 1 if not, or if the session
 cannot be created or run; 2 if the inputs were not stored.
 
@@ -16,34 +16,28 @@ run models of dumps create their sessions with the functions here, too.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 
 from dynamo_backends.numerics.rule import SPREAD, judge
 
 SETTINGS: dict = {}
 
-Tensor = tuple[str, np.ndarray, int]  # a tensor's name, its array, and ONNX's number of its dtype
+Tensors = Mapping[str, np.ndarray]  # by name; those of bfloat16 and the like have the dtypes of ml_dtypes
 
-_DTYPES = {
-    1: "f4", 2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 9: "?", 10: "f2", 11: "f8", 12: "u4", 13: "u8",
-    14: "c8", 15: "c16", 16: "u2", 17: "u1", 18: "u1", 19: "u1", 20: "u1",
-}  # fmt: skip
-"""numpy's dtypes by ONNX's numbers. Those that numpy lacks (bfloat16 is 16, float8 17 to 20) are read as bits."""
-
-_BFLOAT16 = 16
-
-_NAMES = {1: "float32", 10: "float16", 11: "float64", 14: "float32", 15: "float64", 16: "bfloat16"}
-"""The dtypes whose rounding errors are allowed; complex ones have those of their parts."""
+_NUMPYS = frozenset(range(1, 16))
+"""ONNX's numbers of the dtypes that numpy has: from float32 (1) to complex128 (15)."""
 
 
-def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = ()) -> Any:
+def session_of(model: Any, settings: Any = None, constants: Tensors | None = None) -> Any:
     """An ``InferenceSession``.
 
     Args:
@@ -72,8 +66,7 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
             config.setdefault(EXTERNAL_DATA, str(Path(model).resolve().parent))
             model = Path(model).read_bytes()
         model = _with_constants(model, constants)
-        values = [ort_value(array, number) for _, array, number in constants]
-        options.add_external_initializers([name for name, _, _ in constants], values)
+        options.add_external_initializers(list(constants), list(map(ort_value, constants.values())))
     for key, value in config.items():
         options.add_session_config_entry(key, str(value))
     return onnxruntime.InferenceSession(
@@ -89,119 +82,51 @@ EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 """The configuration entry with the folder of a serialized model's external data."""
 
 
-def run(session: Any, inputs: Any) -> dict[str, Any]:
-    """Runs a session. Inputs and outputs are by name, each an array and ONNX's number of its dtype."""
-    given = {item.name: inputs[item.name] for item in session.get_inputs()}
-    values = {name: ort_value(array, number) for name, (array, number) in given.items()}
+def run(session: Any, inputs: Tensors) -> dict[str, np.ndarray]:
+    """Runs a session."""
+    values = {item.name: ort_value(inputs[item.name]) for item in session.get_inputs()}
     names = [item.name for item in session.get_outputs()]
     results = session.run_with_ort_values(names, values)
-    return {name: _array(value) for name, value in zip(names, results)}  # noqa: B905, as old as 3.8
+    return {name: ort_array(value) for name, value in zip(names, results)}  # noqa: B905, as old as 3.8
 
 
-def ort_value(array: np.ndarray, number: int) -> Any:
-    if number < _BFLOAT16:
+def ort_value(array: np.ndarray) -> Any:
+    array = np.require(array, requirements=["C_CONTIGUOUS"])
+    number = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    if number in _NUMPYS:
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.dtype.itemsize}"), number)
 
 
-def _with_constants(model: bytes, constants: Sequence[Tensor]) -> bytes:
-    """A serialized model in which some inputs are external initializers."""
-    names = {name.encode() for name, _, _ in constants}
-    merged = b""
-    for field, value, whole in _spans(model):
-        if field == 7:  # ModelProto.graph; of that input 11, and of an input name 1
-            kept = [part for number, entry, part in _spans(value) if number != 11 or _fields(entry)[1][0] not in names]
-            whole = _message(7, b"".join(kept) + b"".join(_message(5, _declared(*item)) for item in constants))
-        merged += whole
-    return merged
-
-
-def _declared(name: str, array: np.ndarray, number: int) -> bytes:
-    """An external ``TensorProto``: dims 1, data_type 2, name 8, external_data 13, data_location 14."""
-    where = {"location": "memory", "offset": "0", "length": str(array.nbytes)}
-    sizes = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
-    entries = b"".join(_message(13, _message(1, k.encode()) + _message(2, v.encode())) for k, v in where.items())
-    return sizes + b"\x10" + _as_varint(number) + _message(8, name.encode()) + entries + b"\x70\x01"
-
-
-def _message(field: int, content: bytes) -> bytes:
-    return _as_varint(field << 3 | 2) + _as_varint(len(content)) + content
-
-
-def _as_varint(value: int) -> bytes:
-    groups = b""
-    while value > 0x7F:
-        groups, value = groups + bytes([value & 0x7F | 0x80]), value >> 7
-    return groups + bytes([value])
-
-
-def _array(value: Any) -> tuple[np.ndarray, int]:
+def ort_array(value: Any) -> np.ndarray:
+    """A tensor of ONNX Runtime as an array, also if numpy lacks its dtype."""
     number = value.element_type()
-    if number not in _DTYPES:
-        return np.zeros(0), number
-    if number < _BFLOAT16:
-        return value.numpy(), number
-    import ctypes
-
+    if number in _NUMPYS:
+        array: np.ndarray = value.numpy()
+        return array
     content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    return np.frombuffer(content, _DTYPES[number]).reshape(value.shape()), number
+    return onnx.numpy_helper.to_array(onnx.TensorProto(dims=value.shape(), data_type=number, raw_data=content))
 
 
-def read_tensor(path: Path) -> tuple[str, np.ndarray, int]:
-    """Reads a ``TensorProto`` whose values are raw bytes, in the file or in another one."""
-    fields = _fields(path.read_bytes())
-    number, name = fields[2][0], fields[8][0].decode()
-    raw = fields.get(9, [b""])[0]
-    where = {entry[1][0].decode(): entry[2][0].decode() for entry in map(_fields, fields.get(13, []))}
-    if where:
-        with open(path.parent / where["location"], "rb") as file:
-            file.seek(int(where.get("offset", 0)))
-            raw = file.read(int(where["length"]))
-    return name, np.frombuffer(raw, _DTYPES[number]).reshape(fields.get(1, [])), number
+def _with_constants(model: bytes, constants: Tensors) -> bytes:
+    """A serialized model in which some inputs are external initializers."""
+    proto = onnx.load_model_from_string(model)
+    kept = [item for item in proto.graph.input if item.name not in constants]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    for name, array in constants.items():
+        number = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        tensor = proto.graph.initializer.add(name=name, dims=array.shape, data_type=number, data_location=1)
+        for key, text in {"location": "memory", "offset": "0", "length": str(array.nbytes)}.items():
+            tensor.external_data.add(key=key, value=text)
+    return proto.SerializeToString()
 
 
-def _fields(message: bytes) -> dict[int, Any]:
-    """The contents of a protobuf message's fields, by number."""
-    found: dict[int, list[Any]] = {}
-    for field, value, _ in _spans(message):
-        found.setdefault(field, []).append(value)
-    return found
-
-
-def _spans(message: bytes) -> Any:
-    """The number, content and bytes of each field of a protobuf message."""
-    position = 0
-    while position < len(message):
-        start = position
-        key, position = _varint(message, position)
-        value: Any
-        if key & 7 == 0:
-            value, position = _varint(message, position)
-        elif key & 7 == 2:
-            length, position = _varint(message, position)
-            value, position = message[position : position + length], position + length
-        else:
-            value, position = None, position + (8 if key & 7 == 1 else 4)
-        yield key >> 3, value, message[start:position]
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    result, shift = 0, 0
-    while True:
-        byte = message[position]
-        result |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            return result, position
-
-
-def plain(array: np.ndarray, number: int) -> np.ndarray:
-    """A floating-point array in float64, complex numbers as pairs. Integers and float8 are not converted."""
-    if number == _BFLOAT16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    if number in (14, 15):
-        return np.ascontiguousarray(array).view("f4" if number == 14 else "f8").astype(np.float64)
-    return array.astype(np.float64) if number in (1, 10, 11) else array
+def known_to_numpy(array: np.ndarray) -> np.ndarray:
+    """The array; one of ``ml_dtypes`` in a wider dtype of numpy."""
+    if array.dtype.isbuiltin == 1:
+        return array
+    return array.astype(np.int64 if "int" in array.dtype.name else np.float32)
 
 
 def main() -> int:
@@ -230,40 +155,39 @@ def main() -> int:
     for absent in sorted(stored.glob("input_*.json"))[:1]:
         print(f"{absent.stem} was not stored: it exceeds the option tensor_limit; dump again with tensor_limit -1")
         return 2
-    data = {}
+    data: dict[str, dict[str, np.ndarray]] = {}
     for kind in ("input", "output"):
         paths = sorted(stored.glob(f"{kind}_*.pb"), key=lambda path: int(path.stem.rsplit("_", 1)[1]))
-        data[kind] = [read_tensor(path) for path in paths]
-    inputs = {name: (array, number) for name, array, number in data["input"]}
+        tensors = [(onnx.load_tensor(path), path.parent) for path in paths]
+        data[kind] = {tensor.name: onnx.numpy_helper.to_array(tensor, str(folder)) for tensor, folder in tensors}
     held = set(SETTINGS.get("constants", ()))
+
+    def session_on(inputs: Tensors) -> Any:
+        constants = {name: array for name, array in inputs.items() if name in held}
+        return session_of(str(arguments.model), settings, constants)
+
     try:
-        model = str(arguments.model)
-        session = session_of(model, settings, [item for item in data["input"] if item[0] in held])
+        session = session_on(data["input"])
     except Exception as raised:  # ONNX Runtime's exceptions have no common base
         print(f"rejected: {raised}")
         return 1
     if not data["output"]:
         print("the session was created")
         return 0
-
-    def results(items: Sequence[Tensor]) -> dict[str, Any]:
-        """The outputs for other values of the inputs."""
-        given = {name: (array, number) for name, array, number in items}
-        return run(session_of(model, settings, [item for item in items if item[0] in held]), given)
-
     worst: dict[str, tuple[bool, float, str, str]] = {}
     allowed: dict[str, np.ndarray] = {}
     for _ in range(arguments.runs):
         try:
-            outputs = run(session, inputs)
+            outputs = run(session, data["input"])
         except Exception as raised:
             print(f"failed: {raised}")
             return 1
-        if not allowed and any(_comparison(item, outputs)[0] for item in data["output"]):
-            allowed = _changes(data["input"], outputs, results)
-        for item in data["output"]:
-            found = _comparison(item, outputs, allowed.get(item[0]))
-            worst[item[0]] = max(worst.get(item[0], found), found, key=lambda row: row[:2])
+        if not allowed and any(_comparison(*item, outputs)[0] for item in data["output"].items()):
+            changed = _off_by_a_rounding(data["input"])
+            allowed = _changes(outputs, run(session_on(changed), changed))
+        for name, right in data["output"].items():
+            found = _comparison(name, right, outputs, allowed.get(name))
+            worst[name] = max(worst.get(name, found), found, key=lambda row: row[:2])
     compared = sorted(worst.values(), key=lambda item: item[:2], reverse=True)
     for _, _, _, line in compared[:_SHOWN]:
         print(line)
@@ -280,20 +204,23 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _changes(inputs: Sequence[Tensor], outputs: dict[str, Any], results: Any) -> dict[str, np.ndarray]:
-    """What inputs that are off by a rounding may change of each output: the tolerance of another order of sums."""
-    generator, items = np.random.default_rng(0), []
-    for name, array, number in inputs:
-        if number in (1, 10, 11):
+def _off_by_a_rounding(inputs: Tensors) -> dict[str, np.ndarray]:
+    generator, changed = np.random.default_rng(0), dict(inputs)
+    for name, array in inputs.items():
+        if array.dtype.kind == "f":
             signs = generator.integers(0, 2, array.shape) * 2 - 1
-            array = (array * (1 + np.finfo(array.dtype).eps * signs)).astype(array.dtype)
-        items.append((name, array, number))
-    changed, found = results(items), {}
+            changed[name] = (array * (1 + np.finfo(array.dtype).eps * signs)).astype(array.dtype)
+    return changed
+
+
+def _changes(outputs: Tensors, changed: Tensors) -> dict[str, np.ndarray]:
+    """What inputs that are off by a rounding may change of each output: the tolerance of another order of sums."""
+    found = {}
     for name, value in outputs.items():
-        new, old = plain(*changed[name]), plain(*value)
+        new, old = known_to_numpy(changed[name]), known_to_numpy(value)
         with np.errstate(all="ignore"):
-            if old.dtype.kind == "f" and new.shape == old.shape:
-                found[name] = SPREAD[1] * np.abs(new - old)
+            if old.dtype.kind in "fc" and new.shape == old.shape:
+                found[name] = SPREAD[1] * np.abs(new.astype(np.result_type(new, np.float64)) - old)
     return found
 
 
@@ -320,16 +247,15 @@ def _verdict(folder: Path) -> str:
 _SHOWN = 10  # outputs with a line of their own
 
 
-def _comparison(expected: Tensor, outputs: Any, more: Any = None) -> tuple[bool, float, str, str]:
+def _comparison(name: str, right: np.ndarray, outputs: Tensors, more: Any = None) -> tuple[bool, float, str, str]:
     """Whether an output is wrong, its error, its name, and a line of text."""
-    name, right, number = expected
     if name not in outputs:
         return True, float("inf"), name, f"{name}: the model does not return it"
-    array, its_number = outputs[name]
-    if number != its_number or array.shape != right.shape:
-        said = f"type {its_number} {array.shape} instead of {number} {right.shape}"
+    array = outputs[name]
+    if array.dtype != right.dtype or array.shape != right.shape:
+        said = f"{array.dtype} {array.shape} instead of {right.dtype} {right.shape}"
         return True, float("inf"), name, f"{name}: {said}"
-    found, _ = judge(plain(array, number), plain(right, number), _NAMES.get(number, ""), more)
+    found, _ = judge(known_to_numpy(array), known_to_numpy(right), right.dtype.name, more)
     line = f"{name}: error {found.max_abs:.3g}, {found.share:.3g} times the tolerance, largest value "
     line += f"{found.scale:.3g}, NaN or infinite in one only: {found.nonfinite}"
     return not found.is_rounding, float("inf") if found.nonfinite else found.max_abs, name, line

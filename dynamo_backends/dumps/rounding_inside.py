@@ -1,48 +1,30 @@
 """What the nodes of an ONNX model may round: the magnitudes of the terms that they add up, and how many these are.
 
-The same for operators of PyTorch is in ``numerics.operator_facts``.
+What is known of PyTorch's operators, in ``numerics.operator_facts``, is known of ONNX's, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from ..numerics.operator_facts import size_inside_named
+from ..numerics import operator_facts as facts
 from .reference_evaluator import Change, widened
 from .submodels import Feeds
 
-_MOVES = frozenset(
-    {
-        "Identity", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Gather", "Expand",
-        "Pad", "Split", "Tile",
-    }
-)  # fmt: skip
-
-_ADDS = frozenset({"Add", "Sum"})
-
-_SUMS = frozenset(
-    {
-        "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "ReduceSum", "ReduceMean", "CumSum", "AveragePool",
-        "GlobalAveragePool",
-    }
-)  # fmt: skip
-"""Operators that, on magnitudes, return the sums of the magnitudes of their terms."""
+_OF_ATEN = {
+    "Identity": "alias", "Flatten": "view", "Concat": "cat", "Pad": "constant_pad_nd", "Tile": "repeat", "Sum": "add",
+    "MatMul": "mm", "Gemm": "mm", "Einsum": "matmul", "Conv": "convolution", "ConvTranspose": "convolution",
+    "ReduceSum": "sum", "ReduceMean": "mean", "GlobalAveragePool": "mean", "AveragePool": "avg_pool2d",
+    "LogSoftmax": "_log_softmax",
+}  # fmt: skip
+"""Operators whose name in PyTorch is another, beside capital letters. What is known of these is known of ONNX's."""
 
 _NORMS = frozenset({"LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization"})
-
-_OF_ONE = {"LogSoftmax": "_log_softmax"}
-"""Functions whose name differs in PyTorch."""
-
-_POOLS: Mapping[int, Callable[..., torch.Tensor]] = {
-    3: torch.nn.functional.max_pool1d,
-    4: torch.nn.functional.max_pool2d,
-    5: torch.nn.functional.max_pool3d,
-}
 
 
 def terms(model: ir.Model, feeds: Feeds) -> int:
@@ -60,8 +42,8 @@ def magnitudes(
     ``again`` computes the value in float64 from changed numbers.
     """
     nodes = list(model.graph)
-    operators = {node.op_type for node in nodes}
-    if operators & _SUMS and operators <= _SUMS | _ADDS | _MOVES:
+    names = {_name(node) for node in nodes}
+    if names & facts.SUMS and all(map(facts.adds_up_named, names)):
         found = again(lambda array: np.abs(widened(array)))
         return None if found is None else found.abs()
     read = _value(nodes[0].inputs[0], feeds) if len(nodes) == 1 and nodes[0].inputs else None
@@ -70,11 +52,18 @@ def magnitudes(
     [node] = nodes
     if node.op_type in _NORMS:
         return _of_normalization(node, read, feeds)
-    if node.op_type == "Resize" and read.ndim in _POOLS:
-        near = _POOLS[read.ndim](torch.from_numpy(np.abs(read)), 5, 1, 2).numpy()  # cubic: two elements on each side
+    if node.op_type == "Resize" and read.ndim in facts.POOLS:
+        near = facts.POOLS[read.ndim](
+            torch.from_numpy(np.abs(read)), 5, 1, 2
+        ).numpy()  # cubic: two elements on each side
         found = again(lambda array: near if array.shape == near.shape else widened(array))
         return None if found is None else found.abs() * max(*found.shape[2:], *read.shape[2:])
-    return size_inside_named(_OF_ONE.get(node.op_type, node.op_type.lower()), torch.from_numpy(read))
+    return facts.size_inside_named(_name(node), torch.from_numpy(read))
+
+
+def _name(node: ir.Node) -> str:
+    """The name of its operator in PyTorch, as far as there is one; also of ONNX Runtime's own operators."""
+    return _OF_ATEN.get(node.op_type, node.op_type.lower())
 
 
 def _value(value: ir.Value | None, feeds: Feeds) -> np.ndarray | None:
@@ -98,51 +87,40 @@ def _integer(node: ir.Node, name: str, otherwise: int) -> int:
 
 
 def _terms(node: ir.Node, feeds: Feeds) -> int:
-    name, shapes = node.op_type, [_shape(value, feeds) for value in node.inputs]
-    if name in _MOVES | _ADDS:
-        return len(shapes) if name in _ADDS else 1
+    name, shapes = _name(node), [_shape(value, feeds) for value in node.inputs]
     first, second = [*shapes, (), ()][:2]
-    if name == "MatMul" and first:
-        return first[-1]
-    if name == "Gemm" and len(first) == 2:
-        return first[0 if _integer(node, "transA", 0) else 1]
-    if name == "Conv" and second:
-        return math.prod(second[1:])
-    if name == "ConvTranspose" and second:
-        return math.prod((second[0], *second[2:]))
-    if name in ("ReduceSum", "ReduceMean", "GlobalAveragePool") and node.outputs[0].name in feeds:
-        return max(1, math.prod(first) // max(1, feeds[str(node.outputs[0].name)].size))
+    if facts.adds_up_named(name) and name not in facts.SUMS:
+        return len(shapes) if name == "add" else 1
+    if name == "mm" and first:
+        return first[0 if _integer(node, "transA", 0) else -1]
+    if name == "convolution" and second:
+        return facts.terms_of_weight(second)
+    result = feeds.get(str(node.outputs[0].name))
+    if name in ("sum", "mean") and result is not None:
+        return max(1, math.prod(first) // max(1, result.size))
     return max(map(math.prod, shapes), default=1)
 
 
 def _of_normalization(node: ir.Node, read: np.ndarray, feeds: Feeds) -> torch.Tensor | None:
-    """``(|x| + mean |x|) / deviation * |weight| + |bias|``."""
+    """See ``operator_facts.scaled``."""
     found = node.attributes.get("epsilon")
     epsilon = 1e-5 if found is None else float(found.value)
-    scale, bias, *given = [_value(value, feeds) for value in [*node.inputs[1:], None, None][:4]]
-    size = np.abs(read)
+    columns = (1, -1, *[1] * (read.ndim - 2))
+    given = [_value(value, feeds) for value in [*node.inputs[1:], *[None] * 4][:4]]
+    if node.op_type == "GroupNormalization":  # before opset 21, the scale and bias are of groups
+        given = [None if item is None else item.repeat(max(1, read.shape[1] // item.size)) for item in given]
+    if node.op_type != "LayerNormalization":
+        given = [None if item is None else item.reshape(columns) for item in given]
+    scale, bias, means, variance = (None if item is None else torch.from_numpy(item).abs() for item in given)
+    values = torch.from_numpy(read)
     if node.op_type == "BatchNormalization":
-        columns = (1, -1, *[1] * (read.ndim - 2))
-        mean, variance = (None if item is None else item.reshape(columns) for item in given)
-        if mean is None or variance is None:
+        if means is None or variance is None:
             return None
-        inner = (size + np.abs(mean)) / np.sqrt(variance + epsilon)
     else:
-        columns = (1, -1, *[1] * (read.ndim - 2))
-        grouped, axes = size, tuple(range(2, read.ndim))
+        axes = tuple(range(2, read.ndim))
         if node.op_type == "LayerNormalization":
             axes = tuple(range(_integer(node, "axis", -1) % read.ndim, read.ndim))
-            columns = None
-        values = read
-        if node.op_type == "GroupNormalization":
-            values = read.reshape(read.shape[0], _integer(node, "num_groups", 1), -1)
-            grouped, axes = np.abs(values), (2,)
-        deviation = np.sqrt(values.var(axes, keepdims=True) + epsilon)
-        inner = ((grouped + grouped.mean(axes, keepdims=True)) / deviation).reshape(read.shape)
-    for item, is_added in ((scale, False), (bias, True)):
-        if item is not None:
-            item = np.abs(item if columns is None else item.reshape(columns))
-            if node.op_type == "GroupNormalization" and item.size not in (1, read.shape[1]):
-                item = item.repeat(read.shape[1] // item.size, 1)  # of each group, before opset 21
-            inner = inner + item if is_added else inner * item
-    return torch.from_numpy(np.ascontiguousarray(inner))
+        elif node.op_type == "GroupNormalization":
+            values, axes = values.reshape(read.shape[0], _integer(node, "num_groups", 1), -1), (2,)
+        means, variance = values.abs().mean(axes, keepdim=True), values.var(axes, correction=0, keepdim=True)
+    return facts.scaled(values.abs(), means, 1 / (variance + epsilon).sqrt(), read.shape, scale, bias)

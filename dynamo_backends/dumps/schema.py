@@ -72,14 +72,6 @@ class Settings:
         """These settings without graph optimizations."""
         return dataclasses.replace(self, graph_optimization_level="ORT_DISABLE_ALL", disabled_optimizers=())
 
-    @property
-    def text(self) -> str:
-        """A description for people."""
-        provider = self.providers[0].removesuffix("ExecutionProvider")
-        level = self.graph_optimization_level.removeprefix("ORT_").removeprefix("ENABLE_").lower().replace("_", " ")
-        without = f" without {', '.join(self.disabled_optimizers)}" if self.disabled_optimizers else ""
-        return f"ONNX Runtime, {provider}, optimizations: {level}{without}"
-
 
 @dataclasses.dataclass(frozen=True)
 class ProductEntry:

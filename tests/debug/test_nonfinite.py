@@ -218,7 +218,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(rf"left out by where \({line_of('# masks it')}\)", shown)
     assert main(["nan", only_graph(tmp_path).reference, "-d", str(tmp_path), "--json"]) == 1
     (graph,) = json.loads(capsys.readouterr().out)
-    assert graph["origins"][0]["node"] == "div" and graph["origins"][0]["side"] == "both"
+    assert graph["origins"][0]["row"]["name"] == "div" and graph["origins"][0]["side"] == "both"
 
 
 def test_rows_in_another_order(tmp_path: Path) -> None:

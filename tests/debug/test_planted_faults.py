@@ -23,7 +23,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dynamo_backends import onnx_compiler
-from dynamo_backends.bench import llama
+from dynamo_backends.bench.models import MODELS as OF_BENCH
 from dynamo_backends.debug import call_runs, manifest, node_comparison, session_values
 from dynamo_backends.debug.session_values import SessionValues
 from dynamo_backends.dumps.reading import find_run, read_run
@@ -477,9 +477,9 @@ def test_values_that_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_parts_of_models_that_onnxruntime_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A part reads values that ONNX Runtime made and gave no type, and results whose memory is permuted."""
     monkeypatch.setattr(session_values, "MOST_BYTES", 2000)
-    module, arguments = llama.build("attention"), llama.inputs("attention", 1, 8)
     options = {"dump_dir": str(tmp_path), "placement": "onnx"}
-    llama.step(module, compiled(module, backend="onnx_debug", options=options), arguments, backward=True, mixed=False)
+    model = compiled(OF_BENCH["llama-seed"].build(), backend="onnx_debug", options=options)
+    model(**OF_BENCH["llama-seed"].inputs((1, 8)), use_cache=False)[0].square().sum().backward()
 
     def attention(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         heads = (x @ weight).reshape(2, 4, 2, 4).transpose(1, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -76,12 +75,6 @@ def test_discrete_values_must_be_equal() -> None:
     assert (found.max_ulp, found.max_abs, found.position, list(beyond.positions)) == (2.0, 4.0, 1, [1, 2])
     assert not found.is_rounding
     assert judge(np.array([True]), np.array([True]), "bool")[0] == Measure()
-
-
-def test_json_has_no_infinity() -> None:
-    fields = Measure(INF, NAN, 3, 4.0, INF, 5).as_json()
-    assert (fields["max_abs"], fields["max_ulp"], fields["share"], fields["nonfinite"]) == (None, None, None, 3)
-    json.dumps(fields, allow_nan=False)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_reference_of_commands_has_every_argument_once() -> None:
     for name in COMMANDS:
         assert f"## `{name}" in text
     assert all(
-        f"`{option}" in text for option in ("--part", "--stage", "--check", "--forward-only", "--why", "--rounds")
+        f"`{option}" in text for option in ("--length", "--stage", "--check", "--forward-only", "--why", "--rounds")
     )
     assert "%(" not in text
 
@@ -147,7 +147,7 @@ def test_every_page_is_in_the_index() -> None:
     assert pages <= set(index)
 
 
-@pytest.mark.parametrize("switch", ["--part", "--no-backward", "--mixed", "--dynamic", "--length"])
+@pytest.mark.parametrize("switch", ["--no-backward", "--dynamic", "--length"])
 def test_switches_of_the_demo_are_documented(switch: str) -> None:
     assert f"`{switch}`" in (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
 
