@@ -1,7 +1,7 @@
 """Libraries that call ``torch.compile`` for their users: results are eager's, and ONNX Runtime runs the graphs.
 
-``pip install -e '.[frameworks]'`` installs them; without one, its tests are skipped. ``docs/frameworks.md`` has the code
-that users write.
+``pip install -e '.[frameworks]'`` installs them; without one, its tests are skipped. ``docs/frameworks.md`` has the
+code that users write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conftest import counted
 from torch import nn
 
 TOKENS, LENGTH = 100, 8
-WORDS = "the cat sat on a mat and dog ran far away from home".split()
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "far", "away", "from", "home"]
 TEXTS = ["the cat sat on a mat", "a dog ran far away from home", "the mat"]
 
 
