@@ -206,8 +206,16 @@ class Options:
         "measured",
         OptionFormat(_one_of(PLACEMENTS)),
         "Which engine runs a graph. 'measured': inference runs on ONNX Runtime; a training graph is timed with PyTorch "
-        "and with ONNX Runtime on its first steps, and the fastest is kept. 'fastest' or mode='max-autotune': all "
+        "and with ONNX Runtime on some steps, and the fastest is kept. 'fastest' or mode='max-autotune': all "
         "graphs are timed, with Inductor too. 'onnx': ONNX Runtime runs everything it can.",
+    )
+    autotune_budget: int = option(
+        "run",
+        5,
+        OptionFormat(_between(1, 100, "a percentage from 1 to 100"), _integer_from_text),
+        "With placement='measured': the largest part of a process's time that may be spent on finding the fastest "
+        "engine, in percent (1 to 100). Until it allows more, PyTorch runs training. 100: the search begins at once.",
+        changes_graphs=False,
     )
     providers: tuple[Provider, ...] = option(
         "run",

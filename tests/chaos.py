@@ -210,6 +210,7 @@ def use_the_model(mode: str, folder: Path) -> None:
     def compiled(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
         options: dict[str, object] = {"cache": True, "cache_dir": str(folder / "cache")}
         options["placement"] = "measured" if mode == "measured" else "onnx"
+        options["autotune_budget"] = 100
         if mode.startswith("onnx_compiler"):
             records: list[object] = []
             with POINTS.paused():  # this call is the user's, outside of any model

@@ -38,6 +38,7 @@ os.environ["DYNAMO_BACKENDS_CACHE"] = "0"  # what is tested is compiled; tests/c
 os.environ["DYNAMO_BACKENDS_PLACEMENT"] = (
     "onnx"  # what trains is on ONNX Runtime; tests/placement/test_placement.py measures
 )
+os.environ["DYNAMO_BACKENDS_AUTOTUNE_BUDGET"] = "100"
 
 logging.getLogger("torch.__trace").propagate = False  # its thousands of empty lines would follow each failure
 

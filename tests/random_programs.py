@@ -221,7 +221,7 @@ class _Maker:
         if held and chance.random() < 0.4:
             options.append(("weights", chance.choice(["inputs", "checked"])))
         if training and chance.random() < 0.25:  # runs on either side, then on the faster
-            options.append(("placement", "measured"))
+            options += [("placement", "measured"), ("autotune_budget", 100)]
             calls, dynamic = 4, False
         orders = [chance.choices(_SIZES, [6, 4, 1, 1])[0] for _ in range(calls)]
         if held or calls == 4:  # the same weights, of the same sizes, with other values

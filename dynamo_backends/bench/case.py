@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..common.suggestions import unknown_name
-from .models import MODELS
+from .models import MODELS, PUBLISHED, entry
 
 CACHES = ("dynamic", "static")
 
@@ -59,22 +59,26 @@ class Case:
     cache: str = ""  # for ``decode``, one of ``CACHES``
     tokens: int = 32  # for ``decode``, how many to generate
     quantize: str = ""  # one of ``SCHEMES`` or none
+    published: bool = False  # whether a model of the list has the sizes of a published checkpoint
     threads: int | None = None  # of PyTorch and of each session; ``None`` for PyTorch's default
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of our backends, as text
 
     @property
     def label(self) -> str:
         mode = {"train": "training step", "decode": f"decode, {self.cache} cache"}.get(self.mode, self.mode)
-        words = mode, "dynamic" * self.dynamic, self.quantize
+        words = "published" * self.published, mode, "dynamic" * self.dynamic, self.quantize
         return f"{self.model}: {', '.join(filter(None, words))}"
 
 
-def check_model(name: str) -> None:
+def check_model(name: str, *, published: bool = False) -> None:
     """Checks a MODEL without running it.
 
     Raises:
-        UsageError: unknown name (with near matches), no such file, or a missing package.
+        UsageError: unknown name (with near matches), no such file, a missing package, or with ``published`` a model
+            for which the list has no checkpoint.
     """
+    if published and name not in PUBLISHED and (":" in name or name in MODELS):
+        raise UsageError(f"--published: {name!r} has one size; expected one of {', '.join(PUBLISHED)}")
     if ":" in name:
         check_place(name, "MODEL")
         return
@@ -83,10 +87,10 @@ def check_model(name: str) -> None:
             raise UsageError(f"MODEL {name!r}: expected file.py:function, which returns (model, inputs)")
         hint = " Or file.py:function, or package.module:function."
         raise UsageError(unknown_name("model", name, list(MODELS)) + hint)
-    if MODELS[name].needs_transformers and importlib.util.find_spec("transformers") is None:
+    if entry(name, published=published).needs_transformers and importlib.util.find_spec("transformers") is None:
         raise UsageError(
             f"model {name!r} needs transformers, which is not installed: pip install 'transformers>=5'. Without it: "
-            + ", ".join(other for other, entry in MODELS.items() if not entry.needs_transformers)
+            + ", ".join(other for other, model in MODELS.items() if not model.needs_transformers)
         )
 
 

@@ -33,7 +33,7 @@ from .case import (
     check_place,
     split_mode,
 )
-from .models import MODELS
+from .models import MODELS, entry
 
 SEED = 0
 
@@ -128,19 +128,19 @@ def load(case: Case) -> LoadedCase:
 
 
 def _from_list(case: Case) -> LoadedCase:
-    entry = MODELS[case.model]
+    listed = entry(case.model, published=case.published)
     if case.mode == "decode":
-        if not entry.generates:
+        if not listed.generates:
             names = ", ".join(name for name, other in MODELS.items() if other.generates)
             raise UsageError(f"--decode needs a model with generate(); {case.model!r} has none, these have: {names}")
-        return LoadedCase(entry.build(), [Inputs((), entry.prompt())])
-    model = entry.build()
-    if not entry.needs_transformers:
-        return LoadedCase(model, [Inputs(tuple(entry.inputs(size).values()), {}) for size in entry.sizes])
+        return LoadedCase(listed.build(), [Inputs((), listed.prompt())])
+    model = listed.build()
+    if not listed.needs_transformers:
+        return LoadedCase(model, [Inputs(tuple(listed.inputs(size).values()), {}) for size in listed.sizes])
     for module in model.modules():  # T5's decoder has a configuration of its own
         if hasattr(module, "config"):
             module.config.use_cache = False  # as in training and scoring: the results have no cache
-    return LoadedCase(model, [Inputs((), entry.inputs(size)) for size in entry.sizes])
+    return LoadedCase(model, [Inputs((), listed.inputs(size)) for size in listed.sizes])
 
 
 def _from_function(case: Case) -> LoadedCase:

@@ -1,7 +1,8 @@
 """The models that ``dynamo-backends bench`` has by name: ``transformers`` configurations and an MLP.
 
-Weights are random; nothing is downloaded. Head sizes, sequence lengths and image sizes are real; depth, width and
-vocabulary are reduced so that a call takes some tens of milliseconds. ``bert-base`` and ``resnet50`` are complete.
+Weights are random; nothing is downloaded. In ``MODELS``, head sizes, sequence lengths and image sizes are real; depth,
+width and vocabulary are reduced so that a call takes some tens of milliseconds (``bert-base`` and ``resnet50`` are
+complete). In ``PUBLISHED``, the same models have all sizes of a published checkpoint.
 
 This module imports PyTorch and ``transformers`` only when it builds a model, so that ``--help`` is fast.
 """
@@ -9,6 +10,7 @@ This module imports PyTorch and ``transformers`` only when it builds a model, so
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -99,8 +101,8 @@ def _text_and_image(torch: Any, rows: int, pixels: int) -> Inputs:
     return {**_text(torch, rows, 77), **_image(torch, rows, pixels)}
 
 
-def _whisper(torch: Any, rows: int, length: int) -> Inputs:
-    return {"input_features": torch.randn(rows, 80, 500), "decoder_input_ids": _tokens(torch, rows, length // 4)}
+def _whisper(torch: Any, rows: int, length: int, *, frames: int = 500) -> Inputs:
+    return {"input_features": torch.randn(rows, 80, frames), "decoder_input_ids": _tokens(torch, rows, length // 4)}
 
 
 def _encoder(summary: str, model: str, **settings: Any) -> ModelEntry:
@@ -208,3 +210,54 @@ MODELS: dict[str, ModelEntry] = {
 }
 # fmt: on
 """By name, in the order in which they are listed."""
+
+
+def _published(name: str, checkpoint: str, **settings: Any) -> ModelEntry:
+    """A model of the list with the configuration of a checkpoint; settings that are the configuration's default are
+    left out."""
+    return dataclasses.replace(MODELS[name], summary=checkpoint, settings=settings)
+
+
+_CLASSES = {"num_labels": 1000}  # of ImageNet
+
+# fmt: off
+PUBLISHED: dict[str, ModelEntry] = {
+    "llama": _published(
+        "llama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", **_sizes(22, 2048, 32, 5632), num_key_value_heads=4
+    ),
+    "llama-ungrouped": _published("llama-ungrouped", "JackFram/llama-160m", **_sizes(12, 768, 12, 3072)),
+    "qwen2": _published(
+        "qwen2", "Qwen/Qwen2-0.5B", **_sizes(24, 896, 14, 4864), **_GROUPED, tie_word_embeddings=True,
+        max_position_embeddings=131_072, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    ),
+    "mixtral": _published("mixtral", "mistralai/Mixtral-8x7B-v0.1"),
+    "gpt2": _published("gpt2", "openai-community/gpt2"),
+    "gpt-neox": _published("gpt-neox", "EleutherAI/pythia-410m", **_sizes(24, 1024, 16, 4096), vocab_size=50_304),
+    "t5": _published("t5", "google-t5/t5-small", decoder_start_token_id=0),
+    "bart": _published("bart", "facebook/bart-large"),
+    "bert": _published("bert", "google-bert/bert-base-uncased"),
+    "bert-base": _published("bert-base", "google-bert/bert-base-uncased"),
+    "roberta": _published(
+        "roberta", "FacebookAI/roberta-base", max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5
+    ),
+    "electra": _published("electra", "google/electra-small-generator"),
+    "vit": _published("vit", "google/vit-base-patch16-224", **_CLASSES),
+    "deit": _published("deit", "facebook/deit-base-distilled-patch16-224", **_CLASSES),
+    "swin": _published("swin", "microsoft/swin-tiny-patch4-window7-224", **_CLASSES),
+    "convnext": _published("convnext", "facebook/convnext-tiny-224", **_CLASSES),
+    "mobilenetv2": _published("mobilenetv2", "google/mobilenet_v2_1.0_224", num_labels=1001),
+    "regnet": _published("regnet", "facebook/regnet-y-040", **_CLASSES),
+    "resnet50": _published("resnet50", "microsoft/resnet-50", **_CLASSES),
+    "clip": _published("clip", "openai/clip-vit-base-patch32"),
+    "wav2vec2": _published("wav2vec2", "facebook/wav2vec2-base-960h", mask_time_prob=0.0),
+    "whisper": dataclasses.replace(
+        _published("whisper", "openai/whisper-tiny"), draw=functools.partial(_whisper, frames=3000)
+    ),
+}
+# fmt: on
+"""The models of ``MODELS`` that have one, with the configuration of a published checkpoint, which the summary names."""
+
+
+def entry(name: str, *, published: bool) -> ModelEntry:
+    """A model of the list."""
+    return (PUBLISHED if published else MODELS)[name]

@@ -22,7 +22,7 @@ from ..bench.case import (
     check_model,
 )
 from ..bench.measuring import TIMED, Bench, BenchSettings
-from ..bench.models import MODELS
+from ..bench.models import MODELS, PUBLISHED
 from ..bench.table import table
 from ..errors import writing
 from .common import MODEL_HELP, add_options_argument, positive
@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--train", action="store_true", help="time a training step: forward, loss, backward")
     modes.add_argument("--decode", action="store_true", help="time generate(), with a dynamic and a static cache")
+    parser.add_argument(
+        "--published", action="store_true", help="models of the list with the configuration of a published checkpoint"
+    )
     parser.add_argument("--dynamic", action="store_true", help="compile with dynamic=True and run several sizes")
     parser.add_argument("--cache", choices=CACHES, help="with --decode: only this kind of cache")
     parser.add_argument(
@@ -75,11 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _epilog() -> str:
     models = [f"  {name:<16} {entry.summary}" for name, entry in MODELS.items()]
+    published = [f"  {name:<16} {entry.summary}" for name, entry in PUBLISHED.items()]
     backends = [f"  {name:<17} {summary}" for name, summary in OWN_NAMES.items()]
     return "\n".join(
         [
             "models:",
             *models,
+            "",
+            "--published, with all sizes of",
+            *published,
             "",
             "backends: those registered with PyTorch, also with a mode of torch.compile as in onnxrt:max-autotune;",
             "file.py:function; package.module:function; and",
@@ -134,7 +141,7 @@ def exit_code(results: dict[str, Any]) -> int:
 def _settings(arguments: argparse.Namespace) -> BenchSettings:
     """The settings; ``UsageError`` if an argument is invalid."""
     for name in arguments.models:
-        check_model(name)
+        check_model(name, published=arguments.published)
     backends = [name.strip() for name in arguments.backends.split(",")]
     check_backends(backends)
     if arguments.quantize and arguments.train:
@@ -152,7 +159,8 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     return [
         Case(
             model,
-            mode,
+            mode=mode,
+            published=arguments.published,
             dynamic=arguments.dynamic,
             cache=cache,
             tokens=arguments.tokens or TOKENS,

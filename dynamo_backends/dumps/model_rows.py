@@ -110,6 +110,12 @@ def aligned(one: ModelRun, other: ModelRun, matched: Sequence[Matched], *, by_pl
     return Alignment(found, in_order, _output_pairs(one, other, by_place=by_place), sure)
 
 
+def _free(stored: Sequence[NodeValue], used: Collection[str]) -> dict[str, str]:
+    """The constants that correspond to none, by name, with their types."""
+    kinds = ("initializer", "constant")
+    return {item.name: described(item.value) for item in stored if item.kind in kinds and item.name not in used}
+
+
 def _match_stored(
     ours: Sequence[NodeValue], theirs: Sequence[NodeValue], partners: dict[str, str], trust_names: bool
 ) -> None:

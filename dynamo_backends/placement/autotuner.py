@@ -6,11 +6,12 @@ compared with PyTorch's, on copies of what is written; operator watchers do not 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,44 @@ _NO_BACKWARD = (
 )
 
 
+class Budget:
+    """What this process has spent on searches, and whether that allows more.
+
+    ``backend="eager"`` spends nothing: the trace by AOTAutograd counts too, so that a short job is not searched at all.
+    What a part of a search will take is not known before. So it begins if all until now is within the budget, which it
+    may then exceed for a while.
+    """
+
+    def __init__(self) -> None:
+        self._spent, self._started = 0.0, time.perf_counter()
+
+    def begin(self) -> None:
+        """The time counts from the first frame on."""
+        if not self._spent:
+            self._started = time.perf_counter()
+
+    def allows(self, percent: int) -> bool:
+        """Whether at most so many percent of the time were spent; 100 allows all."""
+        return percent == 100 or 100 * self._spent <= percent * (time.perf_counter() - self._started)
+
+    def spend(self, seconds: float) -> None:
+        """Adds what something took."""
+        self._spent += seconds
+
+    @contextlib.contextmanager
+    def spending(self) -> Iterator[None]:
+        """Adds what the context takes."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spend(time.perf_counter() - started)
+
+
+BUDGET = Budget()
+"""Of this process."""
+
+
 class Autotuner:
     """Chooses the engine of a frame's graphs: by a ``Search``, or as an earlier process did.
 
@@ -61,6 +100,7 @@ class Autotuner:
         cache: keeps the times on disk.
         frame: identifies the frame there.
         foreign: engines of other libraries; their failures are not ours.
+        percent: of the process's time that searches may take.
 
     Attributes:
         lock: held by a call while engines are tried.
@@ -77,6 +117,7 @@ class Autotuner:
         cache: CachedGraphs | None = None,
         frame: str = "",
         foreign: Sequence[str] = (),
+        percent: int = 100,
     ) -> None:
         self.engines, self.directions, self._foreign = tuple(engines), tuple(directions), tuple(foreign)
         self.lock = Lock()
@@ -84,15 +125,27 @@ class Autotuner:
         self.graphs: list[TunedGraph] = []
         self.begins_in_frame = False
         self._calls, self._search_again_at = 0, _SEARCH_AGAIN_AFTER  # since the search is over
-        self._wanted_memory = self.is_alone = False
+        self._percent = percent
+        self._wanted_memory = self.is_alone = self._is_paused = False
         self._row, self._longest_row = 0, 1  # forwards since the last backward
         self._cache, self._question = cache, {"frame": frame, "directions": directions, "engines": engines}
         self.search = Search(self.engines, len(directions), self._known())
 
+    def is_paused(self, position: int) -> bool:
+        """Whether PyTorch runs a graph in this call, untimed, because searches have used up their budget.
+
+        From the graph on that finds this, it runs the rest of the step. What an earlier process found costs no search.
+        """
+        if position == 0:
+            self._is_paused = False
+        self._is_paused |= not self.search.is_over and not BUDGET.allows(self._percent)
+        if self._is_paused:
+            self._follow_forwards(position)
+        return self._is_paused
+
     def engine(self, position: int) -> str:
         """The engine of a graph in this call. If that ends the search, its outcome is logged and kept."""
-        if len(self.directions) == 2:
-            self._follow_forwards(position)
+        self._follow_forwards(position)
         before, was_over = self.search.engine, self.search.is_over
         engine = self.search.begin(position)
         if engine != before:
@@ -112,6 +165,8 @@ class Autotuner:
 
     def _follow_forwards(self, position: int) -> None:
         """Times forwards alone if no backward follows them, and whole steps again if one does."""
+        if len(self.directions) == 1:
+            return
         if position == 1:
             self._longest_row = max(self._longest_row, self._row)
         self._row = self._row + 1 if position == 0 else 0
@@ -137,7 +192,9 @@ class Autotuner:
 
     def _search_again(self) -> None:
         """Times the reference and the engines near the winner again; all engines, if one wanted memory."""
-        if not self.search.is_over or self.is_alone or not self.lock.acquire(blocking=False):
+        if not self.search.is_over or self.is_alone or not BUDGET.allows(self._percent):
+            return
+        if not self.lock.acquire(blocking=False):
             return
         try:
             near = self.search.near()
@@ -233,7 +290,6 @@ class TunedGraph:
         if not self._tuner.lock.acquire(blocking=False):  # another thread's call is timed, or compiles
             return self._reference(args)
         try:
-            count("autotuning_calls")
             return self._chosen(args)(args)
         finally:
             self._tuner.lock.release()
@@ -242,11 +298,15 @@ class TunedGraph:
         """What runs this call: an engine, with a clock or for good, or PyTorch if an engine was built or compared."""
         try:
             is_begun = self._tuner.begins_in_frame and self._position == 0
+            if not is_begun and self._tuner.is_paused(self._position):
+                return self._reference
+            count("autotuning_calls")
             engine = self._tuner.search.engine if is_begun else self._tuner.engine(self._position)
-            if engine not in self._runners:
-                self._build(engine)
-            if engine not in self._compared:
-                return self._compared_with_reference(engine, args) if engine in self._runners else self._reference
+            if engine not in self._compared or engine not in self._runners:
+                with BUDGET.spending():
+                    if engine not in self._runners:
+                        self._build(engine)
+                    return self._compared_with_reference(engine, args) if engine in self._runners else self._reference
             if self._tuner.search.is_over:
                 return self.settle()
             is_reference = self._runners[engine] is self._reference

@@ -32,7 +32,7 @@ from ..graphs.size_assumptions import Assumptions
 from ..graphs.static_inputs import NO_WEIGHTS, StaticInput
 from ..options import Options
 from ..runtime.providers import Provider, provider_name
-from .autotuner import Autotuner, TunedGraph, may_draw
+from .autotuner import BUDGET, Autotuner, TunedGraph, may_draw
 from .frame import TunedFrame, in_pytorch
 
 PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
@@ -76,6 +76,8 @@ class Placement:
 
     def __init__(self, runners: Runners, frame: str) -> None:
         self._runners, self._options, self._frame = runners, runners.options, frame
+        self._created = time.perf_counter()
+        BUDGET.begin()
         self._assumptions: Assumptions | None = None
         self._tuner: Autotuner | None = None
         self._is_fixed = False  # whether PyTorch runs all graphs, because one of them may not be tuned
@@ -112,7 +114,11 @@ class Placement:
         if self._tuner is None:
             directions = ["inference"] if is_inference else ["forward", "backward"]
             cache = cached_graphs(self._options) if self._options.cache else None
-            self._tuner = Autotuner([PYTORCH, *candidates], directions, cache, self._frame, foreign=[INDUCTOR])
+            percent = 100 if is_fastest else self._options.autotune_budget
+            self._tuner = Autotuner(
+                [PYTORCH, *candidates], directions, cache, self._frame, foreign=[INDUCTOR], percent=percent
+            )
+            BUDGET.spend(time.perf_counter() - self._created)
         builders = {engine: functools.partial(self._built, name, make, module) for engine, make in candidates.items()}
         return TunedGraph(name, module, self._in_pytorch(name, module), builders, self._tuner)
 

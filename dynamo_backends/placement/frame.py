@@ -47,7 +47,7 @@ class TunedFrame:
         search = self._tuner.search
         if self._settled is search:
             self._tuner.settled_call(0)
-            return self._alone(*args) if self._tuner.is_alone else self._in_pytorch(*args)
+            return self._untimed(*args) if self._tuner.is_alone else self._in_pytorch(*args)
         if search.is_over and search.engine != self._tuner.engines[0]:
             return self._compiled(*args)  # which counts its calls
         if not self._tuner.lock.acquire(blocking=False):  # another thread's call is timed, or compiles
@@ -63,6 +63,8 @@ class TunedFrame:
         tuner = self._tuner
         self._remove_hooks()
         try:
+            if tuner.is_paused(0):
+                return self._untimed
             if tuner.engine(0) != tuner.engines[0]:
                 return self._compiled
             if tuner.search.is_over:
@@ -89,16 +91,15 @@ class TunedFrame:
             self._time_backward(search, args, tree_leaves(results))
         return results
 
-    def _alone(self, *args: object) -> object:
-        """A forward of which no backward is expected; the tuner is told if one comes."""
+    def _untimed(self, *args: object) -> object:
+        """An untimed forward; the tuner is told if a backward comes."""
         results = self._in_pytorch(*args)
         if differentiated := _differentiated(tree_leaves(results)):
             register_multi_grad_hook(differentiated, lambda _: self._backward_came(), mode="any")
         return results
 
     def _backward_came(self) -> None:
-        with net("autotuning of a frame", "The graph runs"), self._tuner.lock:
-            self._tuner.engine(1)
+        self._in_turn(lambda: self._tuner.is_paused(1) or self._tuner.engine(1))
 
     def _time_backward(self, search: Search, inputs: Sequence[object], results: Sequence[object]) -> None:
         """Times the backward of a call: from the first gradient of a result to the last gradient of an input."""
@@ -111,18 +112,25 @@ class TunedFrame:
             started.append(time.perf_counter())
 
         def ends(gradients: Sequence[torch.Tensor | None]) -> None:
-            ended = time.perf_counter()
-            if not started or not self._tuner.lock.acquire(blocking=False):
-                return
-            try:
-                with net("the timing of a frame", "The graph runs"):
-                    if self._tuner.engine(1) == self._tuner.engines[0] and self._tuner.search is search:
-                        search.ran(1, (ended - started[0]) * 1e3)
-            finally:
-                self._tuner.lock.release()
-            started.clear()
+            if started:
+                milliseconds = (time.perf_counter() - started[0]) * 1e3
+                started.clear()
+                self._in_turn(lambda: ran(milliseconds))
+
+        def ran(milliseconds: float) -> None:
+            if self._tuner.engine(1) == self._tuner.engines[0] and self._tuner.search is search:
+                search.ran(1, milliseconds)
 
         self._hooks = [register_multi_grad_hook(begin, begins, mode="any"), register_multi_grad_hook(end, ends)]
+
+    def _in_turn(self, tell: Callable[[], object]) -> None:
+        """Tells the tuner something, unless another thread's call is timed, or compiles."""
+        if self._tuner.lock.acquire(blocking=False):
+            try:
+                with net("autotuning of a frame", "The graph runs"):
+                    tell()
+            finally:
+                self._tuner.lock.release()
 
     def _remove_hooks(self) -> None:
         """They keep the user's graph of gradients alive until its backward."""

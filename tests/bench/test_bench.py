@@ -542,6 +542,23 @@ def test_models_of_the_list_are_built_the_same_in_each_process(name: str) -> Non
     assert len(load(Case(name, dynamic=True)).inputs) == 3
 
 
+@pytest.mark.parametrize("name", models.PUBLISHED)
+def test_published_sizes_are_those_of_the_documentation(name: str) -> None:
+    with torch.device("meta"):
+        model = models.PUBLISHED[name].build()
+    millions = sum(weight.numel() for weight in model.parameters()) / 1e6
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    assert f"\n| `{name}` | {models.PUBLISHED[name].summary} | {millions:,.1f} |\n" in page
+
+
+@torch.no_grad()
+def test_a_published_model_runs() -> None:
+    wanted = Case("electra", published=True)
+    [logits] = Steps(wanted, loaded := load(wanted)).results(loaded.model)[0]
+    assert isinstance(logits, torch.Tensor) and logits.shape == (2, 128, 30_522)
+    assert wanted.label == "electra: published, inference"
+
+
 # --------------------------------------------------------------------------------------------------- quantized models
 
 
@@ -750,6 +767,8 @@ def said_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bert", "--options", "opset"], "NAME=VALUE"),
         (["bert", "--json", "no/such/folder/x.json"], "no/such/folder"),
         (["bert", "--json", "."], "directory"),
+        (["mlp", "--published"], "--published: 'mlp'.*'?bert"),
+        (["file.py:make", "--published"], "--published: 'file.py:make'"),
         ([], "MODEL"),
     ],
 )

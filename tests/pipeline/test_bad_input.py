@@ -45,6 +45,7 @@ WRONG_OPTIONS = {
     "dump_dir": ({"dump_dir": 7}, ["'dump_dir'", "path", "7 (int)"]),
     "compare": ({"compare": "always"}, ["'compare'", "'first', 'every', 'never'"]),
     "idle_seconds": ({"idle_seconds": 0}, ["'idle_seconds'", "from 1 to 86,400", "got 0"]),
+    "autotune_budget": ({"autotune_budget": 0}, ["'autotune_budget'", "percentage", "from 1 to 100", "got 0"]),
     "tensor_limit": ({"tensor_limit": -5}, ["'tensor_limit'", "-1", "-5"]),
     "list": ([("opset", 18)], ["dict", "list"]),
 }

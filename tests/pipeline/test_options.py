@@ -32,7 +32,7 @@ def block() -> nn.Module:
 
 
 def test_every_option_has_help_and_a_valid_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CACHE", "PLACEMENT"):
+    for name in ("CACHE", "PLACEMENT", "AUTOTUNE_BUDGET"):
         monkeypatch.delenv(f"DYNAMO_BACKENDS_{name}")  # tests/conftest.py sets it
     defaults = Options()
     for name, field in Options.__dataclass_fields__.items():

@@ -10,6 +10,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -167,6 +168,38 @@ def test_outcomes_are_kept(cache: Path, winner: str) -> None:
     assert main(["cache", "--clear"]) == 0
     train(SETTLED)
     assert settled_on(winner, "forward", "backward")
+
+
+def test_a_search_waits_until_the_job_is_long_enough(
+    cache: Path, winner: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PyTorch runs a short job, and warns of forwards without a backward all the same."""
+    monkeypatch.setenv("DYNAMO_BACKENDS_AUTOTUNE_BUDGET", "5")
+    clock, passed = time.perf_counter, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
+    model, image = Net(), torch.randn(2, 3, 8, 8)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            run(image).sum().backward()
+
+    run = torch.compile(model, backend="onnxrt")
+    train(SETTLED)
+    assert counted("nodes_on_onnx") == counted("autotuning_calls") == 0
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        for _ in range(2 * SETTLED):
+            run(image)
+    assert "torch.no_grad()" in caplog.text
+    passed[0] += 1e6
+    train(SETTLED)
+    assert settled_on(winner, "forward", "backward")
+
+    torch._dynamo.reset()
+    counters.clear()
+    passed[0] -= 1e6
+    run = torch.compile(model, backend="onnxrt")
+    train(2)
+    assert (counted("nodes_on_onnx") > 0) == (winner == ONNX)  # what is known needs no search
 
 
 def test_an_outcome_serves_some_processes_and_is_found_again(tmp_path: Path) -> None:
