@@ -56,6 +56,7 @@ class Settings:
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     provider_options: tuple[Mapping[str, str], ...] = ()
+    packages: tuple[str, ...] = ()  # or libraries of providers that are not built in: ``onnxruntime-ep-openvino 1.8.1``
     graph_optimization_level: Level = "ORT_ENABLE_ALL"
     disabled_optimizers: tuple[str, ...] = ()
     threads: Annotated[int, msgspec.Meta(ge=0, lt=2**16)] = 0
@@ -78,7 +79,7 @@ class Settings:
         provider = self.providers[0].removesuffix("ExecutionProvider")
         level = self.graph_optimization_level.removeprefix("ORT_").removeprefix("ENABLE_").lower().replace("_", " ")
         without = f" without {', '.join(self.disabled_optimizers)}" if self.disabled_optimizers else ""
-        return f"ONNX Runtime, {provider}, optimizations: {level}{without}"
+        return f"ONNX Runtime, {', '.join([provider, *self.packages])}, optimizations: {level}{without}"
 
 
 @dataclasses.dataclass(frozen=True)
