@@ -50,9 +50,9 @@ def session_of(model: Any, settings: Any = None, constants: Sequence[Tensor] = (
     Args:
         model: the path of a model, or the serialized model.
         settings: ``providers``, ``provider_options`` (a dict for each), ``graph_optimization_level``,
-            ``disabled_optimizers``, ``threads``, ``config`` (session configuration entries), ``custom_op_libraries`` (paths),
-            ``optimized_model`` (the path to which the optimized model is written) and ``profile`` (the prefix of the
-            profile's path). The defaults are ONNX Runtime's.
+            ``disabled_optimizers``, ``threads``, ``config`` (session configuration entries), ``custom_op_libraries``
+            (paths), ``optimized_model`` (the path to which the optimized model is written) and ``profile`` (the prefix
+            of the profile's path). The defaults are ONNX Runtime's.
         constants: inputs that become constants, so that ONNX Runtime folds and packs them.
     """
     settings = settings or {}

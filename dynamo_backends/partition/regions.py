@@ -58,10 +58,14 @@ ORIGINAL = "original_node"
 
 
 class Support:
-    """Decides whether ONNX Runtime can run a node, on providers in order of preference."""
+    """Decides whether ONNX Runtime can run a node, on providers in order of preference.
 
-    def __init__(self, opset: int, providers: Sequence[Provider]) -> None:
+    With ``only_first``, the first provider must run all of it.
+    """
+
+    def __init__(self, opset: int, providers: Sequence[Provider], *, only_first: bool = False) -> None:
         self.opset = opset
+        self._only_first = only_first
         self.providers = tuple(providers)
         self._names = [provider_name(provider) for provider in providers]
         self._device_types = {"cpu", "cuda"} if set(self._names) & _CUDA_PROVIDERS else {"cpu"}
@@ -96,7 +100,7 @@ class Support:
             return Reason(Kind.DEVICE, "it copies between devices")
         if faults and self._cached_probe(node, only_first=True) is not None:
             return faults[0].reason  # the CPU provider, which has the fault, would run what the first provider does not
-        return self._cached_probe(node, only_first=False)
+        return self._cached_probe(node, only_first=self._only_first)
 
     def _cached_probe(self, node: fx.Node, *, only_first: bool) -> Reason | None:
         translation = find_translation(node.target, self.opset)

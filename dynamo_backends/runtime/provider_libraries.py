@@ -227,6 +227,15 @@ def device_text(device: Any) -> str:
     return f"{text}, virtual: compiles, and does not run" if is_virtual(device) else text
 
 
+def device_name(name: str, given: Mapping[str, str]) -> str:
+    """The device on which sessions run a provider, for people; empty if it is built in, or has none."""
+    try:
+        device = device_of(name, given)
+    except ProviderError:
+        return ""
+    return "" if device is None else device_text(device)
+
+
 def add_providers(options: Any, providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
     """Adds providers to the ``SessionOptions`` of a session, if one of them is used by a device.
 

@@ -31,7 +31,8 @@ _DIGITS: dict[str, Any] = {}
 
 _warned: set[str] = set()
 
-_ONLY_FIRST = {"session.disable_cpu_ep_fallback": "1"}
+WITHOUT_CPU = {"session.disable_cpu_ep_fallback": "1"}
+"""The configuration of a session in which the CPU provider runs nothing. It must not be among its providers."""
 
 LONGEST = 120.0
 """Seconds after which a check fails."""
@@ -129,7 +130,7 @@ def _too_few_digits(provider: Provider) -> str | None:
     settings = SessionSettings(as_precise_as_pytorch([provider]), threads=1)
     key = repr(settings.providers)
     if key not in _DIGITS:
-        _DIGITS[key] = _CHECKER.ask(_request(settings, None, _ONLY_FIRST))
+        _DIGITS[key] = _CHECKER.ask(_request(settings, None, WITHOUT_CPU))
     answer = _DIGITS[key]
     if not isinstance(answer, dict):
         logger.info("the precision of %s is not known: %s", provider_name(provider), answer)
