@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,18 +100,19 @@ def provider_rows() -> list[ProviderRow]:
 def _table(rows: Sequence[ProviderRow]) -> str:
     from ..runtime.provider_options import PACKAGES
 
-    cells = [
-        (row.name, f"{row.package} {row.version}", "; ".join(row.devices) or row.note or "-", " ".join(row.options))
-        for row in rows
-    ]
+    cells = [(row.name, f"{row.package} {row.version}", "; ".join(row.devices) or row.note or "-") for row in rows]
     packages: dict[str, list[str]] = {}
     for name, package in PACKAGES.items():
         if name not in {row.name for row in rows}:
             packages.setdefault(package, []).append(name)
-    lines = [f"  {package}: {', '.join(names)}" for package, names in packages.items()]
-    return "\n".join(
-        [fit_table(cells, ("provider", "package", "devices", "options")), "", "not installed:", *lines, ""]
-    )
+    lines = [fit_table(cells, ("provider", "package", "devices"))]
+    lines += ["", "options:", *(_wrapped(f"{row.name}: {', '.join(row.options)}") for row in rows if row.options)]
+    lines += ["", "not installed:", *(_wrapped(f"{package}: {', '.join(each)}") for package, each in packages.items())]
+    return "\n".join([*lines, ""])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
 
 
 def _runs(model: str, names: Sequence[str], rounds: int) -> list[dict[str, Any]]:

@@ -223,7 +223,8 @@ def main() -> int:
         given = arguments.provider.lower().replace("executionprovider", "") + "executionprovider"
         if given not in names:
             parser.error(f"--provider {arguments.provider}: there are {', '.join(names.values())}")
-        settings.update(providers=[names[given]], provider_options=None)
+        known = dict(zip(settings.get("providers") or (), settings.get("provider_options") or ()))  # noqa: B905
+        settings.update(providers=[names[given]], provider_options=[known.get(names[given], {})])
     if arguments.threads is not None:
         settings["threads"] = arguments.threads
     if arguments.no_optimize:

@@ -30,8 +30,25 @@ PLUGIN_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "hint_enable_gqa": "true or false",
         "dump_subgraphs": "true or false",
     },
+    "WebGpuExecutionProvider": dict.fromkeys(
+        (
+            *(
+                "preferredLayout",
+                "enableGraphCapture",
+                "enableInt64",
+                "forceCpuNodeNames",
+                "deviceId",
+                "validationMode",
+            ),
+            *("enableRobustness", "preserveDevice", "maxStorageBufferBindingSize", "maxNumPendingDispatches"),
+            *("storageBufferCacheMode", "uniformBufferCacheMode", "queryResolveBufferCacheMode"),
+            *("defaultBufferCacheMode", "powerPreference", "dawnBackendType", "sessionBufferPoolGenerations"),
+            *("multiRotaryCacheConcatOffset", "kvCacheQuantizationBits", "enablePIXCapture"),
+        ),
+        "",
+    ),
 }
-"""The options that a plugin reads, of plugins that ignore others without a word (OpenVINO's 1.8.1)."""
+"""The options that a plugin reads, of plugins that ignore others without a word (OpenVINO's 1.8.1, WebGPU's 0.4.0)."""
 
 _CONFIG = "load_config"
 _HINT, _NUM_THREADS = "INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS"

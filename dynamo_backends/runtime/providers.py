@@ -177,7 +177,7 @@ def _check_options(name: str, given: Mapping[str, str], device: object | None) -
     known = {**OWN_OPTIONS, **PLUGIN_OPTIONS.get(name, {})}
     for option in given if device is not None and name in PLUGIN_OPTIONS else ():
         if option not in known:
-            texts = "; ".join(f"{key}: {text}" for key, text in known.items())
+            texts = "; ".join(f"{key}: {text}" if text else key for key, text in known.items())
             raise ProviderError(
                 f"execution provider {name!r} ignores the option {option!r}.{did_you_mean(option, known)} "
                 f"Its options are: {texts}"
