@@ -33,6 +33,7 @@ from .options import Options, parse_options
 from .pipeline.observer import GuardedObserver, Observer
 from .pipeline.pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
+from .runtime.subprocess_session import precise_enough
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +151,7 @@ def _compiled(
 
     def compile_checked() -> Callable[..., object]:
         with option_errors():
-            checked = parse_options(options, mode)
-            load_libraries(checked.custom_op_libraries)
+            checked = _ready(parse_options(options, mode))
         known.append(checked)
         return compile_it(checked)
 
@@ -159,6 +159,18 @@ def _compiled(
         return any(item.fallback == "error" for item in known) or is_ahead_of_time()
 
     return or_captured(gm, example_inputs, compile_checked, must_compile=must_compile)
+
+
+def _ready(options: Options) -> Options:
+    """Loads what the options name. Providers that are not precise enough are left out.
+
+    Raises:
+        ValueError: a library cannot be loaded, or the only provider is not precise enough.
+    """
+    load_libraries(options.custom_op_libraries)
+    if not options.check_providers:
+        return options
+    return dataclasses.replace(options, providers=precise_enough(options.providers))
 
 
 def _in_block(options: Options, block: Block | None) -> Options:
@@ -283,7 +295,7 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
     checked = parse_options(options)
     if record is not None and not isinstance(record, list):
         raise TypeError(f"record: expected a list, which gets one record for each graph, not {record!r}")
-    load_libraries(checked.custom_op_libraries)
+    checked = _ready(checked)
     outside = _pipeline(checked, None, debug=debug, record=record)
     inside: weakref.WeakKeyDictionary[Block, Pipeline] = weakref.WeakKeyDictionary()
 

@@ -111,10 +111,15 @@ def check_place(text: str, what: str) -> tuple[str, str]:
     return place, function
 
 
+PROVIDER = "ExecutionProvider"
+"""What the name of a provider ends with; it may follow the name of one of our backends."""
+
+
 def split_mode(backend: str) -> tuple[str, str]:
-    """A backend's name and its mode of ``torch.compile``, ``""`` if it has none."""
+    """A backend's name, and its mode of ``torch.compile`` or its execution provider; ``""`` if it has none."""
     name, _, mode = backend.rpartition(":")
-    return (name, mode) if name and mode in TORCH_MODES else (backend, "")
+    is_known = mode in TORCH_MODES or (name in OURS and mode.endswith(PROVIDER))
+    return (name, mode) if name and is_known else (backend, "")
 
 
 def check_backends(names: Sequence[str]) -> None:

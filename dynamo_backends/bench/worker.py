@@ -32,7 +32,7 @@ import torch
 from ..common.python_process import answer_requests
 from ..errors import first_line
 from . import machine, timing
-from .case import EAGER, EXPORT, OURS, Case, UsageError, split_mode
+from .case import EAGER, EXPORT, OURS, PROVIDER, Case, UsageError, split_mode
 from .loading import check_registered, compile_backend, load, quantize
 from .processes import WorkerError
 from .steps import Steps
@@ -135,12 +135,14 @@ class RequestHandler:
             return Exported(self.loaded)
         name, mode = split_mode(self.backend)
         settings: dict[str, Any] = {"backend": compile_backend(name), "dynamic": self.case.dynamic or None}
-        if mode:
-            settings["mode"] = mode
         if name in OURS:  # what is timed is what the search chooses, however long that takes
             os.environ.setdefault("DYNAMO_BACKENDS_AUTOTUNE_BUDGET", "100")
-        if name in OURS and self.case.options:
-            settings["options"] = _options_of_ours(self.case)
+            if self.case.options or not mode:  # PyTorch takes no options beside a mode
+                settings["options"] = _options_of_ours(self.case)
+        if mode.endswith(PROVIDER):
+            settings["options"] = _on_provider(mode, _options_of_ours(self.case))
+        elif mode:
+            settings["mode"] = mode
         if self.case.mode == "decode":  # ``generate`` is a method of the model
             model.forward = torch.compile(model.forward, **settings)
             return model
@@ -166,6 +168,13 @@ def _options_of_ours(case: Case) -> dict[str, object]:
         return options_from_text(case.options)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _on_provider(name: str, options: dict[str, object]) -> dict[str, object]:
+    """The options with one provider, and its options if it is among their providers; then the CPU's."""
+    given: Any = options.get("providers", ())
+    provider = next((item for item in given if not isinstance(item, str) and item[0] == name), name)
+    return {**options, "providers": [provider, "CPUExecutionProvider"]}
 
 
 def _counters() -> dict[str, object]:

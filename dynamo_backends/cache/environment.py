@@ -25,7 +25,6 @@ from passes.engine import registry
 from ..exporter.registration import registered_targets
 from ..graphs.graph_json import CannotStoreError
 from ..options import Options
-from ..runtime.providers import only_cpu
 
 _LIBRARIES = ("onnx", "onnx_ir", "onnxscript", "sympy")
 """Libraries besides PyTorch, ONNX Runtime and NumPy; they may not be imported."""
@@ -52,8 +51,6 @@ def obstacle(options: Options) -> str | None:
         return "custom operator libraries"
     if CompilerBisector.get_backend() is not None:
         return "CompilerBisector is running"
-    if not all(only_cpu([provider]) for provider in options.providers):
-        return "other execution providers"
     if is_any_editable():
         return "an editable install of a library"
     return None

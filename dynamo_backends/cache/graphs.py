@@ -26,6 +26,7 @@ from ..graphs.graph_json import CannotStoreError
 from ..graphs.size_assumptions import Assumptions
 from ..options import Options
 from ..partition.program import Program
+from ..runtime.providers import described
 from ..weights.region_session import Weight
 from . import environment
 from .description import constants, describe
@@ -198,7 +199,8 @@ class CachedGraphs:
         fields = dataclasses.fields(self._options)
         names = {field.name for field in fields if field.metadata["changes_graphs"]}
         options = {name: repr(getattr(self._options, name)) for name in names}
-        return self._fixed_key(what, options=options, settings=environment.describe(), **content)
+        settings = {**environment.describe(), "providers": described(self._options.providers)}
+        return self._fixed_key(what, options=options, settings=settings, **content)
 
 
 def _not_cached(name: GraphName, reason: str) -> None:

@@ -20,7 +20,7 @@ from ..partition.coverage import CoverageCounts
 from ..partition.program import Program, RegionCode, RegionProgram
 from ..runtime.binding import InputSpec, OutputSpec
 from ..runtime.executable import Executable
-from ..runtime.providers import as_precise_as_pytorch, fallbacks
+from ..runtime.providers import as_precise_as_pytorch, fallbacks, usable
 from ..runtime.settings import SessionSettings
 from .description import bytes_of, check_plain, constants
 from .store import StoredRecord
@@ -52,6 +52,7 @@ def to_record(program: Program, originals: Mapping[str, torch.Tensor]) -> Stored
         "code": encode_graph(program.code, regions=len(program.regions)),
         "regions": [_encode_executable(item) for item in executables],
         "in_pytorch": [_code_text(region) for region in program.regions],
+        "checked": [region.checked is not None for region in program.regions],
         "others": [_indices_of_others(region) for region in program.regions],
         "originals": references,
         "constants": [[name, encode((item.dtype, tuple(item.shape)), {})] for name, item in stored.items()],
@@ -88,11 +89,16 @@ def from_record(record: StoredRecord, module: fx.GraphModule | None, options: Op
     known = constants(module) if module is not None else {}
     attributes = {**{key: known[original] for key, original in header["originals"].items()}, **stored}
     providers = as_precise_as_pytorch(options.providers)
-    on = list(fallbacks(providers))
-    parts = zip(header["regions"], models, header["in_pytorch"], header["others"], strict=True)
+    on = [usable(item) for item in fallbacks(providers)]
+    lists = (header[key] for key in ("in_pytorch", "checked", "others"))
     regions = tuple(
-        RegionProgram(executable.on(providers), RegionCode(str(text)), tuple(executable.on(on[i]) for i in others))
-        for encoded, model, text, others in parts
+        RegionProgram(
+            executable.on(on[0]),
+            RegionCode(str(text)),
+            tuple(executable.on(on[i]) for i in others),
+            fx.GraphModule({}, decode_graph(json.loads(text)), "Region") if checked else None,
+        )
+        for encoded, model, text, checked, others in zip(header["regions"], models, *lists, strict=True)
         for executable in [_decode_executable(encoded, model)]
     )
     count, on_onnx, in_pytorch = header["coverage"]
@@ -121,10 +127,8 @@ def _code_text(region: RegionProgram) -> str:
     """The code that PyTorch runs if the region fails, as JSON.
 
     Raises:
-        CannotStoreError: it has no text, or the region's results must be compared with it.
+        CannotStoreError: it has no text.
     """
-    if region.checked is not None:
-        raise CannotStoreError("a region whose results are checked; set check_providers=False")
     if not isinstance(region.in_pytorch, RegionCode):
         raise CannotStoreError("a region whose code in PyTorch cannot be stored")
     return region.in_pytorch.text

@@ -35,6 +35,7 @@ COMMANDS = {
     "op": "List and run the operator calls that op_tools captured.",
     "passes": "List the passes, or show what they did in a dump.",
     "bench": "Measure backends on models: time to first result, latency, memory and correctness.",
+    "providers": "List the execution providers and their devices, and what each would run of a model.",
     "cache": "Show the cache of compiled graphs, or clear it.",
 }
 """The subcommands, and the sentence that ``--help`` has for each."""

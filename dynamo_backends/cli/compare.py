@@ -172,6 +172,7 @@ def _runtime(arguments: argparse.Namespace, side: str) -> Runtime:
     from ..dumps.model_sessions import available_provider
     from ..dumps.model_values import Runtime
     from ..dumps.schema import Settings
+    from ..runtime.provider_options import precision_options
 
     def given(name: str) -> Any:
         own = getattr(arguments, f"{side}_{name}")
@@ -181,7 +182,11 @@ def _runtime(arguments: argparse.Namespace, side: str) -> Runtime:
     if name == "reference" and provider is not None:
         raise ValueError("--provider requires --runtime ort; the reference evaluator has no execution providers")
     providers = () if provider is None else (available_provider(provider),)
-    settings = Settings(providers=providers or Settings().providers, threads=given("threads") or 0)
+    settings = Settings(
+        providers=providers or Settings().providers,
+        provider_options=tuple(dict(precision_options(item, "highest")) for item in providers),
+        threads=given("threads") or 0,
+    )
     return Runtime(name, settings, bool(given("optimize")))
 
 

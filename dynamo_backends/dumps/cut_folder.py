@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import subprocess
@@ -16,15 +17,19 @@ import onnx_ir as ir
 from ..common.python_process import exit_code_text, worker_environment
 from ..errors import writing
 from ..numerics import rule
+from ..runtime import provider_libraries
 from ..runtime.custom_operators import libraries_of_environment
 from .candidate_runs import LONGEST, CandidateOutcome, write_model
 from .reading import DATA_SET, write_data_set
 from .schema import Settings
 from .submodels import Feeds
 
-# The lines of ``repro.py`` that are replaced: by the settings, and by the source of ``rule``.
+# The lines of ``repro.py`` that are replaced: by the settings, and by the sources of two modules.
 _SETTINGS = "SETTINGS: dict = {}\n"
-_IMPORT = "from dynamo_backends.numerics.rule import SPREAD, judge\n"
+_INLINED = {
+    "from dynamo_backends.numerics.rule import SPREAD, judge\n": rule,
+    "from dynamo_backends.runtime.provider_libraries import add_providers, installed_plugins\n": provider_libraries,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +61,13 @@ def write_cut(folder: Path, piece: CutModel, versions: Mapping[str, str]) -> Non
 
 
 def repro_text(settings: Mapping[str, Any]) -> str:
-    """A ``repro.py`` without this package: ``dumps/repro.py`` with ``numerics/rule.py`` inlined."""
+    """A ``repro.py`` that needs only onnxruntime and numpy: ``dumps/repro.py`` with the modules that it imports."""
     source = Path(__file__).with_name("repro.py").read_text(encoding="utf-8")
-    text = Path(rule.__file__).read_text(encoding="utf-8")
-    text = text[text.index("import dataclasses\n") :]
-    assert source.count(_SETTINGS) == 1 and source.count(_IMPORT) == 1
-    source = source.replace(_IMPORT, "").replace("import numpy as np\n", "", 1)
+    texts = [inspect.getsource(module) for module in _INLINED.values()]
+    text = "\n\n".join(text[text.index("import dataclasses\n") :] for text in texts)
+    assert source.count(_SETTINGS) == 1 and all(source.count(line) == 1 for line in _INLINED)
+    for line in (*_INLINED, "import numpy as np\n"):
+        source = source.replace(line, "", 1)
     return source.replace(_SETTINGS, f"{text}\n\nSETTINGS: dict = json.loads({json.dumps(settings)!r})\n")
 
 

@@ -32,6 +32,7 @@ from ..common.suggestions import unknown_name
 from ..errors import first_line
 from ..runtime.custom_operators import VARIABLE, libraries_of_environment
 from ..runtime.messages import ORT_ERRORS
+from ..runtime.provider_libraries import ProviderError, installed_plugins
 from ..runtime.provider_options import is_own
 from . import repro
 from .models import OnnxModel, OnnxValue, external_folder, kind_of
@@ -111,6 +112,8 @@ class ModelSession:
             given["profile"] = str(profile)
         try:
             self._session = repro.session_of(content, given, held)
+        except ProviderError as error:
+            raise DumpError(str(error)) from None
         except ORT_ERRORS as error:
             raise ExecutionError(self._name, "rejected", error, _hint(settings)) from error
         if settings.providers[0] not in self._session.get_providers():
@@ -203,13 +206,14 @@ def _written(options: Mapping[str, str]) -> str:
 def available_provider(name: str) -> str:
     """The full name of an execution provider, given as ``CPUExecutionProvider`` or ``cpu``.
 
-    Raises ``DumpError`` if this ONNX Runtime does not have it.
+    Raises ``DumpError`` if it is neither built into ONNX Runtime nor installed.
     """
-    available = onnxruntime.get_available_providers()
+    plugins = [name for plugin in installed_plugins() for name in plugin.names]
+    available = list(dict.fromkeys([*onnxruntime.get_available_providers(), *plugins]))
     by_short_name = {item.removesuffix("ExecutionProvider").lower(): item for item in available}
     found = by_short_name.get(name.removesuffix("ExecutionProvider").lower())
     if found is None:
-        raise DumpError(f"{unknown_name('execution provider', name, available)}. Other builds of onnxruntime have more")
+        raise DumpError(f"{unknown_name('execution provider', name, available)}. Others come with packages")
     return found
 
 

@@ -28,6 +28,7 @@ import onnx
 import onnxruntime
 
 from dynamo_backends.numerics.rule import SPREAD, judge
+from dynamo_backends.runtime.provider_libraries import add_providers, installed_plugins
 
 SETTINGS: dict = {}
 
@@ -42,10 +43,10 @@ def session_of(model: Any, settings: Any = None, constants: Tensors | None = Non
 
     Args:
         model: the path of a model, or the serialized model.
-        settings: ``providers``, ``provider_options``, ``graph_optimization_level``, ``disabled_optimizers``,
-            ``threads``, ``config`` (session configuration entries), ``custom_op_libraries`` (paths),
-            ``optimized_model`` (the path to which the optimized model is written) and ``profile`` (the prefix of the
-            profile's path). The defaults are ONNX Runtime's.
+        settings: ``providers``, ``provider_options`` (a dict for each), ``graph_optimization_level``,
+            ``disabled_optimizers``, ``threads``, ``config`` (session configuration entries), ``custom_op_libraries``
+            (paths), ``optimized_model`` (the path to which the optimized model is written) and ``profile`` (the prefix
+            of the profile's path). The defaults are ONNX Runtime's.
         constants: inputs that become constants, so that ONNX Runtime folds and packs them.
     """
     settings = settings or {}
@@ -69,11 +70,12 @@ def session_of(model: Any, settings: Any = None, constants: Tensors | None = Non
         options.add_external_initializers(list(constants), list(map(ort_value, constants.values())))
     for key, value in config.items():
         options.add_session_config_entry(key, str(value))
+    names = settings.get("providers") or ["CPUExecutionProvider"]
+    providers = list(zip(names, settings.get("provider_options") or [{} for _ in names]))  # noqa: B905, as old as 3.8
     return onnxruntime.InferenceSession(
         model,
         options,
-        providers=settings.get("providers") or ["CPUExecutionProvider"],
-        provider_options=settings.get("provider_options") or None,
+        providers=None if add_providers(options, providers) else providers,
         disabled_optimizers=settings.get("disabled_optimizers") or None,
     )
 
@@ -141,11 +143,13 @@ def main() -> int:
     arguments = parser.parse_args()
     settings = dict(SETTINGS.get("session", {}))
     if arguments.provider is not None:
-        names = {name.lower(): name for name in onnxruntime.get_available_providers()}
+        plugins = [name for plugin in installed_plugins() for name in plugin.names]
+        names = {name.lower(): name for name in [*onnxruntime.get_available_providers(), *plugins]}
         given = arguments.provider.lower().replace("executionprovider", "") + "executionprovider"
         if given not in names:
-            parser.error(f"--provider {arguments.provider}: this onnxruntime has {', '.join(names.values())}")
-        settings.update(providers=[names[given]], provider_options=None)
+            parser.error(f"--provider {arguments.provider}: there are {', '.join(names.values())}")
+        known = dict(zip(settings.get("providers") or (), settings.get("provider_options") or ()))  # noqa: B905
+        settings.update(providers=[names[given]], provider_options=[known.get(names[given], {})])
     if arguments.threads is not None:
         settings["threads"] = arguments.threads
     if arguments.no_optimize:

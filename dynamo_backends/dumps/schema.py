@@ -61,6 +61,7 @@ class Settings:
     threads: Annotated[int, msgspec.Meta(ge=0, lt=2**16)] = 0
     config: Mapping[str, str] = dataclasses.field(default_factory=dict)
     custom_op_libraries: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()  # or libraries of providers that are not built in: ``onnxruntime-ep-openvino 1.8.1``
 
     def as_json(self) -> dict[str, Any]:
         """The dictionary for ``repro.session_of``."""

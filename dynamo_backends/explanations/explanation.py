@@ -54,6 +54,7 @@ class AtenGraph:
     on_onnx: Mapping[str, int]  # the number of calls on ONNX Runtime, by operator
     in_pytorch: Sequence[Fallback]
     products: Sequence[Products]  # of a graph with quantized operands; else empty
+    on_first_provider: int = 0  # of the calls on ONNX Runtime, those that the first provider runs
 
     @property
     def share_on_onnx(self) -> float:

@@ -42,6 +42,8 @@ from ..pipeline.stages import Context, run_in_pytorch
 from ..pipeline.usage import ExtensionUsage
 from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
+from ..runtime.provider_libraries import device_name, version_text
+from ..runtime.providers import Provider, only_cpu, options_of, provider_name
 from ..weights.region_session import Weight
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, Products, remedy_of
 
@@ -101,7 +103,11 @@ def explain(
             for index, graph in listener.graphs.items()
         ]
         guards = [_guard(item) for item in listener.guards]
-        notes = [*_engine_notes(graphs, checked.placement), *_advice(function)]
+        notes = [
+            *_engine_notes(graphs, checked.placement),
+            *_provider_notes(graphs, checked.providers),
+            *_advice(function),
+        ]
         notes += [f"Dropout is active at {line}; model.eval() turns it off." for line in splitter.dropout]
         return Explanation(graphs, guards, unused, notes, splitter.usage.unused())
 
@@ -145,6 +151,19 @@ def _engine_notes(graphs: Sequence[DynamoGraph], placement: str) -> Iterator[str
         yield (
             "Gradients are on. If they are not needed, call the model under torch.no_grad() or torch.inference_mode(): "
             "then it compiles one inference graph, which runs on ONNX Runtime with constant weights."
+        )
+
+
+def _provider_notes(graphs: Sequence[DynamoGraph], providers: Sequence[Provider]) -> Iterator[str]:
+    """What the first provider runs, if it is not the CPU provider."""
+    parts = [part for graph in graphs for part in graph.graphs]
+    if parts and not only_cpu(providers):
+        number, of = sum(part.on_first_provider for part in parts), sum(sum(part.on_onnx.values()) for part in parts)
+        name, given = provider_name(providers[0]), options_of(providers[0])
+        which = ", ".join(filter(None, [version_text(name, given), device_name(name, given)]))
+        yield (
+            f"{name} ({which or 'built into ONNX Runtime'}) runs {number} of the {of} operators counted under "
+            "'on ONNX'; the next provider runs the others."
         )
 
 
@@ -214,6 +233,7 @@ class _Splitter:
     def __init__(self, options: Options) -> None:
         self._options = options
         support = Support(options.opset, options.providers)
+        self._on_first = Support(options.opset, options.providers, only_first=True)
         self._passes = PassManager(options.passes, pass_target(options, support), explain=True)
         self.graphs: dict[int, list[AtenGraph]] = {}
         self.usage = ExtensionUsage()
@@ -226,8 +246,15 @@ class _Splitter:
         self.dropout |= dict.fromkeys(where(node) for node, reason in split.in_pytorch.items() if reason == DROPOUT)
         self.usage.add_passes(graph.passes)
         products = [item for region in split.regions for item in self._products(region, graph.weights)]
-        self.graphs.setdefault(graph.name.index, []).append(_aten_graph(graph.name, split, _grouped(products)))
+        explained = _aten_graph(graph.name, split, _grouped(products))
+        number = sum(self._is_on_first(node) for region in split.regions for node in region.operators)
+        explained = dataclasses.replace(explained, on_first_provider=number)
+        self.graphs.setdefault(graph.name.index, []).append(explained)
         return run_in_pytorch(context, graph)
+
+    def _is_on_first(self, node: fx.Node) -> bool:
+        """Whether the first provider runs a node of a region by itself."""
+        return only_cpu(self._options.providers) or self._on_first.reason_against(node) is None
 
     def _products(self, region: Region, weights: Mapping[fx.Node, Weight]) -> list[tuple[ProductKernel, str]]:
         """The products of a region with quantized operands, each with a pass's reason against integers."""

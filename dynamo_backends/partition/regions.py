@@ -63,12 +63,21 @@ class Support:
     Args:
         opset: of the models.
         providers: in order of preference.
+        only_first: whether the first provider must run all of a node.
         must_run_on_onnx: whether a node that they reject, and that those after the first run, is in a region
             (``fallback="error"``). The region then runs on those.
     """
 
-    def __init__(self, opset: int, providers: Sequence[Provider], *, must_run_on_onnx: bool = False) -> None:
+    def __init__(
+        self,
+        opset: int,
+        providers: Sequence[Provider],
+        *,
+        only_first: bool = False,
+        must_run_on_onnx: bool = False,
+    ) -> None:
         self.opset = opset
+        self._only_first = only_first
         self.providers = tuple(providers)
         self._alternatives = list(fallbacks(self.providers))[1:] if must_run_on_onnx else []
         self._names = [provider_name(provider) for provider in providers]
@@ -104,7 +113,7 @@ class Support:
             return Reason(Kind.DEVICE, "it copies between devices")
         if faults and self._cached_probe(node, only_first=True) is not None:
             return faults[0].reason  # the CPU provider, which has the fault, would run what the first provider does not
-        rejection = self._cached_probe(node)
+        rejection = self._cached_probe(node, only_first=self._only_first)
         if rejection is not None and any(self._cached_probe(node, others) is None for others in self._alternatives):
             return None
         return rejection

@@ -15,20 +15,20 @@ from ..cache.program_record import from_record, to_record
 from ..cache.store import DamagedError, StoredRecord, decoded, encoded
 from ..common.call_statistics import reporting
 from ..errors import AheadOfTimeError, first_line
-from ..events import FallbackCount, count
+from ..events import FallbackCount, count, warn
 from ..graphs.artifacts import GraphName, Runner
 from ..graphs.graph_json import CannotStoreError
 from ..graphs.traced_sources import TracedModule, changed_function
 from ..options import Options
 from ..partition.program import Program, RegionCode, load, warn_of_rejections
 from ..runtime.custom_operators import load_libraries
-from ..runtime.providers import check_providers
+from ..runtime.providers import check_providers, provider_name
 from ..weights.changes import can_be_watched
 from ..weights.region_session import Weight
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "a saved graph, format 4"
+FORMAT = "a saved graph, format 5"
 _DIRECTIONS = ("inference", "forward", "backward")
 
 
@@ -86,10 +86,15 @@ class ProgramPayload:
         if changed is not None:
             raise AheadOfTimeError(f"{changed} has changed since a graph of it was saved; compile and save it again")
         try:
-            check_providers(self.options.providers)
             load_libraries(self.options.custom_op_libraries)
         except ValueError as error:
             raise AheadOfTimeError(f"a saved graph cannot run here: {error}") from error
+        for provider in self.options.providers:
+            try:
+                check_providers([provider])
+            except ValueError as error:
+                text = f"the next provider runs a saved graph, the last one is the CPU provider: {error}"
+                warn(logger, "", {("not here", provider_name(provider)): text})
 
     def read(self) -> PayloadContent:
         """What ``content`` holds.

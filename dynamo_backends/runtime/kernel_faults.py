@@ -21,7 +21,7 @@ from .integer_kernels import PRODUCTS, has_mixed_signs, mixed_signs_are_exact
 from .node_support import ANSWERS, model_of, signature
 from .providers import Provider, only_cpu
 from .settings import SessionSettings, create_session
-from .subprocess_session import check_in_subprocess
+from .subprocess_session import WITHOUT_CPU, check_in_subprocess
 
 
 def _reduces(node: ir.Node) -> bool:
@@ -308,11 +308,11 @@ def _load(
     Raises:
         SessionError: ONNX Runtime rejected the model.
     """
-    content, settings = serialized(model), _settings(providers)
+    content, settings = serialized(model), _settings(providers[:1] if only_first else providers)
     if only_cpu(providers):
         create_session(content, settings, settings.options(threads=1))
     else:
-        check_in_subprocess(content, settings, sizes, {"session.disable_cpu_ep_fallback": "1"} if only_first else {})
+        check_in_subprocess(content, settings, sizes, WITHOUT_CPU if only_first else {})
 
 
 def _settings(providers: Sequence[Provider]) -> SessionSettings:

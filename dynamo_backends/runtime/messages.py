@@ -24,6 +24,7 @@ _NODE_NAME = re.compile(r" node with name '[^']*'| in node \([^)]*\)|Node \([^)]
 _INVALID_NODE = re.compile(r"In Node, \(\"[^\"]*\", (\w+), .* , Error ")
 _SOURCE_LINE = re.compile(r"^/\S+\.(?:cc|h):\d+ [^\n]*?\)(?: const)? (?=[A-Z])")
 _ERROR_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : ")
+_LAST_CODE = re.compile(r"^.*\[ONNXRuntimeError\] : \d+ : (\w+) : ", re.DOTALL)
 _OUT_OF_MEMORY = re.compile(
     r"failed to allocate|allocation failed|bad.?alloc|out of memory|cannot allocate|available memory|"
     r"resource temporarily unavailable|pthread",
@@ -55,6 +56,12 @@ def without_code(text: str) -> str:
     """
     text = _LINES_OF_SIZES.sub(lambda found: " " + "; ".join(map(str.strip, found[0].strip().split("\n"))), text)
     return first_line(_ERROR_CODE.sub(r"\1: ", _SOURCE_LINE.sub("", text.strip())))
+
+
+def of_library(text: str) -> str:
+    """The message of a provider's library, in one line: ONNX Runtime writes its own function and error code before it,
+    and OpenVINO has what is wrong in the last of several lines."""
+    return " ".join(_LAST_CODE.sub(r"\1: ", text).split())
 
 
 def _without_names(text: str) -> str:

@@ -11,7 +11,8 @@ from ..errors import SessionError
 from .custom_operators import loaded_libraries, register_libraries
 from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
-from .providers import SILENT, Provider, only_cpu, provider_name, with_threads
+from .provider_libraries import ProviderError, add_providers, version_text
+from .providers import SILENT, Provider, only_cpu, with_threads
 
 _DEQUANTIZED_ONCE = {"session.disable_quant_qdq": "1"}
 """ONNX Runtime dequantizes constant weights when it makes the session, and computes nothing with 8 bits. Otherwise each
@@ -66,14 +67,15 @@ class SessionSettings:
         """All that is needed to make such a session without this package.
 
         Returns:
-            ``providers`` by name, ``provider_options`` (a dict for each), ``graph_optimization_level``,
-            ``disabled_optimizers``, the current number of ``threads``, ``config``, and the paths of
-            ``custom_op_libraries``.
+            ``providers`` by name, ``provider_options`` (a dict for each), the ``packages`` of those that are not built
+            in, ``graph_optimization_level``, ``disabled_optimizers``, the current number of ``threads``, ``config``,
+            and the paths of ``custom_op_libraries``.
         """
         pairs = with_threads(self.providers, self.current_threads)
         return {
             "providers": [name for name, _ in pairs],
             "provider_options": [{key: str(value) for key, value in given.items()} for _, given in pairs],
+            "packages": [text for name, given in pairs if (text := version_text(name, given))],
             "graph_optimization_level": "ORT_ENABLE_ALL" if self.optimize else "ORT_DISABLE_ALL",
             "disabled_optimizers": list(self.disabled_optimizers),
             "threads": self.current_threads,
@@ -108,18 +110,22 @@ def create_session(
     Raises:
         SessionError: ONNX Runtime rejected the model, or a provider did not start.
     """
+    providers = with_threads(settings.providers, options.intra_op_num_threads)
     try:
+        by_device = add_providers(options, providers)
         session = onnxruntime.InferenceSession(
             model,
             options,
-            providers=with_threads(settings.providers, options.intra_op_num_threads),
+            providers=None if by_device else providers,
             disabled_optimizers=list(settings.disabled_optimizers) or None,
             enable_fallback=0,  # to the CPU provider, with a print
         )
+    except ProviderError as error:
+        raise SessionError(str(error)) from error
     except ORT_ERRORS as error:
         raise session_error(error, model) from error
     started = session.get_providers()
-    for provider in settings.providers:
-        if provider_name(provider) not in started:  # ONNX Runtime only logs this
-            raise SessionError(f"execution provider {provider_name(provider)!r} did not start; these did: {started}")
+    for name, _ in providers:
+        if name not in started:  # ONNX Runtime only logs this
+            raise SessionError(f"execution provider {name!r} did not start; these did: {started}")
     return session

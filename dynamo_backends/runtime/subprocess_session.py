@@ -13,15 +13,26 @@ import base64
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from ..common.fork_safety import Lock, renew_in_children
 from ..common.python_process import Worker, WorkerExit, WorkerStartError
 from .messages import session_error
+from .precision_probe import is_enough
+from .providers import CPU, Provider, as_precise_as_pytorch, float32_precision, options_of, provider_name
 from .settings import SessionSettings
 
 logger = logging.getLogger(__name__)
 
 _WORKER = f"{__package__}.subprocess_worker"
+
+_DIGITS: dict[str, Any] = {}
+"""The digits to which a provider with these options computes float32, by operator."""
+
+_warned: set[str] = set()
+
+WITHOUT_CPU = {"session.disable_cpu_ep_fallback": "1"}
+"""The configuration of a session in which the CPU provider runs nothing. It must not be among its providers."""
 
 LONGEST = 120.0
 """Seconds after which a check fails."""
@@ -41,13 +52,13 @@ class _Checker:
         """See ``fork_safety.Renewable``: the subprocess answers the parent."""
         self._worker.forget()
 
-    def ask(self, request: Mapping[str, object]) -> str | None:
-        """Why a session fails; ``None`` if it does not."""
+    def ask(self, request: Mapping[str, object]) -> Any:
+        """The answer, see ``subprocess_worker``; a text if there is none."""
         with self._lock:
             if self._start_error is not None:
                 return self._start_error
             try:
-                answer: str | WorkerExit | None = self._worker.ask(request, LONGEST)
+                answer: Any = self._worker.ask(request, LONGEST)
             except WorkerStartError as error:
                 self._start_error = str(error)
                 logger.warning("only the CPU provider is used, because others cannot be checked: %s", error)
@@ -80,10 +91,55 @@ def check_in_subprocess(
         SessionError: ONNX Runtime rejected the model, the subprocess crashed, or the results are far from the CPU
             provider's. Exceptions of the run are ignored, because the arguments may cause them.
     """
-    request = {**settings.as_json(), "config": {**settings.config, **config}}
-    request["model"] = base64.b64encode(model).decode()
+    request = _request(settings, base64.b64encode(model).decode(), config)
     request["sizes"] = None if sizes is None else {name: list(shape) for name, shape in sizes.items()}
     why = _CHECKER.ask(request)
     if why is not None:
         logger.info("%s: %s", settings.providers, why)
         raise session_error(RuntimeError(why), model)
+
+
+def _request(settings: SessionSettings, model: str | None, config: Mapping[str, str]) -> dict[str, object]:
+    return {**settings.as_json(), "config": {**settings.config, **config}, "model": model}
+
+
+def precise_enough(providers: Sequence[Provider]) -> tuple[Provider, ...]:
+    """The providers that compute float32 with the digits that ``torch.set_float32_matmul_precision`` asks for, as a
+    probe shows. The others are warned of, and the CPU provider is left if no other is.
+
+    Raises:
+        ValueError: a provider computes fewer digits, and is the only one that is listed.
+    """
+    enough: list[Provider] = []
+    for provider in providers:
+        why = None if provider_name(provider) == CPU else _too_few_digits(provider)
+        if why is None:
+            enough.append(provider)
+        elif len(providers) == 1:
+            raise ValueError(why)
+        else:
+            if why not in _warned:
+                logger.warning("%s. The next provider is used", why)
+            _warned.add(why)
+    return tuple(enough) or (CPU,)
+
+
+def _too_few_digits(provider: Provider) -> str | None:
+    """Why a provider is not precise enough; ``None`` if it is, or does not run the operators of the probe."""
+    asked = str(float32_precision()).removeprefix("torch.")
+    settings = SessionSettings(as_precise_as_pytorch([provider]), threads=1)
+    key = repr(settings.providers)
+    if key not in _DIGITS:
+        _DIGITS[key] = _CHECKER.ask(_request(settings, None, WITHOUT_CPU))
+    answer = _DIGITS[key]
+    if not isinstance(answer, dict):
+        logger.info("the precision of %s is not known: %s", provider_name(provider), answer)
+        return None
+    for operator, digits in answer.items():
+        if digits is not None and not is_enough(digits, asked):
+            return (
+                f"execution provider {provider_name(provider)!r} computes {operator} of float32 with the digits of "
+                f"{digits}, and {asked} is asked for; its options are {options_of(settings.providers[0])}. "
+                "torch.set_float32_matmul_precision('medium') allows bfloat16, options={'check_providers': False} any"
+            )
+    return None

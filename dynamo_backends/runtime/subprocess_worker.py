@@ -1,6 +1,7 @@
 """The subprocess of ``subprocess_session``, which makes and runs sessions that may crash.
 
-Each request is a line of JSON; the answer is ``null``, or why the session fails.
+Each request is a line of JSON. With a model, the answer is ``null``, or why the session fails; without one, the digits
+to which the provider computes float32, by operator (``precision_probe``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 import onnxruntime
 
 from ..common.python_process import answer_requests
+from . import precision_probe
+from .provider_libraries import add_providers
 
 _NAMES = {"float": "float32", "double": "float64"}
 
@@ -32,27 +35,44 @@ float64 (``partition/runnable_region.py``)."""
 
 def main() -> None:
     """Answers requests until standard input ends."""
-    answer_requests(_reason_against)
+    answer_requests(_answer)
 
 
-def _reason_against(request: dict[str, Any]) -> str | None:
-    model, libraries = base64.b64decode(request["model"]), request["custom_op_libraries"]
+def _answer(request: dict[str, Any]) -> object:
+    if request["model"] is None:
+        return {operator: _digits(request, operator) for operator in precision_probe.operands()}
+    model = base64.b64decode(request["model"])
     try:
-        options = _options(libraries, request["graph_optimization_level"])
-        options.intra_op_num_threads = request["threads"]
-        for key, value in request["config"].items():
-            options.add_session_config_entry(key, value)
-        session = onnxruntime.InferenceSession(
-            model,
-            options,
-            providers=request["providers"],
-            provider_options=request["provider_options"],
-            disabled_optimizers=request["disabled_optimizers"] or None,
-            enable_fallback=0,
-        )
+        session = _session(model, request)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         return str(error) or type(error).__name__
-    return None if request["sizes"] is None else _wrong(session, model, request["sizes"], libraries)
+    sizes = request["sizes"]
+    return None if sizes is None else _wrong(session, model, sizes, request["custom_op_libraries"])
+
+
+def _digits(request: dict[str, Any], operator: str) -> str | None:
+    """The digits of an operator in float32; ``None`` if the provider does not run it."""
+    try:
+        session = _session(precision_probe.model_of(operator), request)
+        return precision_probe.digits(operator, lambda x: session.run(None, {"x": x})[0])
+    except Exception as error:
+        print(error, file=sys.stderr)
+        return None
+
+
+def _session(model: bytes, request: dict[str, Any]) -> onnxruntime.InferenceSession:
+    options = _options(request["custom_op_libraries"], request["graph_optimization_level"])
+    options.intra_op_num_threads = request["threads"]
+    for key, value in request["config"].items():
+        options.add_session_config_entry(key, value)
+    providers = list(zip(request["providers"], request["provider_options"], strict=True))
+    return onnxruntime.InferenceSession(
+        model,
+        options,
+        providers=None if add_providers(options, providers) else providers,
+        disabled_optimizers=request["disabled_optimizers"] or None,
+        enable_fallback=0,
+    )
 
 
 def _options(libraries: list[str], optimization: str) -> onnxruntime.SessionOptions:

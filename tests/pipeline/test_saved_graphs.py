@@ -8,6 +8,7 @@ import importlib
 import itertools
 import json
 import linecache
+import logging
 import os
 import pickle
 import subprocess
@@ -36,6 +37,7 @@ from dynamo_backends.errors import AheadOfTimeError, SessionError
 from dynamo_backends.partition import program
 from dynamo_backends.pipeline import pass_target, program_payload
 from dynamo_backends.runtime import integer_kernels, kernel_faults
+from dynamo_backends.runtime import providers as runtime_providers
 from dynamo_backends.weights.changes import can_be_watched
 from dynamo_backends.weights.region_session import RegionSession
 
@@ -514,11 +516,24 @@ def test_weights_whose_changes_cannot_be_noticed_are_inputs_of_a_loaded_graph(
     assert (counted("constant_weights"), counted("weights_left_inputs")) == (4 + 4 - number, number)  # saved and loaded
 
 
-def test_a_missing_provider_is_told_when_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save("onnxrt", tmp_path / "function", providers=["CPUExecutionProvider"])
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["OtherExecutionProvider"])
-    with (tmp_path / "function").open("rb") as file, pytest.raises(AheadOfTimeError, match="CPUExecutionProvider"):
-        torch.compiler.load_compiled_function(file)
+@pytest.mark.skipif(
+    "AzureExecutionProvider" not in onnxruntime.get_available_providers(), reason="another build of ONNX Runtime"
+)
+@pytest.mark.parametrize("providers", [["AzureExecutionProvider"], ["CPUExecutionProvider", "AzureExecutionProvider"]])
+def test_the_next_provider_runs_a_saved_graph_where_one_is_missing(
+    providers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save("onnxrt", tmp_path / "function", providers=providers)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(runtime_providers, "_started", set())
+    before = counted("rejected_by_provider")
+    with (tmp_path / "function").open("rb") as file, caplog.at_level(logging.WARNING):
+        loaded = torch.compiler.load_compiled_function(file)
+    assert "AzureExecutionProvider" in caplog.text
+    with torch.no_grad():
+        assert_same_values(loaded(X), perceptron(X))
+    assert counted("graphs_loaded") and not counted("not_loaded")
+    assert counted("rejected_by_provider") == before + (providers[0] == "AzureExecutionProvider")
 
 
 def test_autograd_s_cache_keeps_options_apart() -> None:

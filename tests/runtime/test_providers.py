@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import itertools
+import json
 import logging
 import operator
 import sys
@@ -45,6 +46,7 @@ from dynamo_backends.runtime import subprocess_session
 from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.node_support import AnswerCache
 from dynamo_backends.runtime.ort_internals import IDENTITY
+from dynamo_backends.runtime.provider_options import is_own
 from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
 from dynamo_backends.runtime.settings import SessionSettings
 from dynamo_backends.runtime.subprocess_session import check_in_subprocess
@@ -374,11 +376,20 @@ def test_a_provider_computes_float32_as_pytorch_is_set_to() -> None:
         torch.set_float32_matmul_precision(setting)
         return [item[1] if isinstance(item, tuple) else {} for item in as_precise_as_pytorch(providers)]
 
-    assert options("highest", OPENVINO, "CUDAExecutionProvider", CPU) == [{"precision": "FP32"}, {"use_tf32": "0"}, {}]
-    assert options("high", OPENVINO, "CUDAExecutionProvider", CPU) == [{"precision": "FP32"}, {"use_tf32": "1"}, {}]
-    assert "bf16" in str(options("medium", OPENVINO))
+    def hint(setting: str, *providers: Provider) -> object:
+        [found] = options(setting, *providers)
+        return json.loads(found["load_config"])["CPU"]["INFERENCE_PRECISION_HINT"]  # type: ignore[index]
+
+    assert options("highest", "CUDAExecutionProvider", CPU) == [{"use_tf32": "0"}, {}]
+    assert options("high", "CUDAExecutionProvider", CPU) == [{"use_tf32": "1"}, {}]
+    assert [hint(setting, OPENVINO) for setting in ("highest", "high", "medium")] == ["f32", "f32", "bf16"]
     of_the_user = (OPENVINO, {"precision": "ACCURACY", "cache_dir": "x"})
     assert options("medium", of_the_user) == [of_the_user[1]], "what the user wrote wins"
+    mine = {"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f16"}, "NPU": {"A": "1"}}), "device": "NPU"}
+    [found] = options("medium", (OPENVINO, mine))
+    config = json.loads(found["load_config"])  # type: ignore[index]
+    assert hint("medium", (OPENVINO, mine)) == "f16" and config["NPU"] == {"A": "1"} and "GPU" in config
+    assert options("medium", (OPENVINO, {"load_config": "a/file.json"})) == [{"load_config": "a/file.json"}]
 
 
 @pytest.mark.usefixtures("precision")
@@ -390,7 +401,11 @@ def test_results_are_judged_by_the_precision_that_pytorch_allows() -> None:
 
 
 def test_a_provider_with_threads_of_its_own_has_as_many_as_the_session() -> None:
-    assert with_threads([OPENVINO, CPU], 3) == [(OPENVINO, {"num_of_threads": "3"}), (CPU, {})]
+    [(_, given), cpu] = with_threads([*as_precise_as_pytorch([OPENVINO, CPU]), FIRST], 3)
+    assert cpu == (CPU, {}), "it runs all that is left"
+    assert json.loads(given["load_config"])["CPU"] == {"INFERENCE_NUM_THREADS": "3", "INFERENCE_PRECISION_HINT": "f32"}
+    assert all(is_own(OPENVINO, option, value) for option, value in given.items()), "a dump may have them"
+    assert not is_own(OPENVINO, "load_config", json.dumps({"CPU": {"CACHE_DIR": "/tmp"}}))
     assert with_threads([(OPENVINO, {"num_of_threads": "1"})], 3) == [(OPENVINO, {"num_of_threads": "1"})]
 
 
@@ -419,7 +434,7 @@ def test_a_provider_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPa
             return [CPU]
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", WithoutFirst)
-    with pytest.raises(ValueError, match=f"{FIRST}'.*: {FIRST}, {CPU}"):
+    with pytest.raises(ValueError, match=f"{FIRST}' does not start"):
         parse_options({"providers": [FIRST]})
 
 
@@ -429,7 +444,7 @@ def test_the_verdict_says_that_an_error_may_be_one_of_precision() -> None:
     row.error = measure(exact.bfloat16().float(), exact)
     comparison = GraphComparison(Blame("mm", Cause(CauseKind.NODE), region=0), rows=[row])
     assert "rounding to bfloat16" in (note := with_precision(comparison, [OPENVINO, CPU]).note)
-    assert "FP32" in note
+    assert "f32" in note
     assert not with_precision(comparison, [CPU]).note
     row.error = measure(exact.float() + 1, exact)
     assert not with_precision(comparison, [OPENVINO]).note, "that is no rounding"
@@ -499,10 +514,12 @@ class TestOpenVino:
         model, x = torch.nn.Linear(256, 256), torch.randn(64, 256)
         if is_exact_with(hint):
             pytest.skip("this processor has no bfloat16: OpenVINO ignores the hint")
-        settings = {"options": {"providers": [(OPENVINO, {"load_config": hint}), CPU]}}
+        given = (OPENVINO, {"load_config": hint})
         with torch.no_grad():
-            torch.testing.assert_close(compiled(model, **settings)(x), model(x))
-        assert counted(f"wrong_on_provider {OPENVINO}") == 1
+            torch.testing.assert_close(compiled(model, options={"providers": [given, CPU]})(x), model(x))
+            torch._dynamo.reset()
+            with pytest.raises(ValueError, match="digits of bfloat16"):
+                compiled(model, options={"providers": [given]})(x)
 
     @pytest.mark.parametrize(
         "function", [torch.zeros_like, torch.log1p, lambda x: x.sigmoid().log1p()], ids=["constant", "log1p", "both"]
