@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from ..common.garbage_collection import no_collection, only_new
 from ..dumps.reading import read_run
 from .ls import verdicts_text
 
@@ -61,8 +62,9 @@ def _length(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..debug.dump_folder import dump_folder
-    from ..options import parse_options
+    with no_collection():
+        from ..debug.dump_folder import dump_folder
+        from ..options import parse_options
 
     dump_dir = parse_options().dump_dir
     if importlib.util.find_spec("transformers") is None:
@@ -70,13 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
     folder = dump_folder(dump_dir).location
     if folder is None:  # a warning has said why
         raise OSError(f"the demo reads its verdicts from the dump, and {dump_dir!r} cannot be written")
-    failures = _run(arguments, folder)
+    with no_collection():
+        from ..bench import llama
+    with only_new():  # what was imported stays
+        failures = _run(arguments, folder, llama.build(arguments.part))
     for failure in failures:
         print(f"WRONG  {failure}")
     return int(bool(failures))
 
 
-def _run(arguments: argparse.Namespace, folder: Path) -> list[str]:
+def _run(arguments: argparse.Namespace, folder: Path, module: torch.nn.Module) -> list[str]:
     """Runs all backends, prints the verdicts and times, and returns the failures."""
     import torch
     from torch._dynamo.utils import counters
@@ -85,7 +90,6 @@ def _run(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
     backward, mixed = not arguments.no_backward, arguments.mixed
     length = arguments.length or (LENGTH_MIXED if mixed else LENGTH)
-    module = llama.build(arguments.part)
     batches = [llama.BATCH, llama.BATCH + 1] if arguments.dynamic else [llama.BATCH]
     inputs = [llama.inputs(arguments.part, batch, length) for batch in batches]
 
