@@ -245,6 +245,7 @@ class _Search:
         rounding = self.run_eager(expected)
         self._refuse_changed_attributes(expected)
         actual = runs.run(captured.program(self._compiled), products=products)
+        del products  # what it keeps may be large
         unchecked = list(dict.fromkeys(expected.not_float64 + actual.not_float64))
         gradients = expected.unchecked or actual.unchecked
         found = {FORWARD: Finding(unchecked=unchecked), BACKWARD: Finding()}
