@@ -1,4 +1,4 @@
-"""Limits Python's garbage collector to new objects while a graph is compiled."""
+"""Limits Python's garbage collector: to new objects while a graph is compiled, and to nothing during imports."""
 
 from __future__ import annotations
 
@@ -60,3 +60,16 @@ def only_new() -> Iterator[None]:
         yield
     finally:
         FREEZER.leave(who)
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """A context manager for imports in a command: their objects stay. The collector took a quarter of the time that
+    importing PyTorch and transformers takes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

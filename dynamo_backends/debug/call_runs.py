@@ -12,13 +12,17 @@ what the rounding of the model's dtypes changes, which a run in these shows. If 
 decide, see ``numerics.whole_graph``.
 
 What depends on no argument is computed in the model's dtype, since passes fold it.
+
+Products take most of the time. One that the first program computed from the same numbers is not computed again, see
+``KnownProducts``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -31,8 +35,9 @@ from passes.engine.fx.editing import changes_memory, value_in
 
 from ..common.operator_watchers import transforms_undone, without_saved_tensors_hooks
 from ..graphs import partitioning
+from ..numerics import operator_facts as facts
 from ..numerics.arrays import as_array, dense, dtype_name
-from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS, is_floating, widened, wider_dtype
+from ..numerics.exact import KERNEL_ERRORS, TOLERANT_REPLACEMENTS, floats, is_floating, widened, wider_dtype
 from ..numerics.function_runs import CopiedMemory, Rerun, is_strided, memory_of, passed, storage_of
 from ..numerics.randomness import PrivateRandomness
 from ..numerics.rule import FORMATS, SPREAD, judge
@@ -48,17 +53,72 @@ gradient, ``("backward", j)`` for its memory after the backward."""
 _K = TypeVar("_K")
 
 
+_KEPT_BYTES = 2**29
+"""The size of the products that are kept at once."""
+
+
+class KnownProducts:
+    """Products of matrices and convolutions that a program computed, for another one with the same.
+
+    They are found by the operator and the bits of its arguments, each is used once, and as a copy. So neither program
+    sees what the other writes. Those that have changed since are not used.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[Hashable, tuple[torch.Tensor, int]] = {}
+        self._left = _KEPT_BYTES
+
+    def result(self, function: Any, args: Any, kwargs: Any, compute: Callable[[], Any]) -> Any:
+        """The known result of an operator, or what ``compute`` returns, which is kept."""
+        key = self._key(function, args, kwargs)
+        known, content = self._results.pop(key, (None, 0))
+        if known is not None:
+            self._left += known.nbytes
+            if _content(known) == content:
+                return known.clone()
+        result = compute()
+        if result.nbytes <= self._left:
+            self._left -= result.nbytes
+            self._results[key] = result.detach(), _content(result)
+        return result
+
+    def _key(self, function: Any, args: Any, kwargs: Any) -> Hashable:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        parts = [
+            (item.dtype, item.size(), item.stride(), _content(item)) if isinstance(item, torch.Tensor) else item
+            for item in leaves
+        ]
+        return function, spec, tuple(parts)
+
+
+def _content(value: torch.Tensor) -> int:
+    """A hash of the elements of a tensor, in the order of its strides."""
+    order = sorted(range(value.dim()), key=lambda dim: value.stride(dim), reverse=True)
+    elements: Any = as_array(value.permute(order))  # a transposed matrix is not copied
+    return xxh3_64_intdigest(elements)
+
+
 class CallMode(Rerun):
     """Runs the operators of a call, and draws random numbers from a private state.
 
     Args:
         state: of the CPU's random numbers.
         others: of ``Rerun``.
+
+    Attributes:
+        products: that need not be computed again; ``None`` if all are computed.
     """
 
     def __init__(self, state: torch.Tensor, seed: int | None = None, **others: Any) -> None:
         super().__init__(None, seed, **others)
         self.randomness = PrivateRandomness(state)
+        self.products: KnownProducts | None = None
+
+    def _compute(self, func: Any, args: Any, kwargs: Any) -> object:
+        compute = functools.partial(super()._compute, func, args, kwargs)
+        if self.products is None or not facts.is_product(func) or not all(map(is_strided, floats((args, kwargs)))):
+            return compute()
+        return self.products.result(func, args, kwargs, compute)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -225,11 +285,12 @@ class CallRuns:
         *,
         gradients: bool = True,
         is_repeated: bool = False,
+        products: KnownProducts | None = None,
     ) -> Outcome:
         """The outcome of a program; with a ``seed``, of one whose operators are perturbed by a rounding.
 
         Gradients are computed where the user's call does, unless they are not wanted. For ``is_repeated``, see
-        ``Rerun``.
+        ``Rerun``. ``products`` are those of the forward of another program, or receive those of this one.
 
         Raises:
             NotRepeatableError: the program must run once only.
@@ -238,8 +299,10 @@ class CallRuns:
         given, leaves = self._given()
         before = hashes(given)
         has_gradients = torch.is_grad_enabled()
+        mode.products = products
         with transforms_undone(), without_saved_tensors_hooks():
             returned, backward = program(given, mode)
+        mode.products = None
         results: dict[Key, object] = dict(enumerate(flat(returned)))
         written, before = self._written(given, before)
         ends = results | {("argument", j): given[j] for j in written}

@@ -32,6 +32,7 @@ from .call_runs import (
     CallMode,
     CallRuns,
     Key,
+    KnownProducts,
     Outcome,
     Program,
     interpreted,
@@ -241,10 +242,12 @@ class _Search:
     def findings(self) -> dict[str, Finding]:
         captured, runs = self._captured, self._runs
         program = interpreted(captured.pre_grad.first)
-        expected = runs.run(program)
+        products = KnownProducts()
+        expected = runs.run(program, products=products)
         rounding = self.run_eager(expected)
         self._refuse_changed_attributes(expected)
-        actual = runs.run(captured.program(self._compiled))
+        actual = runs.run(captured.program(self._compiled), products=products)
+        del products  # what it keeps may be large
         unchecked = list(dict.fromkeys(expected.not_float64 + actual.not_float64))
         gradients = expected.unchecked or actual.unchecked
         found = {FORWARD: Finding(unchecked=unchecked), BACKWARD: Finding()}

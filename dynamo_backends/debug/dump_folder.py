@@ -13,7 +13,6 @@ warning, and the model runs on.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import os
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from xxhash import xxh3_128
 
 from ..common.fork_safety import Lock, renew_in_children
 from ..dumps.reading import LATEST
@@ -106,9 +106,12 @@ class DumpFolder:
         """Writes a file; returns whether it was written."""
         return self.write_with(relative, lambda path: path.write_bytes(data))
 
-    def write_once(self, relative: str, data: bytes) -> bool:
+    def write_once(self, relative: str, *parts: bytes | memoryview) -> bool:
         """Writes a file, or a hard link to a file of the run with equal content; returns whether it was written."""
-        digest = hashlib.sha256(data).digest()
+        content = xxh3_128()
+        for part in parts:
+            content.update(part)
+        digest = content.digest()
         target = self.path(relative)
         with self._lock:
             if self._digests.get(relative) == digest and target.exists():
@@ -125,7 +128,8 @@ class DumpFolder:
                     return
                 except OSError as error:  # no hard links, too many of one file, or a user moved it
                     logger.debug("cannot link to %s, its content is copied: %s", first, error)
-            path.write_bytes(data)
+            with path.open("wb") as file:
+                file.writelines(parts)
 
         return self.write_with(relative, write)
 

@@ -35,11 +35,23 @@ def write_tensor(
     proto = onnx.TensorProto(data_type=int(onnx_dtype(value.dtype)), dims=list(value.shape), name=name)
     data = np.from_dlpack(element_bytes(value.cpu())) if size else b""  # not numpy(): it makes the storage unresizable
     if size <= reading.PROTOBUF_LIMIT:
-        proto.raw_data = bytes(data)
-    else:  # onnx rejects such a file if it has hard links
-        folder.write_bytes(f"{relative}.bin", memoryview(data))  # type: ignore[arg-type]
-        reading.make_external(proto, f"{relative.rsplit('/', 1)[-1]}.bin", size)
+        # ``raw_data`` would be copied several times; it is the last field
+        head = onnx.TensorProto(raw_data=b"").SerializeToString()[:-1] + _varint(size)
+        folder.write_once(f"{relative}.pb", proto.SerializeToString() + head, memoryview(data))  # type: ignore[arg-type]
+        return
+    # onnx rejects such a file if it has hard links
+    folder.write_bytes(f"{relative}.bin", memoryview(data))  # type: ignore[arg-type]
+    reading.make_external(proto, f"{relative.rsplit('/', 1)[-1]}.bin", size)
     folder.write_once(f"{relative}.pb", proto.SerializeToString())
+
+
+def _varint(number: int) -> bytes:
+    """A whole number in protobuf's encoding."""
+    parts = []
+    while number >= 128:
+        parts.append(number % 128 + 128)
+        number //= 128
+    return bytes([*parts, number])
 
 
 def summary(value: torch.Tensor) -> dict[str, object]:

@@ -76,10 +76,15 @@ def stack(node: fx.Node) -> list[Frame]:
 
 def frames_of(trace: str) -> list[Frame]:
     """The frames of a stack trace as PyTorch writes it, outermost first."""
-    return [
+    return list(_frames(trace))
+
+
+@functools.lru_cache(256)  # nodes of one line, and their rows, are read one after the other
+def _frames(trace: str) -> tuple[Frame, ...]:
+    return tuple(
         Frame(found["file"], int(found["line"]), function_name(found["function"] or ""), (found["code"] or "").strip())
         for found in _FRAME.finditer(trace)
-    ]
+    )
 
 
 def _trace(node: fx.Node) -> str:

@@ -116,6 +116,11 @@ def name_of(function: object) -> str:
     return function.overloadpacket.__name__ if is_known else ""  # type: ignore[attr-defined]
 
 
+def is_product(function: object) -> bool:
+    """Whether a function returns a product of matrices, or a convolution: its time is a multiple of reading them."""
+    return name_of(function) in _PRODUCTS or name_of(function) == "convolution"
+
+
 def moves(node: fx.Node) -> bool:
     """Whether a node returns elements of its arguments, and rounds nothing."""
     return base_name(node) in _MOVES or node.target is operator.getitem

@@ -9,12 +9,14 @@ import signal
 import threading
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import fx
 
 from dynamo_backends.debug.dump_folder import DumpFolder, dump_folder, graph_folder
 from dynamo_backends.debug.stage_files import stage_text
+from dynamo_backends.debug.tensor_files import write_tensor
 from dynamo_backends.dumps.reading import DumpError, latest_run
 from dynamo_backends.graphs.artifacts import GraphName
 from dynamo_backends.graphs.locations import short_file
@@ -228,3 +230,15 @@ def test_equal_files_without_hard_links(tmp_path: Path, monkeypatch: pytest.Monk
     assert folder.write_once("a.pb", b"weight") and folder.write_once("b.pb", b"weight")
     assert folder.is_enabled
     assert folder.path("a.pb").read_bytes() == folder.path("b.pb").read_bytes() == b"weight"
+
+
+@pytest.mark.parametrize("shape", [(0,), (), (3, 5), (9, 2000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_a_tensors_file_is_onnxs(shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
+    value = (torch.randn(shape) * 2).to(dtype)
+    folder = DumpFolder(tmp_path)
+    write_tensor(folder, "x", value, "name", -1)
+    proto = onnx.load_tensor(folder.path("x.pb"))
+    assert proto.name == "name"
+    assert torch.equal(torch.from_numpy(onnx.numpy_helper.to_array(proto).astype("float32")), value.float())
+    assert folder.path("x.pb").read_bytes() == proto.SerializeToString()

@@ -19,7 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from dynamo_backends import decomposition_table, onnx_compiler
 from dynamo_backends.debug import call_runs
-from dynamo_backends.debug.call_runs import CallRuns, interpreted
+from dynamo_backends.debug.call_runs import CallRuns, KnownProducts, interpreted
 from dynamo_backends.debug.first_changed_node import first_changed_node
 from dynamo_backends.debug.stage_graphs import StageGraphs, copy_of, place_of_result
 from dynamo_backends.debug.wrong_step import changing_step, wrong_step
@@ -571,3 +571,42 @@ def test_what_a_pass_added_before_a_node_of_the_same_name() -> None:
         added = after.graph.call_function(aten.tanh.default, tanh.args)
     tanh.target, tanh.args = aten.mul.Tensor, (added, 1.01)
     assert first(before, after) == ("tanh", "")
+
+
+def test_a_known_product_is_not_computed_again() -> None:
+    products, calls = KnownProducts(), []
+    left, right = torch.randn(3, 4), torch.randn(5, 4)
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        def compute() -> torch.Tensor:
+            calls.append(1)
+            return left @ right
+
+        return products.result(aten.mm.default, (left, right), {}, compute)
+
+    first = product(left, right.t())
+    again = product(left.clone(), right.clone().t())
+    assert len(calls) == 1 and torch.equal(first, again)
+    assert first.untyped_storage().data_ptr() != again.untyped_storage().data_ptr()
+    product(left, right.t())  # each is used once
+    product(left, right.t().contiguous())  # a kernel may add in another order
+    product(left + 1e-6, right.t())
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("in_inference_mode", [False, True])
+def test_a_known_product_that_was_overwritten(in_inference_mode: bool) -> None:
+    weight = torch.randn(4, 4)
+
+    def in_place(x: torch.Tensor) -> Any:
+        return aten.relu_.default(aten.mm.default(x, weight))
+
+    def functional(x: torch.Tensor) -> Any:
+        return aten.relu.default(aten.mm.default(x, weight))
+
+    first, other = (traced(function, torch.randn(4, 4)) for function in (in_place, functional))
+    with torch.inference_mode(in_inference_mode):
+        runs, products = CallRuns([torch.randn(4, 4)]), KnownProducts()
+        expected = runs.run(interpreted(first), products=products)
+        actual = runs.run(interpreted(other), products=products)
+        assert not runs.differing(interpreted(first), expected, actual)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.common.garbage_collection import only_new
+from dynamo_backends.common.garbage_collection import no_collection, only_new
 from dynamo_backends.pipeline import stages
 
 
@@ -83,3 +83,15 @@ def test_a_forked_child_looks_at_all() -> None:
         if child == 0:
             os._exit(0 if gc.get_freeze_count() == 0 else 1)
         assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was_after_imports(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ZeroDivisionError), no_collection():
+            assert not gc.isenabled()
+            raise ZeroDivisionError
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
