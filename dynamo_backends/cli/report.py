@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..errors import writing
 from .common import add_dump_arguments, print_json, say, short_path, try_again
 
 DETAILS = (
@@ -28,7 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     dumped = find_run(arguments.dump)
     report = gather(dumped)
     path = arguments.output or dumped.folder / "report.html"
-    write_page(report, path)
+    with writing(path):
+        write_page(report, path)
     if arguments.open:
         import webbrowser
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from ..common.suggestions import unknown_name
 from ..common.text_table import listed
@@ -278,29 +277,23 @@ def notes_on(rows: Sequence[AlignedRow]) -> list[str]:
 
 def _of_lower_precision(rows: Sequence[AlignedRow]) -> list[str]:
     """The nodes that the second computes in a lower precision than the first: it returns such a value, or has one
-    between the values that correspond."""
-    values = {row.first.name: row.first.value for row in rows if row.first is not None}
+    between the values that correspond, and the first does not even read one."""
+    nodes = {row.first.name: row.first for row in rows if row.first is not None and row.first.kind != "output"}
     found = []
     for row in rows:
         a, b = row.first, row.second
         if a is None or b is None or not a.kind == b.kind == "result":
             continue
-        own = _inside(a, row.local.segment, values) if row.local is not None else None
         if 0 < epsilon_of(a.value) < epsilon_of(b.value):
             found.append(f"{a.described} is {b.type} instead of {a.type}")
-        elif own is not None and row.local is not None and epsilon(row.local.inside) > epsilon(own):
-            names = dtype_name(row.local.inside), dtype_name(own)
-            found.append(f"{a.described} is computed in {names[0]} instead of {names[1]}")
+        elif row.local is not None:
+            own = [nodes[name] for name in (*row.local.segment, a.name) if name in nodes]
+            read = [nodes[name] for item in own for name in item.inputs if name in nodes]
+            values = [item.value for item in (*own, *read) if epsilon_of(item.value)]
+            if values and epsilon(row.local.inside) > epsilon(coarsest := coarsest_of(values)):
+                names = dtype_name(row.local.inside), dtype_name(coarsest)
+                found.append(f"{a.described} is computed in {names[0]} instead of {names[1]}")
     return found
-
-
-def _inside(value: NodeValue, segment: Sequence[str], values: Mapping[str, OnnxValue]) -> torch.dtype | None:
-    """The dtype of least precision that a value of the first is computed in: that of the values between, or its own, or
-    of what it reads; ``None`` if it has no floating-point numbers."""
-    for items in ([values.get(name) for name in segment], [value.value], [values.get(name) for name in value.inputs]):
-        if any(isinstance(item, np.ndarray) and kind_of(item.dtype) == "float" for item in items):
-            return coarsest_of(items)
-    return None
 
 
 def _as_read(run: ModelRun) -> dict[str, NodeValue]:

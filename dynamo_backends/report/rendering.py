@@ -16,7 +16,6 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from ..errors import writing
 from .gathering import ReportData
 
 _SCRIPTS = ("elements.js", "grid.js", "plot.js", "lines.js", "overview.js", "graph.js", "main.js")
@@ -43,11 +42,9 @@ def render(report: ReportData) -> str:
 def write_page(report: ReportData, path: Path) -> Path:
     """Writes the page atomically; returns its path."""
     temporary = path.with_name(f".{path.name}.tmp")
-    text = render(report)
     try:
-        with writing(path):
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
+        temporary.write_text(render(report), encoding="utf-8")
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return path

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from dumped import write_manifest
 
 from dynamo_backends.cli import COMMANDS, build_parser, main
 from dynamo_backends.cli.common import add_dump_arguments, print_json, reporting_errors, try_next
 from dynamo_backends.common.text_table import fit_table, listed
 from dynamo_backends.dumps.candidate_runs import write_model
 from dynamo_backends.dumps.reading import DumpError, write_data_set
-from dynamo_backends.report.gathering import ReportData
-from dynamo_backends.report.rendering import write_page
 
 Printed = pytest.CaptureFixture[str]
 
@@ -76,7 +75,6 @@ MODEL = '<ir_version: 8, opset_import: ["" : 18]> g (float[8] x) => (float[8] y)
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("page.html", lambda folder: write_page(ReportData({"run": "a"}, {}), folder / "page.html")),
         ("input_0.pb", lambda folder: write_data_set(folder, "input", {"x": np.zeros(8)})),
         ("model.onnx", lambda folder: write_model(ir.from_onnx_text(MODEL), folder)),
     ],
@@ -93,6 +91,13 @@ def test_what_cannot_be_written_is_named(
     with full_disk():
         assert reporting_errors(["report"], work) == 2
     assert str(tmp_path / name) in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path: Path, capsys: Printed) -> None:
+    write_manifest(tmp_path)
+    with full_disk():
+        assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 2
+    assert str(tmp_path / "page.html") in capsys.readouterr().err
 
 
 def test_a_list_is_short_and_counts_what_is_equal() -> None:
