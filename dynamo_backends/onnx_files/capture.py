@@ -6,6 +6,7 @@ Arguments that are no tensors (``None``, flags, numbers) are constants of the gr
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -61,6 +62,7 @@ class Captured:
         sizes: the symbolic sizes.
         call: the example, with its arguments ``ordered``.
         program: what ``torch.export`` captured.
+        decomposed: a copy of ``graph``, which the stages change; it returns the results.
     """
 
     graph: fx.GraphModule
@@ -73,6 +75,7 @@ class Captured:
     sizes: Mapping[sympy.Symbol, Size]
     call: Call
     program: ExportedProgram
+    decomposed: fx.GraphModule
 
     def renamed(self, inputs: Sequence[str], outputs: Sequence[str]) -> Captured:
         """A copy with new names for the first inputs and results.
@@ -177,7 +180,18 @@ def capture(
     for node in graph.graph.nodes:
         node.meta[IN_A_FILE] = True
     graph.recompile()
-    return Captured(graph, weights, inputs, leaves, outputs, nodes, returned, sizes, call, original)
+    copied = _copied(graph, nodes)
+    return Captured(graph, weights, inputs, leaves, outputs, nodes, returned, sizes, call, original, copied)
+
+
+def _copied(module: fx.GraphModule, results: Sequence[int]) -> fx.GraphModule:
+    """A copy of a graph with the names of its nodes, that returns these of its results."""
+    copied = copy.deepcopy(module)
+    for node, new in zip(module.graph.nodes, copied.graph.nodes, strict=True):
+        new.name = node.name  # a copy would be ``input_1`` for ``input``
+    output = copied.graph.output_node()
+    output.args = (tuple(output.args[0][i] for i in results),)
+    return copied
 
 
 def _exported(module: torch.nn.Module, call: Call, dynamic_shapes: Any) -> ExportedProgram:

@@ -1,7 +1,9 @@
-"""Runs an ONNX file in ONNX Runtime with default settings, and compares its results with eager and float64."""
+"""Runs an ONNX file in ONNX Runtime with default settings, and compares its results, and the values inside, with eager
+and float64."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +12,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..errors import ExportError
+from ..common.safety_net import caught
+from ..dumps.model_values import Runtime
+from ..dumps.models import OnnxModel, load_model
+from ..dumps.program_comparison import ProgramReference, compare_with_reference
+from ..dumps.reading import DumpError
+from ..errors import ExportError, first_line
 from ..numerics.whole_graph import FunctionCheck
 from ..runtime.messages import ORT_ERRORS, without_code
 from ..runtime.ort_internals import CALLS
@@ -30,10 +37,16 @@ class FileSession:
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = SILENT
+        self._path = path
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=[CPU])
         except ORT_ERRORS as error:
             raise ExportError(f"ONNX Runtime rejects the model: {without_code(str(error))}") from error
+
+    @functools.cached_property
+    def model(self) -> OnnxModel:
+        """The file as data."""
+        return load_model(self._path, self._path.name)
 
     def run(self, inputs: Mapping[str, torch.Tensor | int]) -> list[torch.Tensor]:
         """The results of a call, in order.
@@ -62,20 +75,22 @@ class FileSession:
 
 
 def difference(
-    captured: Captured, module: torch.nn.Module, call: Call, actual: Mapping[str, torch.Tensor]
-) -> tuple[str, Mapping[str, str]]:
-    """How results differ from those of the module by more than rounding; empty if they do not.
+    captured: Captured, module: torch.nn.Module, call: Call, session: FileSession, actual: Mapping[str, torch.Tensor]
+) -> tuple[str, list[str]]:
+    """How results, or values inside the file, differ from those of the module by more than rounding; empty if none do.
 
-    The float64 results are those of the captured program. The module in eager must be as near to them as the program
-    is, in two calls, or ``torch.export`` captured something else.
+    The results are compared with those of the captured program in float64. The module in eager must be as near to them
+    as the program is, in two calls, or ``torch.export`` captured something else. Each value inside the file is compared
+    with what the program computes from the values before it, which finds a wrong node that the results do not show.
 
     Args:
         captured: what was exported.
         module, call: what eager runs, on copies of the arguments.
+        session: of the file.
         actual: the results to judge, by name.
 
     Returns:
-        The difference, and the operators whose reference is not float64, with the reason.
+        The difference, and what could not be compared, with the reason.
     """
     graph, weights = captured.reference
     interpreter = fx.Interpreter(graph)
@@ -93,8 +108,36 @@ def difference(
         for i, name in enumerate(actual):
             if message := str(check.judge(i, eager[captured.returned[i]])):
                 captured_other = "torch.export captured something else than the model computes in this call"
-                return f"{captured_other}; result {name}: {message}", check.inexact
-    for i, (name, value) in enumerate(actual.items()):
-        if message := str(check.judge(i, value)):
-            return f"result {name}: {message}", check.inexact
-    return "", check.inexact
+                return f"{captured_other}; result {name}: {message}", []
+    results = (
+        f"result {name}: {message}" for i, name in enumerate(actual) if (message := str(check.judge(i, actual[name])))
+    )
+    wrong = next(results, "")
+    unchecked = [f"eager is the reference of {name}, not float64: {why}" for name, why in check.inexact.items()]
+    try:
+        wrong = _wrong_node(captured, call, session, results_differ=bool(wrong)) or wrong
+    except Exception as error:  # the results were compared
+        if not isinstance(error, DumpError):
+            caught("the comparison of the values inside the file", error, "Its results were compared")
+        unchecked.append(f"the values inside the file: {first_line(str(error))}")
+    return wrong, unchecked
+
+
+def _wrong_node(captured: Captured, call: Call, session: FileSession, *, results_differ: bool) -> str:
+    """The first wrong value inside the file, with its line and module; ``""`` if all are right.
+
+    If the results differ, the file as ONNX Runtime optimizes it is compared too.
+    """
+    leaves = pytree.tree_leaves(call)
+    given = {node.name: weight.tensor for node, weight in captured.weights.items()}
+    given |= {node.name: leaves[i] for node, i in zip(captured.inputs, captured.leaves, strict=True)}
+    stored = {node.name: weight.name for node, weight in captured.weights.items()}
+    placeholders = captured.decomposed.graph.find_nodes(op="placeholder")
+    reference = ProgramReference(captured.decomposed, [given[node.name] for node in placeholders], stored)
+    names = {name: node.name for node, name in captured.inputs.items()}
+    for optimize in (False, True)[: 1 + results_differ]:
+        found = compare_with_reference("the model", reference, session.model, Runtime(optimize=optimize), names)
+        if found.first_different is not None:
+            by = ", by ONNX Runtime's optimizers" if optimize else ""
+            return f"{found.verdict.removeprefix('diverges ')}{by}"
+    return ""

@@ -568,12 +568,20 @@ def planted_converter(factor: float | str) -> Iterator[None]:
         dynamo_backends.unregister_converter(torch.ops.test_export.twice.default)
 
 
-@pytest.mark.parametrize("factor, said", [(3.0, "the file is wrong: result output"), ("rows", r"for x\[4, 4\]")])
+@pytest.mark.parametrize(
+    "factor, said", [(3.0, "the file is wrong: at twice .*test_export.py"), ("rows", r"for x\[4, 4\]: at twice")]
+)
 def test_a_wrong_file_is_not_written(factor: float | str, said: str, tmp_path: Path) -> None:
     model = Function(lambda self, x: twice(x) + 1)
     with planted_converter(factor), pytest.raises(ExportError, match=said):
         export(model, X, path=tmp_path / "m.onnx", dynamic_shapes=({0: "rows"},), check=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_node_that_the_results_hide_is_named(tmp_path: Path) -> None:
+    model = Function(lambda self, x: twice(x) * 1e-9 + 1)
+    with planted_converter(3.0), pytest.raises(ExportError, match=r"at twice .*test_export\.py"):
+        export(model, X, path=tmp_path / "m.onnx", check=True)
 
 
 def test_weights_beyond_protobufs_limit_are_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
