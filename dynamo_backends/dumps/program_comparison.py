@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import operator
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -106,14 +106,21 @@ class ProgramReference:
         module: its graph.
         arguments: the values of its placeholders.
         stored: by placeholder, the user's name of a weight.
+        tolerated: the names of nodes whose values may differ, and are not judged; what reads them is.
 
     Attributes:
         run: the program, in eager.
         unchecked: by name, why a value could not be judged.
     """
 
-    def __init__(self, module: fx.GraphModule, arguments: Sequence[object], stored: Mapping[str, str]) -> None:
-        self._graph = module.graph
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        arguments: Sequence[object],
+        stored: Mapping[str, str],
+        tolerated: Set[str] = frozenset(),
+    ) -> None:
+        self._graph, self._tolerated = module.graph, tolerated
         self.unchecked: dict[str, str] = {}
         interpreter = fx.Interpreter(module, garbage_collect_values=False)
         with torch.no_grad():
@@ -174,10 +181,13 @@ class ProgramReference:
         known = {_key(part_of[self._nodes[name]]): self._fitting(name, item.array) for name, item in values.items()}
         names = {_key(part_of[self._nodes[name]]): name for name in values}
         given = {self._nodes[name]: self._fitting(name, value) for name, value in (constants or {}).items()}
+        found: dict[str, ValueDifference] = {}
+        for name in self._tolerated & values.keys():
+            given[self._nodes[name]] = known.pop(_key(part_of[self._nodes[name]]))
+            found[name] = ValueDifference()
         given_parts = {part_of[node]: value for node, value in {**self._given, **given}.items()}
         nodes = list(self._judged.graph.nodes)
         check = SegmentCheck(nodes, {**self._given_parts, **given_parts}, RecordedValues(known))
-        found: dict[str, ValueDifference] = {}
         for judged in check.judge():
             name = names.get((judged.node, judged.index))
             if name is not None:

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import operator
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ExportError, first_line
 from ..exporter.decompositions import table_for_export, table_of_extensions
 from ..exporter.recurrent_layers import recurrent_layers_as_one
+from ..exporter.translate import value_names
 from ..exporter.upstream_faults import IN_A_FILE
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
@@ -185,10 +187,10 @@ def capture(
 
 
 def _copied(module: fx.GraphModule, results: Sequence[int]) -> fx.GraphModule:
-    """A copy of a graph with the names of its nodes, that returns these of its results."""
+    """A copy of a graph that returns these of its results; nodes have the names that their values have in the file."""
     copied = copy.deepcopy(module)
     for node, new in zip(module.graph.nodes, copied.graph.nodes, strict=True):
-        new.name = node.name  # a copy would be ``input_1`` for ``input``
+        new.name = value_names(node)[0] if node.target is operator.getitem else node.name
     output = copied.graph.output_node()
     output.args = (tuple(output.args[0][i] for i in results),)
     return copied

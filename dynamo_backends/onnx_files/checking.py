@@ -4,6 +4,7 @@ and float64."""
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ..dumps.models import OnnxModel, load_model
 from ..dumps.program_comparison import ProgramReference, compare_with_reference
 from ..dumps.reading import DumpError
 from ..errors import ExportError, first_line
+from ..exporter.upstream_faults import tolerated_in_a_file
 from ..numerics.whole_graph import FunctionCheck
 from ..runtime.messages import ORT_ERRORS, without_code
 from ..runtime.ort_internals import CALLS
@@ -126,14 +128,18 @@ def difference(
 def _wrong_node(captured: Captured, call: Call, session: FileSession, *, results_differ: bool) -> str:
     """The first wrong value inside the file, with its line and module; ``""`` if all are right.
 
-    If the results differ, the file as ONNX Runtime optimizes it is compared too.
+    What may differ in a file, such as the order of equal values, is not judged, see ``ExportedFile.unchecked``. If the
+    results differ, the file as ONNX Runtime optimizes it is compared too.
     """
     leaves = pytree.tree_leaves(call)
     given = {node.name: weight.tensor for node, weight in captured.weights.items()}
     given |= {node.name: leaves[i] for node, i in zip(captured.inputs, captured.leaves, strict=True)}
     stored = {node.name: weight.name for node, weight in captured.weights.items()}
-    placeholders = captured.decomposed.graph.find_nodes(op="placeholder")
-    reference = ProgramReference(captured.decomposed, [given[node.name] for node in placeholders], stored)
+    graph = captured.decomposed.graph
+    tolerated = {node for node in graph.nodes if any(tolerated_in_a_file(node))}
+    tolerated |= {item for node in tolerated for item in node.users if item.target is operator.getitem}
+    arguments = [given[node.name] for node in graph.find_nodes(op="placeholder")]
+    reference = ProgramReference(captured.decomposed, arguments, stored, {node.name for node in tolerated})
     names = {name: node.name for node, name in captured.inputs.items()}
     for optimize in (False, True)[: 1 + results_differ]:
         found = compare_with_reference("the model", reference, session.model, Runtime(optimize=optimize), names)

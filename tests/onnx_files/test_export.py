@@ -578,6 +578,17 @@ def test_a_wrong_file_is_not_written(factor: float | str, said: str, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+def test_the_order_of_equal_values_is_nobodys_fault(tmp_path: Path) -> None:
+    def sums(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        keys = (x[:, 0] > 0).long()
+        keys, order = keys.sort()
+        return torch.zeros(2, 4).index_add(0, keys, x[order // 1])
+
+    exported = export(Function(sums), torch.randn(64, 4), path=tmp_path / "m.onnx", check=True)
+    assert any("equal values" in text for text in exported.unchecked)
+    assert not any("inside" in text for text in exported.unchecked)
+
+
 def test_a_wrong_node_that_the_results_hide_is_named(tmp_path: Path) -> None:
     model = Function(lambda self, x: twice(x) * 1e-9 + 1)
     with planted_converter(3.0), pytest.raises(ExportError, match=r"at twice .*test_export\.py"):
