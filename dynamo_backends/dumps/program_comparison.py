@@ -182,9 +182,10 @@ class ProgramReference:
         names = {_key(part_of[self._nodes[name]]): name for name in values}
         given = {self._nodes[name]: self._fitting(name, value) for name, value in (constants or {}).items()}
         found: dict[str, ValueDifference] = {}
-        for name in self._tolerated & values.keys():
-            given[self._nodes[name]] = known.pop(_key(part_of[self._nodes[name]]))
-            found[name] = ValueDifference()
+        for tolerated in self._tolerated & values.keys():
+            node = self._nodes[tolerated]
+            given[node] = known.pop(_key(part_of[node]))
+            found[tolerated] = ValueDifference()
         given_parts = {part_of[node]: value for node, value in {**self._given, **given}.items()}
         nodes = list(self._judged.graph.nodes)
         check = SegmentCheck(nodes, {**self._given_parts, **given_parts}, RecordedValues(known))
