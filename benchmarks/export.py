@@ -38,7 +38,7 @@ def measure(name: str, rounds: int) -> list[str]:
     from dynamo_backends import ExportError, export
     from dynamo_backends.bench.case import Case
     from dynamo_backends.bench.loading import load
-    from dynamo_backends.onnx_files.checking import difference
+    from dynamo_backends.onnx_files.checking import FileSession, difference
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     loaded = load(Case(name))
@@ -83,7 +83,9 @@ def measure(name: str, rounds: int) -> list[str]:
                 run = session_of(path, feeds)
                 if way == "theirs" and exported is not None:
                     results = dict(zip(exported.outputs, map(torch.from_numpy, run()), strict=True))
-                    message = difference(exported._captured, loaded.model, exported._captured.call, results)[0]
+                    message = difference(
+                        exported._captured, loaded.model, exported._captured.call, FileSession(path), results
+                    )[0]
                 runs.append(run)
                 size = sum(file.stat().st_size for file in Path(folder).glob(f"{way}.onnx*")) / 1e6
                 cells.append([f"wrong: {message}" if message else "right", f"{seconds:.1f}", f"{size:.1f}"])

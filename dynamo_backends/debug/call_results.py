@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
-from torch import fx
 
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.layout import significant_strides
 from ..numerics.exact import is_floating
-from ..numerics.function_runs import FunctionRun, Recording, Rerun, copies, is_strided, storage_of
+from ..numerics.function_runs import is_strided, storage_of
 from ..numerics.verdicts import Verdict, difference_in_kind, in_words
-from .call_runs import Key, hashes, is_value
+from .call_runs import CallRuns, Key, hashes, interpreted, is_value
 from .captured_graph import CapturedGraph, EagerCall
-from .interpreter import flat
 from .rows import Blame, Finding
 from .stage_graphs import place_of_result
 
@@ -99,17 +96,9 @@ def _not_finite(
     lost &= expected.isfinite() & (expected.abs() < torch.finfo(expected.dtype).max / 2)
     if not bool(lost.any()):
         return ""
-    recording, state = Recording(), torch.get_rng_state()
-
-    def result(mode: Recording | Rerun, *, wide: bool) -> object:
-        run = fx.Interpreter(captured.pre_grad.first).run
-        call = functools.partial(run, enable_io_processing=False)
-        given = copies(arguments, wide=wide)
-        return flat(FunctionRun(call, given, [True] * len(given), state, mode).returned)[key]
-
-    result(recording, wide=False)
+    runs = CallRuns(arguments, rounded_to=expected.dtype)
     for seed in range(_SEEDS):
-        other = result(Rerun(recording, seed), wide=True)
+        other = runs.run(interpreted(captured.pre_grad.first), seed, gradients=False).values.get(key)
         if isinstance(other, torch.Tensor) and other.shape == lost.shape:
             lost &= other.isfinite()
     count = int(lost.sum())

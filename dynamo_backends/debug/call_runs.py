@@ -263,6 +263,7 @@ class CallRuns:
         state: of the CPU's random numbers; by default the current one.
         wide: in float64, or in the model's dtypes.
         narrow: the arguments in the model's dtypes, if the originals are in float64.
+        rounded_to: the dtype of the rounding in perturbed runs in float64.
     """
 
     def __init__(
@@ -272,8 +273,9 @@ class CallRuns:
         *,
         wide: bool = True,
         narrow: Sequence[object] | None = None,
+        rounded_to: torch.dtype = torch.float64,
     ) -> None:
-        self.arguments = arguments
+        self.arguments, self._rounded_to = arguments, rounded_to
         self.state = torch.get_rng_state() if state is None else state
         self._wide, self._narrow = wide, narrow or arguments
         self._copies = CopiedMemory(wide=wide)
@@ -295,7 +297,7 @@ class CallRuns:
         Raises:
             NotRepeatableError: the program must run once only.
         """
-        mode = CallMode(self.state, seed, is_wide=self._wide, otherwise=torch.float64, is_repeated=is_repeated)
+        mode = CallMode(self.state, seed, is_wide=self._wide, otherwise=self._rounded_to, is_repeated=is_repeated)
         given, leaves = self._given()
         before = hashes(given)
         has_gradients = torch.is_grad_enabled()

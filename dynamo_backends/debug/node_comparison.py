@@ -144,6 +144,10 @@ class _Search:
         """What is said of a run that is right."""
         texts = [f"eager overflows at {row.name} ({row.where or 'no source line'})" for row in self._overflows()[:1]]
         texts += [] if self.graph.regions else ["nothing of it runs on ONNX Runtime"]
+        row = max(self.rows, key=lambda row: abs(row.mean_difference or 0.0), default=None)
+        if row is not None and row.mean_difference is not None and abs(row.mean_difference) > 1:
+            place = row.where or "no source line"
+            texts.append(f"{row.name} ({place}) is off by {row.mean_difference:.1f} units in the last place on average")
         return "; ".join(texts)
 
     def _overflows(self) -> list[Row]:

@@ -22,7 +22,7 @@ from ..numerics.arrays import as_array, dense, index_of
 from ..numerics.element_records import Extent
 from ..numerics.operator_facts import is_pointwise
 from ..numerics.segments import Judged
-from ..numerics.value_range import extent, nonfinite_elements
+from ..numerics.value_range import extent, mean_difference, nonfinite_elements
 from ..pipeline.stage_data import CompiledGraph
 from .recorded_run import RecordedRun
 from .rows import MOST_WRONG_NODES, Row
@@ -57,7 +57,7 @@ class RowMaker:
         row.equals_eager = judged.by == "equal" and not judged.complaint
         value = judged.value
         if isinstance(value, torch.Tensor) and not row.equals_eager and not judged.complaint:
-            row.extent = extent(value)
+            row.extent, row.mean_difference = extent(value), mean_difference(value, eager)
         if judged.is_wrong and isinstance(value, torch.Tensor) and not judged.complaint:
             self._describe(row, judged, value)
         self._add_nonfinite(row, judged, eager)

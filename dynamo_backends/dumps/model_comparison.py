@@ -216,14 +216,15 @@ def judged_rows(
             return AlignedRow(ONLY_SECOND if a is None else ONLY_FIRST, a, b)
         if a.kind == "output" and a.shape != b.shape and None not in (a.shape, b.shape):  # others may be kept otherwise
             return AlignedRow(DIFFERENT, a, b, ValueDifference(Verdict(f"shape {b.shape} instead of {a.shape}")))
-        total, is_stored = difference(a.value, b.value), a.kind not in ("result", "output")
+        is_stored = a.kind not in ("result", "output")
         if a.name in judged and not is_stored:
             local = dataclasses.replace(judged[a.name], inside=computed[a.name].inside)
-            return AlignedRow(local.mark(), a, b, local, total)
+            return AlignedRow(local.mark(), a, b, local)
         # What could be judged and was left out, and constants that may have been folded into others.
         is_left_out = isinstance(b.value, np.ndarray) and reference.can_judge(a.name, b.value)
         is_unsure = a.name not in of_wrong if is_stored else is_left_out or a.name not in sure
-        return AlignedRow(total.mark(UNSURE if is_unsure else DIFFERENT), a, b, None, total)
+        mark = difference(a.value, b.value).mark(UNSURE if is_unsure else DIFFERENT)
+        return AlignedRow(mark, a, b)
 
     of_wrong: set[str] = set()
     results = [row(a, b) for a, b in (*found.results, *found.outputs)]

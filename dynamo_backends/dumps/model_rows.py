@@ -5,7 +5,9 @@ Values correspond by name, by value, or as results of the same operator on corre
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -29,14 +31,19 @@ class AlignedRow:
     Attributes:
         mark: a key of ``LEGEND``.
         local: how the second differs from what the first model computes on the second's own numbers.
-        total: how both differ, with the errors of all nodes before.
     """
 
     mark: str
     first: NodeValue | None
     second: NodeValue | None
     local: ValueDifference | None = None
-    total: ValueDifference | None = None
+
+    @functools.cached_property
+    def total(self) -> ValueDifference | None:
+        """How both differ, with the errors of all nodes before."""
+        if self.first is None or self.second is None:
+            return None
+        return difference(self.first.value, self.second.value)
 
     @property
     def name(self) -> str:
@@ -232,22 +239,21 @@ def _match_in_gaps(one: Sequence[NodeValue], other: Sequence[NodeValue], pairs: 
 
 def _match_by_value(one: Sequence[NodeValue], other: Sequence[NodeValue], pairs: dict[int, int]) -> None:
     """Matches near values; of several, prefers the same operator, then the same shape, then the next in order."""
-    sums = np.array([item.sums for item in other]).reshape(-1, 5)
-    sizes = np.array([item.size for item in other])
-    free = np.ones(len(other), bool)
-    free[list(pairs.values())] = False
+    used, free = set(pairs.values()), collections.defaultdict[int, list[int]](list)  # by size
+    for j, item in enumerate(other):
+        if j not in used:
+            free[item.size].append(j)
     expected = 0
     for i, item in enumerate(one):
         if i not in pairs:
-            bound = _NEAR * np.maximum(sums[:, -1], item.sums[-1])
-            near = free & (sizes == item.size) & (np.abs(sums - item.sums).max(axis=1) <= bound)
             ranks = {
                 j: (other[j].operator != item.operator, other[j].shape != item.shape, abs(j - expected))
-                for j in np.flatnonzero(near).tolist()
+                for j in free.get(item.size, ())
+                if is_near(other[j], item)
             }
             if ranks:
                 pairs[i] = min(ranks, key=ranks.__getitem__)
-                free[pairs[i]] = False
+                free[item.size].remove(pairs[i])
         expected = pairs.get(i, expected) + 1
 
 

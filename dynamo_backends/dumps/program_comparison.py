@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import operator
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import ml_dtypes
@@ -67,33 +67,69 @@ def compare_with_program(
         frames = [frame for frame in frames if not is_of_pytorch_or_ours(frame.file)]
         line = next((f" ({item})" for item in reversed(frames) if item.user), f" ({frames[-1]})" if frames else "")
         raise DumpError(f"torch.export fails: {type(error).__name__}: {first_line(str(error))}{line}") from error
-    reference = ProgramReference(decomposed(program, decomposition_table()), args, kwargs)
-    feeds, matched = reference.inputs_of(file)
+    program = decomposed(program, decomposition_table())
+    stored = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
+    reference = ProgramReference(program.graph_module, _arguments(program, args, kwargs), stored)
+    return compare_with_reference(type(model).__name__, reference, file, runtime)
+
+
+def compare_with_reference(
+    name: str,
+    reference: ProgramReference,
+    file: OnnxModel,
+    runtime: Runtime,
+    names: Mapping[str, str] | None = None,
+) -> ModelComparison:
+    """Compares a file with a program on the arguments of the program.
+
+    Args:
+        name: of the program.
+        reference: the program.
+        file: the ONNX model.
+        runtime: what runs it.
+        names: by input of the file, that of the program; by default by name, or else in order.
+
+    Raises:
+        DumpError: the file has other inputs, or the runtime cannot run it on these.
+    """
+    feeds, matched = reference.inputs_of(file, names)
     other = run_model(file, feeds, runtime)
     rows, culprit = judged_rows(reference, aligned(reference.run, other, matched, by_place=True), reference.run, other)
     notes = [f"{name} was not judged: {why}" for name, why in reference.unchecked.items()] + notes_on(rows)
-    return ModelComparison((type(model).__name__, file.name), rows, culprit, notes, is_quantized(file))
+    return ModelComparison((name, file.name), rows, culprit, notes, is_quantized(file))
 
 
 class ProgramReference:
     """A PyTorch program that judges the values of another run.
+
+    Args:
+        module: its graph.
+        arguments: the values of its placeholders.
+        stored: by placeholder, the user's name of a weight.
+        tolerated: the names of nodes whose values may differ, and are not judged; what reads them is.
 
     Attributes:
         run: the program, in eager.
         unchecked: by name, why a value could not be judged.
     """
 
-    def __init__(self, program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        self._graph = program.graph
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        arguments: Sequence[object],
+        stored: Mapping[str, str],
+        tolerated: Set[str] = frozenset(),
+    ) -> None:
+        self._graph, self._tolerated = module.graph, tolerated
         self.unchecked: dict[str, str] = {}
-        interpreter = fx.Interpreter(program.graph_module, garbage_collect_values=False)
+        interpreter = fx.Interpreter(module, garbage_collect_values=False)
         with torch.no_grad():
-            interpreter.run(*_arguments(program, args, kwargs), enable_io_processing=False)
+            interpreter.run(*arguments, enable_io_processing=False)
         self._values = interpreter.env
         kinds = "placeholder", "get_attr"  # the bodies of control flow are attributes
         self._given = {node: self._values[node] for node in self._graph.nodes if node.op in kinds}
-        self._inputs = [str(name) for name in program.graph_signature.user_inputs]
-        stored = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
+        placeholders = self._graph.find_nodes(op="placeholder")
+        self._inputs = [node.name for node in placeholders if node.name not in stored]
         self._nodes = {stored.get(node.name, node.name): node for node in self._graph.nodes if node.op != "output"}
         items = [_item(name, node, self._values[node], stored) for name, node in self._nodes.items()]
         results = [node for node in pytree.tree_leaves(self._graph.output_node().args[0]) if isinstance(node, fx.Node)]
@@ -101,17 +137,23 @@ class ProgramReference:
         names = [f"{node.name} ({i})" if node in repeated else node.name for i, node in enumerate(results)]
         outputs = {name: array_of(self._values[node]) for name, node in zip(names, results, strict=True)}
         self.run = ModelRun("PyTorch", [item for item in items if item is not None], outputs)
-        self._judged, self._part_of = _without_composites(program.graph_module)
+        self._judged, self._part_of = _without_composites(module)
         buffers = [node for node in self._judged.graph.find_nodes(op="get_attr") if node not in self._part_of.values()]
         self._given_parts: Environment = {node: getattr(self._judged, str(node.target)) for node in buffers}
 
-    def inputs_of(self, file: OnnxModel) -> tuple[dict[str, OnnxValue], list[Matched]]:
-        """The values of a file's inputs, by name or else in order, and what corresponds to what."""
-        given = {name: array_of(self._given[self._nodes[name]]) for name in self._inputs if name in self._nodes}
+    def inputs_of(
+        self, file: OnnxModel, known: Mapping[str, str] | None = None
+    ) -> tuple[dict[str, OnnxValue], list[Matched]]:
+        """The values of a file's inputs, and what corresponds to what: ``known``, by name, or else in order."""
+        values = {name: self._given[self._nodes[name]] for name in self._inputs}
+        given = {name: array_of(value) for name, value in values.items()}
         given = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
         dtypes = {item.name: item.dtype for item in file.inputs}
         names = list(dtypes)
-        if set(names) <= given.keys():
+        if known is not None:
+            pairs = dict(known)
+            given |= {name: np.asarray(values[name]) for name in pairs.values() if name not in given}
+        elif set(names) <= given.keys():
             pairs = {name: name for name in names}
         elif len(names) == len(given):
             pairs = dict(zip(names, given, strict=True))
@@ -139,10 +181,14 @@ class ProgramReference:
         known = {_key(part_of[self._nodes[name]]): self._fitting(name, item.array) for name, item in values.items()}
         names = {_key(part_of[self._nodes[name]]): name for name in values}
         given = {self._nodes[name]: self._fitting(name, value) for name, value in (constants or {}).items()}
+        found: dict[str, ValueDifference] = {}
+        for tolerated in self._tolerated & values.keys():
+            node = self._nodes[tolerated]
+            given[node] = known.pop(_key(part_of[node]))
+            found[tolerated] = ValueDifference()
         given_parts = {part_of[node]: value for node, value in {**self._given, **given}.items()}
         nodes = list(self._judged.graph.nodes)
         check = SegmentCheck(nodes, {**self._given_parts, **given_parts}, RecordedValues(known))
-        found: dict[str, ValueDifference] = {}
         for judged in check.judge():
             name = names.get((judged.node, judged.index))
             if name is not None:
@@ -171,6 +217,10 @@ def _without_composites(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx
     Operators with several results stay, such as recurrent layers; so do those that draw random numbers.
     """
     nodes = list(module.graph.nodes)
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    operators = {node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload)}
+    if not any(operator.has_kernel_for_dispatch_key(composite) for operator in operators):
+        return module, {node: node for node in nodes}
     table = composite_operators()
     for node in nodes:
         if not isinstance(node.meta.get("val"), torch.Tensor) or torch.Tag.nondeterministic_seeded in _tags(node):

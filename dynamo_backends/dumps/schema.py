@@ -372,6 +372,7 @@ class ValueRow(Generic[M]):
     instability: Instability[M] | None = None  # if the value differed in another run
     eager_extent: Extent | None = None  # of eager's result on the same inputs; ``None`` for integers
     extent: Extent | None = None  # of the value
+    mean_difference: float | None = None  # from eager's, in units in the last place; of many elements that differ
     nonfinite_elements: Sequence[NonfiniteElement] = ()  # some elements of eager's value or of ONNX Runtime's
 
     @property

@@ -1,4 +1,4 @@
-"""The range of a tensor's elements, and which of them are NaN or infinite."""
+"""The range of a tensor's elements, which of them are NaN or infinite, and how far they are off on average."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from collections.abc import Iterable
 
 import torch
 
-from .arrays import dense
+from .arrays import dense, format_of
 from .element_records import Extent, NonfiniteElement, Number
 from .exact import is_floating
+from .rule import UNITS
 
 _SHOWN = 3
 """Elements that are listed of a result with NaN or infinities."""
+
+_MANY = 4096
+"""The mean of so many random roundings is a hundredth of one."""
+
+_SAMPLE = 2**16
+"""Elements, evenly spaced, of which the mean is taken."""
 
 
 def extent(value: object) -> Extent | None:
@@ -37,6 +44,17 @@ def extent(value: object) -> Extent | None:
         return Extent(None, None, nan, infinite)
     smallest, largest = map(float, torch.aminmax(finite))
     return Extent(smallest, largest, nan, infinite)
+
+
+def mean_difference(value: torch.Tensor, expected: torch.Tensor) -> float | None:
+    """The mean difference in units in the last place, of which none counts more than the tolerance: of right values it
+    is near 0, and of many small errors of one sign it is not. ``None`` for few elements, and for discrete ones."""
+    if not is_floating(value) or value.is_complex() or value.numel() < _MANY:
+        return None
+    step = value.numel() // _SAMPLE | 1  # odd: not the same column of each row
+    ours, theirs = (dense(item).reshape(-1)[::step].float() for item in (value, expected))
+    rule = format_of(value.dtype)
+    return float(((ours - theirs) / (theirs * rule.epsilon)).nan_to_num_(0.0).clamp_(-UNITS, UNITS).mean())
 
 
 def nonfinite_elements(result: torch.Tensor, inputs: Iterable[tuple[str, object]]) -> list[NonfiniteElement]:

@@ -23,6 +23,7 @@ class Verdict:
     eager: Measure | None = None  # eager's error against float64, if that is known
     index: tuple[int, ...] = ()  # of the element whose error is the largest multiple of its tolerance
     elements: WrongElements | None = None  # those that exceed the tolerance
+    untold: int = 0  # elements that are right, and whose tolerance is as large as the value
 
     @property
     def is_wrong(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -33,6 +34,9 @@ from .verdicts import RIGHT, Verdict, difference_in_kind, verdict, verdict_on
 Values: TypeAlias = "Mapping[Any, object]"
 """The results of a run by key, such as their positions."""
 
+_UNDEFINED = 1e37
+"""The change of an element that nothing defines."""
+
 
 class ResultCheck:
     """Judges results.
@@ -46,9 +50,6 @@ class ResultCheck:
         has_undefined: whether uninitialized memory is read. It is NaN in perturbed runs, and what is NaN then may have
             any value.
         unstable: returns the names of the operators that return other numbers each time.
-
-    Attributes:
-        largest_change: by key, the largest change of a whole result that a perturbed run made, relative to it.
     """
 
     def __init__(
@@ -72,7 +73,6 @@ class ResultCheck:
         self._last: Values | None = None  # of the last perturbed run, until it is repeated
         self._differing: set[object] = set()  # keys of results that were not the same then
         self._furthest: dict[object, np.ndarray] = {}  # by key, the largest change
-        self.largest_change: collections.defaultdict[object, float] = collections.defaultdict(float)
         self._discrete: collections.defaultdict[object, list[torch.Tensor]] = collections.defaultdict(list)
 
     @property
@@ -122,6 +122,7 @@ class ResultCheck:
         value, name = as_array(actual), dtype_name(rounded_to)
         reference = as_array(expected)
         found, beyond = judge(value, reference, name)
+        untold = 0
         exact = self.exact.get(key) if not found.is_rounding else None
         if isinstance(exact, torch.Tensor):
             reference, more = as_array(exact), self._summed(key, actual)
@@ -132,13 +133,13 @@ class ResultCheck:
             found, beyond = judge(value, reference, name, more)
             for _ in self._perturbed_runs(key) if not found.is_rounding else ():
                 factor = spread(self._terms()) * (2 if is_double else 1)
-                found, beyond = judge(
-                    value, reference, name, factor * self._furthest[key] + (0 if more is None else more)
-                )
+                allowed = factor * self._furthest[key] + (0 if more is None else more)
+                found, beyond = judge(value, reference, name, allowed)
                 if found.is_rounding:
+                    untold = _untold(reference, allowed)
                     break
             self._refuse_unstable(key)
-        return verdict_on(value, reference, found, beyond)
+        return dataclasses.replace(verdict_on(value, reference, found, beyond), untold=untold)
 
     def _summed(self, key: object, actual: torch.Tensor) -> np.ndarray | None:
         """What the sums of a result may round, if that is known."""
@@ -205,16 +206,21 @@ class ResultCheck:
         with np.errstate(all="ignore"):
             change = np.abs(as_array(changed) - as_array(exact))
         undefined = np.isnan(change) & np.isfinite(as_array(exact)) & self._has_undefined
-        change = np.where(undefined, 1e37, np.nan_to_num(change, nan=0.0, posinf=0.0))
-        self.largest_change[key] = max(self.largest_change[key], _norm(change) / max(_norm(exact), 1e-300))
+        change = np.where(undefined, _UNDEFINED, np.nan_to_num(change, nan=0.0, posinf=0.0))
         is_double = expected.dtype in (torch.float64, torch.complex128)  # float32 takes half the memory
         change = np.maximum(self._furthest.get(key, change), change)
         self._furthest[key] = change.astype(np.float64 if is_double else np.float32)
 
 
-def _norm(value: Any) -> float:
-    array = as_array(value) if isinstance(value, torch.Tensor) else value
-    return float(np.linalg.norm(np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0).reshape(-1)))
+def _untold(reference: np.ndarray, allowed: np.ndarray) -> int:
+    """At how many elements the tolerance is as large as the result, by its root mean square: they may be anything.
+
+    Not of those that are zero, or that nothing defines.
+    """
+    size = np.abs(reference.astype(np.complex128 if reference.dtype.kind == "c" else np.float64))
+    counts = (size > 0) & np.isfinite(size) & (allowed < _UNDEFINED)
+    spread_of_result = math.sqrt(np.square(size[counts]).mean()) if counts.any() else math.inf
+    return int(np.count_nonzero(allowed[counts] >= spread_of_result))
 
 
 def _fitting(exact: object, eager: object) -> object:
@@ -408,6 +414,8 @@ def difference_of_results(
 ) -> str:
     """The first difference of two runs of a graph that is not rounding; empty if there is none.
 
+    If rounding changes most elements by as much as they are, nothing can be told, and that is a difference, too.
+
     Args:
         expected: PyTorch's results: tensors, samples of tensors, or other objects.
         actual: the others, of the same kinds.
@@ -416,6 +424,7 @@ def difference_of_results(
     if len(actual) != len(expected):
         return f"{len(actual)} results, expected {len(expected)}"
     far: dict[int, torch.Tensor] = {}
+    elements = untold = 0
     for i, (ours, theirs) in enumerate(zip(sampled(actual), sampled(expected), strict=True)):
         first, second = (item.like if isinstance(item, Sample) else item for item in (ours, theirs))
         if complaint := difference_in_kind(first, second):
@@ -426,15 +435,17 @@ def difference_of_results(
             continue
         if ours.like.layout != theirs.like.layout or significant_strides(ours.like) != significant_strides(theirs.like):
             return f"result {i} has another memory layout"
+        elements += ours.elements.numel()
         if not measure(ours.elements, theirs.elements).is_rounding:
             far[i] = ours.elements
     try:
         for i, found in check().judge_all(far) if far else ():
             if found.is_wrong:
                 return f"result {i} has other values"
+            untold += found.untold
     except UnstableError as error:
         return str(error)
-    return ""
+    return "rounding changes most of its results beyond recognition" if 2 * untold > elements else ""
 
 
 def measure(value: torch.Tensor, reference: torch.Tensor, units_of_scale: float = 0.0) -> Measure:

@@ -6,9 +6,11 @@ Arguments that are no tensors (``None``, flags, numbers) are constants of the gr
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
+import operator
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +25,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ExportError, first_line
 from ..exporter.decompositions import decomposed, table_for_export, table_of_extensions
 from ..exporter.recurrent_layers import recurrent_layers_as_one
+from ..exporter.translate import value_names
 from ..exporter.upstream_faults import IN_A_FILE
 from ..graphs.locations import UserName, is_of_pytorch_or_ours, set_user_name, short_file, where
 from ..graphs.size_assumptions import assume_not_empty, sizes_may_be_one
@@ -60,6 +63,7 @@ class Captured:
         sizes: the symbolic sizes.
         call: the example, with its arguments ``ordered``.
         program: what ``torch.export`` captured.
+        decomposed: a copy of ``graph``, which the stages change; it returns the results.
     """
 
     graph: fx.GraphModule
@@ -72,6 +76,7 @@ class Captured:
     sizes: Mapping[sympy.Symbol, Size]
     call: Call
     program: ExportedProgram
+    decomposed: fx.GraphModule
 
     def renamed(self, inputs: Sequence[str], outputs: Sequence[str]) -> Captured:
         """A copy with new names for the first inputs and results.
@@ -174,7 +179,18 @@ def capture(
     for node in graph.graph.nodes:
         node.meta[IN_A_FILE] = True
     graph.recompile()
-    return Captured(graph, weights, inputs, leaves, outputs, nodes, returned, sizes, call, original)
+    copied = _copied(graph, nodes)
+    return Captured(graph, weights, inputs, leaves, outputs, nodes, returned, sizes, call, original, copied)
+
+
+def _copied(module: fx.GraphModule, results: Sequence[int]) -> fx.GraphModule:
+    """A copy of a graph that returns these of its results; nodes have the names that their values have in the file."""
+    copied = copy.deepcopy(module)
+    for node, new in zip(module.graph.nodes, copied.graph.nodes, strict=True):
+        new.name = value_names(node)[0] if node.target is operator.getitem else node.name
+    output = copied.graph.output_node()
+    output.args = (tuple(output.args[0][i] for i in results),)
+    return copied
 
 
 def _exported(module: torch.nn.Module, call: Call, dynamic_shapes: Any) -> ExportedProgram:

@@ -84,7 +84,7 @@ class ExportedFile:
         return self._run(self._session, self._like((args, kwargs)))
 
     def difference(self, *args: Any, **kwargs: Any) -> str:
-        """How a result differs from eager's by more than rounding; empty if none does.
+        """How a result, or a value inside the file, differs from eager's by more than rounding; empty if none does.
 
         Rounding is judged by the errors against float64; where an operator has no float64 kernel, by eager's. A result
         that is not the same in each run differs.
@@ -107,10 +107,10 @@ class ExportedFile:
         inputs = {name: leaves[i] for name, i in zip(self.inputs, self._captured.leaves, strict=True)}
         return dict(zip(self.outputs, session.run(inputs), strict=True))
 
-    def _difference(self, session: FileSession, call: Call) -> tuple[str, str, Mapping[str, str]]:
+    def _difference(self, session: FileSession, call: Call) -> tuple[str, str, list[str]]:
         results = self._run(session, call)
         try:
-            return difference(self._captured, self.model, call, results)
+            return difference(self._captured, self.model, call, session, results)
         except Exception as error:  # the model and PyTorch raise any type
             text = first_line(str(error))
             raise ExportError(f"the model cannot be compared: {type(error).__name__}: {text}") from error
@@ -141,13 +141,14 @@ def export(
             ``Dim.DYNAMIC``, whose limits PyTorch finds out. Other sizes are fixed.
         input_names, output_names: other names for inputs and results, in order.
         opset_version: the ONNX opset; by default that of the option ``opset``.
-        check: whether the results are compared with eager's before the file is written: for these arguments, and
-            for other sizes if some are dynamic. Instead of ``True``, other calls to compare too: pairs of a tuple of
-            positional arguments, and a dict of others. It takes three times the memory of the model.
+        check: whether the results, and the values inside the file, are compared with eager's before it is written: for
+            these arguments, and for other sizes if some are dynamic. Instead of ``True``, other calls to compare too:
+            pairs of a tuple of positional arguments, and a dict of others. It takes some four times the memory of the
+            weights.
 
     Raises:
         ExportError: ``torch.export`` cannot capture the model, a part of it must run in PyTorch, it changes its state,
-            or with ``check``, a result is wrong. No file is written then.
+            or with ``check``, a result or a node is wrong. No file is written then.
         TypeError: ``model`` is no ``torch.nn.Module``, or a traced one; ``check`` has something else than pairs; or a
             name is no text.
         ValueError: the opset is not supported, there are more names than inputs or results, two names are equal, or a
@@ -247,14 +248,12 @@ def _check(exported: ExportedFile, session: FileSession, others: Sequence[Call] 
             text = "other sizes than the example's: the model takes none of those that were tried"
             unchecked[f"{text} ({raised})" if raised else text] = None
     for i, call in enumerate((captured.call, *calls)):
-        message, unstable, inexact = exported._difference(session, call)
+        message, unstable, not_compared = exported._difference(session, call)
         if message:
             known = f". It may be what is known: {'; '.join(exported.unchecked)}" if exported.unchecked else ""
             raise ExportError(f"the file is wrong{f' for {_shapes(exported, call)}' if i else ''}: {message}{known}")
         checked.append(_shapes(exported, call))
-        if unstable:
-            unchecked[f"a result: {unstable}"] = None
-        unchecked |= {f"eager is the reference of {name}, not float64: {why}": None for name, why in inexact.items()}
+        unchecked |= dict.fromkeys([f"a result: {unstable}"] * bool(unstable) + not_compared)
     return dataclasses.replace(exported, checked=checked, unchecked=list(unchecked))
 
 

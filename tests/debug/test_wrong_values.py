@@ -40,7 +40,7 @@ class Layers(nn.Module):
 @pytest.fixture
 def converters() -> Iterator[None]:
     yield
-    unregister_converter(aten.gelu, aten.sinh)
+    unregister_converter(aten.gelu, aten.sinh, aten.tanh)
 
 
 def dumped(model: Callable[..., object], folder: Path) -> DumpedRun:
@@ -73,6 +73,27 @@ def test_a_converter_that_is_wrong_where_its_argument_is_negative(tmp_path: Path
     assert blame.elements.text in table and all(item.module in table for item in others)
     (graph,) = dumped(lambda features: F.gelu(features), tmp_path / "of an argument").graphs
     assert "all where features is negative" in graph.entry.note
+
+
+@pytest.mark.usefixtures("converters")
+def test_many_small_errors_of_one_sign_are_told_and_are_no_verdict(tmp_path: Path) -> None:
+    def bias(folder: Path) -> float:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            compiled(torch.tanh, backend="onnx_debug", options={"dump_dir": str(folder)})(torch.randn(64, 64))
+        [graph] = find_run(folder).graphs
+        [row] = [item for item in graph.rows() if item.name == "tanh"]
+        found = row.mean_difference or 0.0
+        assert graph.entry.verdict == "ok" and ("on average" in graph.entry.note) == (abs(found) > 1)
+        return found
+
+    assert abs(bias(tmp_path / "right")) < 1
+
+    @register_converter(aten.tanh.default)
+    def tanh(x: ir.Value) -> object:
+        return op.Mul(op.Tanh(x), op.CastLike(1 + 6e-7, x))
+
+    assert 4 < bias(tmp_path / "wrong") < 6
 
 
 @pytest.mark.usefixtures("converters")

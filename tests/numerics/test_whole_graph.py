@@ -198,3 +198,34 @@ def test_what_is_not_initialized_may_have_any_value() -> None:
         assert not check.judge(i, value).is_wrong
         value[0, 1] = number * 1.001
         assert check.judge(i, value).is_wrong
+
+
+def test_what_rounding_changes_beyond_recognition_is_not_called_right() -> None:
+    def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+        for _ in range(times):
+            x = 4 * x * (1 - x)  # doubles an error
+        return x
+
+    torch.manual_seed(0)
+    x, other = torch.rand(64), torch.rand(64)
+
+    def difference(actual: torch.Tensor, times: int) -> str:
+        module, state = make_fx(lambda x: [repeated(x, times)])(x), torch.get_rng_state()
+        return difference_of_results([repeated(x, times)], [actual], lambda: graph_check(module, (x,), state))
+
+    assert difference(repeated(x.double(), 10).float(), 10) == ""
+    assert difference(other, 10) == "result 0 has other values"
+    assert "beyond recognition" in difference(other, 100)
+
+
+def test_a_result_that_is_nothing_but_rounding_does_not_count_if_others_can_be_told() -> None:
+    x = torch.rand(64)
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x + 1) - 1 - x, x * 2, x * 3]
+
+    module, state = make_fx(function)(x), torch.get_rng_state()
+    expected = function(x)
+    assert (
+        difference_of_results(expected, [-expected[0], *expected[1:]], lambda: graph_check(module, (x,), state)) == ""
+    )

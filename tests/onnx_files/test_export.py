@@ -570,7 +570,9 @@ def planted_converter(factor: float | str, operator: Any = None) -> Iterator[Non
         dynamo_backends.unregister_converter(operator)
 
 
-@pytest.mark.parametrize("factor, said", [(3.0, "the file is wrong: result output"), ("rows", r"for x\[4, 4\]")])
+@pytest.mark.parametrize(
+    "factor, said", [(3.0, "the file is wrong: at twice .*test_export.py"), ("rows", r"for x\[4, 4\]: at twice")]
+)
 def test_a_wrong_file_is_not_written(factor: float | str, said: str, tmp_path: Path) -> None:
     model = Function(lambda self, x: twice(x) + 1)
     with planted_converter(factor), pytest.raises(ExportError, match=said):
@@ -595,6 +597,23 @@ def test_what_an_operator_returns_otherwise_each_time_is_said_to_be_unchecked(tm
     (text,) = exported.unchecked
     assert "test_export.drawn" in text
     assert "test_export.drawn" in exported.difference(X)
+
+
+def test_the_order_of_equal_values_is_nobodys_fault(tmp_path: Path) -> None:
+    def sums(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        keys = (x[:, 0] > 0).long()
+        keys, order = keys.sort()
+        return torch.zeros(2, 4).index_add(0, keys, x[order // 1])
+
+    exported = export(Function(sums), torch.randn(64, 4), path=tmp_path / "m.onnx", check=True)
+    assert any("equal values" in text for text in exported.unchecked)
+    assert not any("inside" in text for text in exported.unchecked)
+
+
+def test_a_wrong_node_that_the_results_hide_is_named(tmp_path: Path) -> None:
+    model = Function(lambda self, x: twice(x) * 1e-9 + 1)
+    with planted_converter(3.0), pytest.raises(ExportError, match=r"at twice .*test_export\.py"):
+        export(model, X, path=tmp_path / "m.onnx", check=True)
 
 
 def test_weights_beyond_protobufs_limit_are_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
