@@ -48,7 +48,10 @@ class Measurement:
     milliseconds: float | None = None  # of a call: the mean over the sizes, the median of the rounds
     spread: float | None = None  # the interquartile range of the rounds
     rounds: list[float] = dataclasses.field(default_factory=list)  # milliseconds of a call in each round
+    prefills: list[float] = dataclasses.field(default_factory=list)  # milliseconds to the first token in each round
     tokens_per_second: float | None = None  # of generation, over all rows of the batch
+    prefill_tokens_per_second: float | None = None  # of the prompts, until the first token
+    decode_tokens_per_second: float | None = None  # of the tokens after the first
     times_as_fast: float | None = None  # as the baseline: the median of the ratios within rounds
     peak_bytes: int | None = None  # peak_bytes, steady_bytes: above the memory before compilation
     steady_bytes: int | None = None
@@ -65,12 +68,24 @@ class Measurement:
         failed = Measurement(status, message, graphs=self.graphs, graph_breaks=self.graph_breaks, events=self.events)
         vars(self).update(vars(failed))
 
-    def summarize(self, tokens: int | None, baseline: Measurement) -> None:
-        """Sets the medians; ``tokens`` is how many a call generates."""
+    def take(self, turn: Json) -> None:
+        """Adds the times of a turn."""
+        self.rounds.append(turn["milliseconds"])
+        if "prefill_milliseconds" in turn:
+            self.prefills.append(turn["prefill_milliseconds"])
+
+    def summarize(self, result: CaseResult, baseline: Measurement) -> None:
+        """Sets the medians."""
+        tokens = result.case.tokens * result.batch if result.case.mode == "decode" else None
         if self.is_timed and self.rounds:
             self.milliseconds = statistics.median(self.rounds)
             self.spread = spread(self.rounds)
             self.tokens_per_second = None if tokens is None else tokens / self.milliseconds * 1e3
+            if self.prefills and tokens is not None and result.prompt_tokens is not None:
+                prefill = statistics.median(self.prefills)
+                decode = statistics.median(a - b for a, b in zip(self.rounds, self.prefills, strict=True))
+                self.prefill_tokens_per_second = result.prompt_tokens / prefill * 1e3
+                self.decode_tokens_per_second = (tokens - result.batch) / decode * 1e3 if decode > 0 else None
             if len(baseline.rounds) == len(self.rounds):
                 self.times_as_fast = median_ratio(baseline.rounds, self.rounds)
 
@@ -83,15 +98,15 @@ class CaseResult:
     message: str = ""  # the reason if nothing was measured
     parameters: int = 0
     batch: int = 1
+    prompt_tokens: int | None = None  # of generation, in all rows
     sizes: list[str] = dataclasses.field(default_factory=list)  # of the inputs
     threads: int = 0  # of PyTorch in the workers
     rows: dict[str, Measurement] = dataclasses.field(default_factory=dict)  # by backend
 
     def summarize(self) -> None:
         """Sets the medians of the rows; the first is the baseline."""
-        tokens = self.case.tokens * self.batch if self.case.mode == "decode" else None
         for row in self.rows.values():
-            row.summarize(tokens, next(iter(self.rows.values())))
+            row.summarize(self, next(iter(self.rows.values())))
 
 
 @dataclasses.dataclass
@@ -201,7 +216,7 @@ class Bench:
                 each("first result with filled caches", start_again)
             for number in range(self.settings.rounds):
                 what = f"round {number + 1} of {self.settings.rounds}"
-                each(what, lambda backend, row: row.rounds.append(workers[backend].ask("turn")["milliseconds"]))
+                each(what, lambda backend, row: row.take(workers[backend].ask("turn")))
             each("last result", lambda backend, row: vars(row).update(ask(backend, workers[backend], "finish")))
         result.summarize()
         return result

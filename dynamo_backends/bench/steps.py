@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -31,16 +32,45 @@ def loss_of(output: object) -> torch.Tensor:
     raise ValueError("the model has no floating-point result to train on")
 
 
+class PrefillClock:
+    """A streamer of ``generate`` that times each text from its beginning to its first token.
+
+    Attributes:
+        milliseconds: of the prompts since the last ``clear``.
+    """
+
+    def __init__(self) -> None:
+        self.milliseconds: list[float] = []
+        self._started: float | None = None  # until the first token
+        self._is_prompt = True
+
+    def start(self) -> None:
+        """``generate`` is called."""
+        self._started, self._is_prompt = time.perf_counter(), True
+
+    def put(self, value: torch.Tensor) -> None:
+        """Gets the prompt, then each token."""
+        if self._started is not None and not self._is_prompt:
+            self.milliseconds.append((time.perf_counter() - self._started) * 1e3)
+            self._started = None
+        self._is_prompt = False
+
+    def end(self) -> None:
+        """The text is complete."""
+
+
 class Steps:
     """The calls of a case.
 
     Attributes:
+        prefill: times the prompts of ``generate``.
         trained: the tensors that get gradients: parameters, and inputs that require them.
     """
 
     def __init__(self, case: Case, loaded: LoadedCase) -> None:
         self.case = case
         self.loaded = loaded
+        self.prefill = PrefillClock()
         self.trained = [tensor for tensor in loaded.tensors if tensor.requires_grad]
         fixed = set(map(id, loaded.model.parameters()))
         changing = [tensor for tensor in loaded.tensors if id(tensor) not in fixed]
@@ -78,12 +108,14 @@ class Steps:
             Tokens, int64 (rows, steps), without the prompt, and logits (steps, rows, vocabulary).
         """
         model: Any = self.loaded.model
+        self.prefill.start()
         output = model.generate(
             *inputs.args,
             **inputs.kwargs,
             max_new_tokens=self.case.tokens,
             do_sample=False,
             disable_compile=True,  # only the bench compiles
+            streamer=self.prefill,
             use_cache=True,
             return_dict_in_generate=True,
             output_logits=True,

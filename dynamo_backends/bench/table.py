@@ -47,6 +47,8 @@ def _case(case: Json, baseline: str) -> str:
     columns = {
         "backend": list(case["rows"]),
         "tokens/s" if case["case"]["mode"] == "decode" else "ms a call": list(map(_speed, rows)),
+        "prefill/s": [_number(row["prefill_tokens_per_second"], 0) for row in rows],
+        "decode/s": [_number(row["decode_tokens_per_second"], 0) for row in rows],
         f"x {baseline}": [_number(row["times_as_fast"], 2) for row in rows],
         "first s": [_seconds(row["first_seconds"]) for row in rows],
         "again s": [_seconds(row["again_seconds"]) for row in rows],
@@ -54,8 +56,9 @@ def _case(case: Json, baseline: str) -> str:
         "steady MB": [_number(row["steady_bytes"], 0, 2**20) for row in rows],
         "result": [row["status"] for row in rows],
     }
-    if set(columns["again s"]) == {"-"}:
-        del columns["again s"]
+    for name in ("again s", "prefill/s", "decode/s"):
+        if set(columns[name]) == {"-"}:
+            del columns[name]
     notes = [f"{name}: {row['status']}: {row['message']}" for name, row in case["rows"].items() if row["message"]]
     text = text_table(zip(*columns.values(), strict=True), list(columns))
     return "\n".join([_wrapped(title), text, *map(_wrapped, notes)])

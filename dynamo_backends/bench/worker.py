@@ -21,6 +21,7 @@ import functools
 import gc
 import os
 import re
+import statistics
 import sys
 import time
 import traceback
@@ -58,6 +59,7 @@ class RequestHandler:
             "fingerprint": loaded.fingerprint(),
             "parameters": sum(tensor.numel() for tensor in loaded.model.parameters()),
             "batch": int(first[0].shape[0]) if first and first[0].dim() else 1,
+            "prompt_tokens": first[0].numel() if self.case.mode == "decode" and first else None,
             "sizes": [
                 " ".join("x".join(map(str, tensor.shape)) or "1" for tensor in inputs.tensors)
                 for inputs in loaded.inputs
@@ -112,7 +114,10 @@ class RequestHandler:
 
     def turn(self) -> dict[str, object]:
         """Runs one turn of a round."""
-        return {"milliseconds": timing.milliseconds(self._timed) / len(self.loaded.inputs)}
+        timed, prompts = self._timed, self.steps.prefill.milliseconds
+        prompts.clear()
+        answer: dict[str, object] = {"milliseconds": timing.milliseconds(timed) / len(self.loaded.inputs)}
+        return {**answer, "prefill_milliseconds": statistics.median(prompts)} if prompts else answer
 
     def finish(self, results: str) -> dict[str, object]:
         """Measures memory after all rounds, and writes the results to judge."""

@@ -503,7 +503,12 @@ def test_decoding(file: str, cache: str, in_process: type[InProcess]) -> None:
     row = found["cases"][0]["rows"]["dynamo_eager"]
     assert row["graphs"] >= 1, "its forward is compiled"
     assert row["tokens_per_second"] == pytest.approx(2 * 3 / row["milliseconds"] * 1e3), "two rows"
-    assert "tokens/s" in table.table(found)
+    assert found["cases"][0]["prompt_tokens"] == 2 * 4 and len(row["prefills"]) == len(row["rounds"]) == 2
+    assert all(0 < prefill < call for prefill, call in zip(row["prefills"], row["rounds"], strict=True))
+    prefill = sum(row["prefills"]) / 2
+    assert row["prefill_tokens_per_second"] == pytest.approx(2 * 4 / prefill * 1e3)
+    assert row["decode_tokens_per_second"] == pytest.approx(2 * 2 / (row["milliseconds"] - prefill) * 1e3)
+    assert re.search("tokens/s +prefill/s +decode/s", table.table(found))
 
 
 def test_a_text_with_wrong_logits_is_wrong(file: str) -> None:
