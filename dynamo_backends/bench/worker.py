@@ -134,12 +134,13 @@ class RequestHandler:
             return Exported(self.loaded)
         name, mode = split_mode(self.backend)
         settings: dict[str, Any] = {"backend": compile_backend(name), "dynamic": self.case.dynamic or None}
-        if name in OURS:
-            settings["options"] = _options_of_ours(self.case)
+        options = _options_of_ours(self.case) if name in OURS else {}
         if mode.endswith(PROVIDER):
-            settings["options"] = _on_provider(mode, settings["options"])
+            options = _on_provider(mode, options)
         elif mode:
             settings["mode"] = mode
+        if options:  # PyTorch takes either a mode or options
+            settings["options"] = options
         if self.case.mode == "decode":  # ``generate`` is a method of the model
             model.forward = torch.compile(model.forward, **settings)
             return model
