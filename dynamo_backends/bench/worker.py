@@ -142,12 +142,13 @@ class RequestHandler:
         settings: dict[str, Any] = {"backend": compile_backend(name), "dynamic": self.case.dynamic or None}
         if name in OURS:  # what is timed is what the search chooses, however long that takes
             os.environ.setdefault("DYNAMO_BACKENDS_AUTOTUNE_BUDGET", "100")
-            if self.case.options or not mode:  # PyTorch takes no options beside a mode
-                settings["options"] = _options_of_ours(self.case)
+        options = _options_of_ours(self.case) if name in OURS else {}
         if mode.endswith(PROVIDER):
-            settings["options"] = _on_provider(mode, _options_of_ours(self.case))
+            options = _on_provider(mode, options)
         elif mode:
             settings["mode"] = mode
+        if options:  # PyTorch takes either a mode or options
+            settings["options"] = options
         if self.case.mode == "decode":  # ``generate`` is a method of the model
             model.forward = torch.compile(model.forward, **settings)
             return model

@@ -7,6 +7,7 @@ through ``as_intel.c``, where there is a C compiler.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -30,10 +31,13 @@ from dynamo_backends.bench import measuring
 from dynamo_backends.bench.case import split_mode
 from dynamo_backends.bench.worker import _on_provider
 from dynamo_backends.cli import main
+from dynamo_backends.dumps.cut_folder import repro_text
 from dynamo_backends.options import parse_options
 from dynamo_backends.runtime import provider_libraries, subprocess_session
+from dynamo_backends.runtime.ort_internals import IDENTITY
 from dynamo_backends.runtime.precision_probe import STEPS, digits, is_enough, operands
 from dynamo_backends.runtime.provider_libraries import add_providers, installed_plugins, is_built_in, plugin_of
+from dynamo_backends.runtime.settings import SessionSettings
 from dynamo_backends.runtime.subprocess_session import precise_enough
 
 CPU, AZURE = "CPUExecutionProvider", "AzureExecutionProvider"
@@ -257,6 +261,28 @@ def test_a_column_of_the_bench_is_a_provider_with_its_options() -> None:
     assert split_mode(f"inductor:{CPU}") == (f"inductor:{CPU}", "")
     assert _on_provider(CPU, {"opset": 18}) == {"opset": 18, "providers": [CPU, CPU]}
     assert _on_provider(CPU, {"providers": [AZURE, ON_DEVICE]})["providers"] == [ON_DEVICE, CPU]
+
+
+@needs(WEBGPU)
+def test_the_settings_of_a_session_name_the_package() -> None:
+    [package] = SessionSettings((WEBGPU, CPU)).as_json()["packages"]  # type: ignore[misc]
+    plugin = plugin_of(WEBGPU)
+    assert plugin is not None and package == f"onnxruntime-ep-webgpu {plugin.version}"
+    assert SessionSettings((ON_DEVICE,)).as_json()["packages"] == []
+
+
+def test_repro_py_takes_providers_by_device_without_this_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = repro_text({"session": {}})
+    assert "from dynamo_backends" not in text
+    (tmp_path / "a_repro.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    repro = importlib.import_module("a_repro")
+    session = repro.session_of(IDENTITY, {"providers": [CPU], "provider_options": [{"device": "CPU"}]})
+    assert session.get_providers() == [CPU]
+    with pytest.raises(ValueError, match="'OtherExecutionProvider' is neither built into ONNX Runtime nor installed"):
+        repro.session_of(IDENTITY, {"providers": ["OtherExecutionProvider"]})
 
 
 # The command
