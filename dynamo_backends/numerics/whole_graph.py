@@ -214,7 +214,8 @@ class ResultCheck:
 
 def _norm(value: Any) -> float:
     array = as_array(value) if isinstance(value, torch.Tensor) else value
-    return float(np.linalg.norm(np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0).reshape(-1)))
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0).reshape(-1)))
 
 
 def _fitting(exact: object, eager: object) -> object:
