@@ -148,7 +148,8 @@ class PrecisionSearch:
         """Of a result in float32, the rounding of the nodes in low precision is allowed."""
         exact = self._exact[name]
         coarser = dtype_name(self._coarsest if value.dtype is torch.float32 else value.dtype)
-        typical = np.linalg.norm(exact) / math.sqrt(max(exact.size, 1))
+        with np.errstate(over="ignore"):
+            typical = np.linalg.norm(exact) / math.sqrt(max(exact.size, 1))
         rounded = np.full(exact.shape, SUM_UNITS * FORMATS[coarser].epsilon * typical)
         found, _ = judge(as_array(value), exact, coarser, rounded)
         return ResultError(name, dtype_name(value.dtype), None if found.nonfinite else found.error, found.limit)

@@ -219,7 +219,8 @@ def _untold(reference: np.ndarray, allowed: np.ndarray) -> int:
     """
     size = np.abs(reference.astype(np.complex128 if reference.dtype.kind == "c" else np.float64))
     counts = (size > 0) & np.isfinite(size) & (allowed < _UNDEFINED)
-    spread_of_result = math.sqrt(np.square(size[counts]).mean()) if counts.any() else math.inf
+    with np.errstate(over="ignore"):
+        spread_of_result = math.sqrt(np.square(size[counts]).mean()) if counts.any() else math.inf
     return int(np.count_nonzero(allowed[counts] >= spread_of_result))
 
 

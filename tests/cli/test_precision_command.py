@@ -151,6 +151,12 @@ def test_a_reference_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFi
     assert "dynamo-backends nan" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_numbers_whose_squares_float64_does_not_have(tmp_path: Path) -> None:
+    graph = dumped(lambda x: (x * 250).exp() + x, tmp_path, torch.bfloat16, torch.ones(2, 4) * 2)
+    assert find_precision(graph).outcome == "ok", "bfloat16 has no such number"
+
+
 def test_a_dump_cannot_name_code(tmp_path: Path) -> None:
     graph = dumped(lambda x: x.cos() + 1, tmp_path, torch.float16, torch.ones(2))
     (path,) = tmp_path.rglob("*/joint.json")
