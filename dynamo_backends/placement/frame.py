@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ..common.call_statistics import reporting
 from ..common.safety_net import caught, net
 from ..events import GraphSummary, count
+from ..graphs.pytorch_runner import without_graph
 from .autotuner import Autotuner
 from .search import Search
 
@@ -142,7 +143,7 @@ class TunedFrame:
 def in_pytorch(module: fx.GraphModule) -> Callable[..., object]:
     """Dynamo's graph as the backend ``eager`` runs it."""
     number = sum(node.op.startswith("call_") for node in module.graph.nodes)
-    return reporting(module.forward, GraphSummary("a graph", 0, number, []))
+    return reporting(without_graph(module), GraphSummary("a graph", 0, number, []))
 
 
 def _differentiated(values: Sequence[object]) -> list[torch.Tensor]:
