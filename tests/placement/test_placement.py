@@ -771,12 +771,18 @@ def is_different(expected: torch.Tensor, actual: torch.Tensor, moved: torch.Tens
 
 
 @pytest.mark.parametrize(("error", "is_wrong"), [(0.5, False), (100.0, True)])
-def test_results_that_are_nothing_but_rounding(error: float, is_wrong: bool) -> None:
+def test_elements_that_are_nothing_but_rounding(error: float, is_wrong: bool) -> None:
     """Terms cancel: how far a rounding of the arguments moves the result tells how far another may be off."""
-    expected, moved = torch.zeros(4), torch.full((4,), 1e-9)
-    actual = expected + error * 1e-9
-    assert is_different(expected + 1e-12, actual, moved) == is_wrong
-    assert is_different(expected + 1e-12, actual)
+    cancelled = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    expected = torch.tensor([0.0, 0.0, 1.0, 1.0]) + 1e-12 * cancelled
+    moved, actual = expected + 1e-9 * cancelled, expected + error * 1e-9 * cancelled
+    assert is_different(expected, actual, moved) == is_wrong
+    assert is_different(expected, actual)
+
+
+def test_results_that_are_nothing_but_rounding() -> None:
+    """Any would be right, so none is told to be: PyTorch runs the graph."""
+    assert is_different(torch.full((4,), 1e-12), torch.full((4,), 5e-10), torch.full((4,), 1e-9))
 
 
 # The search
