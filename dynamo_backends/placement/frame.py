@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from ..common.call_statistics import reporting
+from ..common.operator_watchers import watchers_disabled
 from ..common.safety_net import caught, net
 from ..events import GraphSummary, count
 from ..graphs.pytorch_runner import without_graph
@@ -122,7 +123,8 @@ class TunedFrame:
             if self._tuner.engine(1) == self._tuner.engines[0] and self._tuner.search is search:
                 search.ran(1, milliseconds)
 
-        self._hooks = [register_multi_grad_hook(begin, begins, mode="any"), register_multi_grad_hook(end, ends)]
+        with watchers_disabled():  # of a leaf's view
+            self._hooks = [register_multi_grad_hook(begin, begins, mode="any"), register_multi_grad_hook(end, ends)]
 
     def _in_turn(self, tell: Callable[[], object]) -> None:
         """Tells the tuner something, unless another thread's call is timed, or compiles."""

@@ -370,6 +370,7 @@ OPTIONS_OF_THE_PROCESS = {
     "cache": False,
     "cache_dir": "elsewhere",
     "cache_size": 1,
+    "autotune_budget": 50,
 }
 
 

@@ -177,6 +177,9 @@ def test_a_search_waits_until_the_job_is_long_enough(
     monkeypatch.setenv("DYNAMO_BACKENDS_AUTOTUNE_BUDGET", "5")
     clock, passed = time.perf_counter, [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
+    budget = autotuner.Budget()
+    for module in (autotuner, engines):
+        monkeypatch.setattr(module, "BUDGET", budget)
     model, image = Net(), torch.randn(2, 3, 8, 8)
 
     def train(steps: int) -> None:

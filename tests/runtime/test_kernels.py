@@ -255,7 +255,7 @@ def test_the_products_of_branches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products(0.5, "s", "q") == [(*floats, "the scale is small")]
     assert products(0.5, "q") == [(*integers, "each call decides"), (*floats, "each call decides")]
 
-    def fails(*args: object) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
         raise SessionError("planted")
 
     monkeypatch.setattr(kernels, "Session", fails)
