@@ -48,11 +48,12 @@ class OpObserve(OpTool):
 
     def _after(self, call: Call, before: object, result: object) -> None:
         text = str(call)
-        seen = self._seen.get(text)
-        if seen is not None:
-            seen.count += 1
-            return
-        seen = self._seen[text] = Signature(**vars(call.text), result=describe(result))
+        with self._lock:
+            seen = self._seen.get(text)
+            if seen is not None:
+                seen.count += 1
+                return
+            seen = self._seen[text] = Signature(**vars(call.text), result=describe(result))
         self._print(f"{seen.call} -> {seen.result}  {seen.source}  {seen.module}".rstrip())
 
     def _summary(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
