@@ -25,7 +25,6 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import detect_fake_mode
 
-from passes.engine.fx.snapshot import FxSnapshot
 from passes.engine.registry import are_only_built_in
 from passes.order import LOOKED_FOR
 
@@ -179,7 +178,6 @@ class Pipeline:
         dynamo_frames.name_call(module)
         self.runners.place = dynamo_frames.place_being_compiled()
         self.observer.stage("dynamo", graph, module)
-        captured = FxSnapshot(module)
         if self.observer.explains or _may_match(module):
             from .stages import run_pre_grad  # imported lazily, see there
 
@@ -196,8 +194,6 @@ class Pipeline:
             backend = self._aot_backend(compilers, arguments, is_cached=is_cached)
             with fake_tensors_as_kernels(detect_fake_mode(example_inputs)), registered_operators_kept():
                 result: Callable[..., object] = backend(module, example_inputs)
-        if placement is not None:
-            result = placement.frame(captured.before(), result)
         weights.clear()  # AOTAutograd keeps the compilers, which must not keep the weights alive
         count("graphs")  # only now: in AOTAutograd, Dynamo may restart the trace with a float as a constant
         if dynamo_frames.is_recompile():

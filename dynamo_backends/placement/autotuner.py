@@ -105,9 +105,6 @@ class Autotuner:
     Attributes:
         lock: held by a call while engines are tried.
         rejected: why engines were rejected in this process.
-        graphs: those of the frame.
-        is_alone: whether forwards are timed alone.
-        begins_in_frame: whether ``TunedFrame`` begins each step, and runs and times the reference.
     """
 
     def __init__(
@@ -122,11 +119,8 @@ class Autotuner:
         self.engines, self.directions, self._foreign = tuple(engines), tuple(directions), tuple(foreign)
         self.lock = Lock()
         self.rejected: dict[str, str] = {}
-        self.graphs: list[TunedGraph] = []
-        self.begins_in_frame = False
-        self._calls, self._search_again_at = 0, _SEARCH_AGAIN_AFTER  # since the search is over
         self._percent = percent
-        self._wanted_memory = self.is_alone = self._is_paused = False
+        self._wanted_memory = self._is_alone = self._is_paused = False
         self._row, self._longest_row = 0, 1  # forwards since the last backward
         self._cache, self._question = cache, {"frame": frame, "directions": directions, "engines": engines}
         self.search = Search(self.engines, len(directions), self._known())
@@ -152,9 +146,9 @@ class Autotuner:
             give_back()  # an engine must not profit from memory that another freed
         if self.search.is_over and not was_over:
             times = "; ".join(f"{name} {time:.3g} ms" for name, time in self.search.milliseconds.items())
-            what = "forward, until a backward comes," if self.is_alone else " and ".join(self.directions)
+            what = "forward, until a backward comes," if self._is_alone else " and ".join(self.directions)
             logger.info("%s: run by %s: %s", what, engine, times)
-            if self.is_alone:
+            if self._is_alone:
                 count(f"autotuned forward-only {engine}")
                 return engine
             for direction in self.directions:
@@ -170,29 +164,20 @@ class Autotuner:
         if position == 1:
             self._longest_row = max(self._longest_row, self._row)
         self._row = self._row + 1 if position == 0 else 0
-        if (self._row > _ALONE * self._longest_row) == self.is_alone:
+        if (self._row > _ALONE * self._longest_row) == self._is_alone:
             return
-        self.is_alone = not self.is_alone
+        self._is_alone = not self._is_alone
         self._begin_search(self.engines)
-        if self.is_alone and is_new(_NO_BACKWARD):
+        if self._is_alone and is_new(_NO_BACKWARD):
             logger.warning("%s", _NO_BACKWARD)
 
     def _begin_search(self, engines: Sequence[str], known: Mapping[str, float] | None = None) -> None:
         candidates = [engine for engine in engines if engine not in self.rejected]
-        self.search = Search(candidates, 1 if self.is_alone else len(self.directions), known)
+        self.search = Search(candidates, 1 if self._is_alone else len(self.directions), known)
 
-    def settled_call(self, position: int) -> None:
-        """Counts a call of a graph after the search; some begin another one."""
-        if position == 0:
-            self._calls += 1  # calls in other threads may get lost, which does no harm
-            if self._calls == self._search_again_at:
-                self._search_again_at *= 10
-                with net("autotuning of a frame", "The graph runs as before"):
-                    self._search_again()  # from the next call on
-
-    def _search_again(self) -> None:
+    def search_again(self, position: int) -> None:
         """Times the reference and the engines near the winner again; all engines, if one wanted memory."""
-        if not self.search.is_over or self.is_alone or not BUDGET.allows(self._percent):
+        if position or not self.search.is_over or self._is_alone or not BUDGET.allows(self._percent):
             return
         if not self.lock.acquire(blocking=False):
             return
@@ -272,7 +257,7 @@ class TunedGraph:
         self._compared = {tuner.engines[0]}
         self._warnings: dict[str, list[Callable[[], None]]] = {engine: [] for engine in tuner.engines}
         self._settled: tuple[Search | None, Runner] = (None, reference)
-        tuner.graphs.append(self)
+        self._calls, self._search_again_at = 0, _SEARCH_AGAIN_AFTER
         placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._draws = any(map(may_draw, module.graph.nodes))
         self._written = [placeholders.index(argument) for argument, _, _ in write_backs(module)]
@@ -285,7 +270,11 @@ class TunedGraph:
     def __call__(self, args: list[Any]) -> object:
         search, settled = self._settled
         if search is self._tuner.search:
-            self._tuner.settled_call(self._position)
+            self._calls += 1
+            if self._calls == self._search_again_at:
+                self._search_again_at *= 10
+                with net(f"autotuning of {self._name}", "The graph runs as before"):
+                    self._tuner.search_again(self._position)  # from the next call on
             return settled(args)
         if not self._tuner.lock.acquire(blocking=False):  # another thread's call is timed, or compiles
             return self._reference(args)
@@ -297,21 +286,18 @@ class TunedGraph:
     def _chosen(self, args: Sequence[Any]) -> Runner:
         """What runs this call: an engine, with a clock or for good, or PyTorch if an engine was built or compared."""
         try:
-            is_begun = self._tuner.begins_in_frame and self._position == 0
-            if not is_begun and self._tuner.is_paused(self._position):
+            if self._tuner.is_paused(self._position):
                 return self._reference
             count("autotuning_calls")
-            engine = self._tuner.search.engine if is_begun else self._tuner.engine(self._position)
+            engine = self._tuner.engine(self._position)
             if engine not in self._compared or engine not in self._runners:
                 with BUDGET.spending():
                     if engine not in self._runners:
                         self._build(engine)
                     return self._compared_with_reference(engine, args) if engine in self._runners else self._reference
             if self._tuner.search.is_over:
-                return self.settle()
+                return self._settle(engine)
             is_reference = self._runners[engine] is self._reference
-            if is_reference and self._tuner.begins_in_frame:
-                return self._reference  # of a step that another engine began
             copies = {i: _copy(args[i]) for i in self._written if not is_reference}
             self._wait()
             return functools.partial(self._timed, engine, copies)
@@ -399,9 +385,8 @@ class TunedGraph:
         if self._device is not None:
             torch.accelerator.synchronize(self._device)
 
-    def settle(self) -> Runner:
-        """Makes the engine that won run further calls, and frees the others."""
-        engine = self._tuner.search.engine
+    def _settle(self, engine: str) -> Runner:
+        """Makes an engine run further calls, and frees the others."""
         for log in self._warnings[engine]:
             log()
         self._warnings[engine].clear()

