@@ -19,6 +19,7 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
+import torch.utils.checkpoint
 import transformers as tf
 from conftest import assert_same_as_eager, compiled, counted
 from torch import fx, nn
@@ -428,6 +429,60 @@ def test_the_mode_is_the_option() -> None:
             parse_options({"spin": wrong})
     with pytest.raises(ValueError, match="expected one of 'measured', 'onnx', 'fastest'"):
         parse_options({"placement": "gpu"})
+
+
+def test_gradients_of_leaves_alone_while_engines_are_tried(winner: str) -> None:
+    """``autograd.grad`` runs no node that accumulates."""
+    model = Net()
+    run = torch.compile(model, backend="onnxrt")
+    for _ in range(SETTLED):
+        image = torch.randn(2, 3, 8, 8)
+        torch.manual_seed(0)
+        gradients = torch.autograd.grad(run(image).sum(), list(model.parameters()))
+        torch.manual_seed(0)
+        expected = torch.autograd.grad(model(image).sum(), list(model.parameters()))
+        torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-4)
+    assert settled_on(winner, "forward", "backward")
+
+
+def test_a_checkpoint_around_a_compiled_model(winner: str) -> None:
+    """Its forward runs again in the backward, and must save what it saved before."""
+    model = nn.Linear(8, 8)
+    run = torch.compile(model, backend="onnxrt")
+    x = torch.randn(4, 8, requires_grad=True)
+    for _ in range(4 * SETTLED):
+        x.grad = None
+        torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False).sum().backward()
+        torch.testing.assert_close(x.grad, model.weight.sum(0).expand(4, 8))
+
+
+def test_a_checkpoint_with_dropout_inside(winner: str) -> None:
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda t: nn.functional.dropout(t * 3, 0.5), x, use_reentrant=False)
+
+    run = torch.compile(dropped, backend="onnxrt")
+    for _ in range(SETTLED):
+        x = torch.ones(64, requires_grad=True)
+        result = run(x)
+        result.sum().backward()
+        torch.testing.assert_close(x.grad, result.detach())  # the mask of the forward
+
+
+def test_an_error_of_the_users_leaves_gradients_on(winner: str) -> None:
+    table, layer = torch.randn(4, 8), nn.Linear(8, 8)
+
+    def looked_up(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            row = table[i]
+        return layer(x) + row
+
+    run = torch.compile(looked_up, backend="onnxrt")
+    for step in range(SETTLED):
+        try:
+            run(torch.randn(1, 8), torch.tensor([9 if step % 3 == 1 else 1])).sum().backward()
+        except IndexError:
+            assert step % 3 == 1
+        assert torch.is_grad_enabled()
 
 
 AZURE = "AzureExecutionProvider"
