@@ -610,6 +610,14 @@ def test_the_order_of_equal_values_is_nobodys_fault(tmp_path: Path) -> None:
     assert not any("inside" in text for text in exported.unchecked)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_right_file_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    """ONNX Runtime leaves out casts between its nodes."""
+    model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).to(dtype).eval()
+    exported = export(model, torch.randn(2, 5, 32).to(dtype), path=tmp_path / "m.onnx", check=True)
+    assert any("half precision" in text for text in exported.unchecked)
+
+
 def test_a_wrong_node_that_the_results_hide_is_named(tmp_path: Path) -> None:
     model = Function(lambda self, x: twice(x) * 1e-9 + 1)
     with planted_converter(3.0), pytest.raises(ExportError, match=r"at twice .*test_export\.py"):
