@@ -13,6 +13,7 @@ import torch
 from conftest import assert_same_as_eager, counted
 from onnx_ir.passes import common
 from torch._dynamo.backends.common import aot_autograd
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from dynamo_backends import decomposition_table, onnx_compiler
@@ -82,6 +83,12 @@ def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tor
     return scores.softmax(-1) @ v
 
 
+def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """What PyTorch makes of it where it has no kernel: a softmax that is 0 for rows of -inf."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(q, k, v, mask)
+
+
 def masks() -> dict[str, torch.Tensor]:
     """Additive masks of each kind; in the second batch the third row is fully masked."""
     hidden = torch.rand(B, 1, S, T) < 0.4
@@ -94,20 +101,20 @@ def masks() -> dict[str, torch.Tensor]:
     return {"some": some, "row of -inf": all_infinite, "row of lowest": all_lowest, "rows of both": mixed}
 
 
-@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])
 def test_projections_and_heads_go_into_the_operator(attend: Callable[..., torch.Tensor]) -> None:
     check(SelfAttention(attend), torch.randn(B, S, H * D))
 
 
 @pytest.mark.parametrize("kind", masks())
-@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])
 def test_masks_from_outside(attend: Callable[..., torch.Tensor], kind: str) -> None:
     torch.manual_seed(0)
     check(attend, *queries_keys_values(), masks()[kind])
 
 
 @pytest.mark.parametrize("kind", masks())
-@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])
 def test_masks_where_heads_are_put_together(attend: Callable[..., torch.Tensor], kind: str) -> None:
     torch.manual_seed(0)
     mask = masks()[kind][..., :S]
@@ -168,7 +175,7 @@ def test_keys_transposed_as_one_permutation() -> None:
     check(attend, torch.randn(B, S, H, D), torch.randn(B, T, H, D), heads())
 
 
-@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])
 def test_keys_and_values_shared_by_groups_of_queries(attend: Callable[..., torch.Tensor]) -> None:
     check(SelfAttention(attend, groups=2), torch.randn(B, S, H * D))
 

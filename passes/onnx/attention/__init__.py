@@ -21,9 +21,10 @@ Before and after, for two heads of eight features::
     y = Reshape(Transpose <perm=[0, 2, 1, 3]> (MatMul(s, v)), [0, 0, 16])
 
 Rows whose mask hides all keys: eager's ``scaled_dot_product_attention`` returns 0 (the translation has a ``Where`` for
-it); a softmax that is written out returns the mean of v for a finite mask, and NaN for -inf. ONNX Runtime's kernel
-returns 0 for -inf *and for the lowest float32*, which most masks use. So the mask is raised to -3e38, and a ``Where``
-writes 0 or NaN to such rows, unless constants show that there are none.
+it, around the result or, where PyTorch writes attention out, around the softmax); a softmax that is written out returns
+the mean of v for a finite mask, and NaN for -inf. ONNX Runtime's kernel returns 0 for -inf *and for the lowest
+float32*, which most masks use. So the mask is raised to -3e38, and a ``Where`` writes 0 or NaN to such rows, unless
+constants show that there are none.
 
 Not if
 
@@ -41,7 +42,7 @@ from ...engine.context import PassContext
 from ...engine.onnx.editing import Builder, nodes_of, producer, require, rewrite_each
 from ...engine.onnx.inference import infer_types
 from ...engine.registry import Pass
-from .finding import NODES, find_attention, merged_groups, unmerged_batches
+from .finding import NODES, find_attention, find_probabilities, merged_groups, unmerged_batches
 from .fusion import Fusion
 
 _FIRST_OPSET = 23
@@ -56,11 +57,11 @@ def fuse_attention(model: ir.Model, context: PassContext) -> int:
     builder = Builder(model, context)
 
     def rewrite(node: ir.Node) -> bool:
-        softmax = producer(_probabilities(node.inputs[0]), "Softmax")
-        if softmax is None or node.graph is not model.graph:
+        probabilities = find_probabilities(_probabilities(node.inputs[0]))
+        if probabilities is None or node.graph is not model.graph:
             return False
         require(opset >= _FIRST_OPSET, f"Attention needs opset {_FIRST_OPSET}", NODES)
-        found = find_attention(node, softmax, context.target.threads or torch.get_num_threads())
+        found = find_attention(node, probabilities, context.target.threads or torch.get_num_threads())
         return Fusion(builder, found).run()
 
     fired = rewrite_each(context, nodes_of(model, "MatMul"), NODES, rewrite)

@@ -76,20 +76,60 @@ class Attention:
     mask: Mask | None
     guard: ir.Node | None
     """``Where(visible, result, 0)`` around the result."""
+    hidden: float
+    """The result in rows that are fully hidden, 0 or NaN."""
     result: ir.Value
 
 
-def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attention:
+@dataclasses.dataclass(frozen=True)
+class Probabilities:
+    """A softmax of scores.
+
+    Attributes:
+        value: the result, with zeros in rows that are -inf if it is a ``_safe_softmax``.
+        softmax: the node.
+        largest: in a ``_safe_softmax``, the node that reads the scores, too.
+    """
+
+    value: ir.Value
+    softmax: ir.Node
+    largest: ir.Node | None = None
+
+
+def find_probabilities(value: ir.Value | None) -> Probabilities | None:
+    """The softmax that a value is, or a ``_safe_softmax``: ``Where(Not(Equal(ReduceMax(scores), -inf)), softmax, 0)``.
+
+    ``None`` if it is neither.
+    """
+    softmax = producer(value, "Softmax")
+    if value is not None and softmax is not None:
+        return Probabilities(value, softmax)
+    chosen = producer(value, "Where")
+    if value is None or chosen is None or number(chosen.inputs[2]) != 0.0:
+        return None
+    softmax = producer(chosen.inputs[1], "Softmax")
+    equal = producer(operand(chosen.inputs[0], "Not"), "Equal")
+    largest = None if equal is None or number(equal.inputs[1]) != -math.inf else producer(equal.inputs[0], "ReduceMax")
+    if softmax is None or largest is None or largest.inputs[0] is not softmax.inputs[0]:
+        return None
+    axes = None if len(largest.inputs) < 2 else ir.convenience.get_const_tensor(largest.inputs[1])
+    is_of_rows = axes is not None and axes.numpy().tolist() in ([-1], [3]) and largest.attributes.get_int("keepdims", 1)
+    return Probabilities(value, softmax, largest) if is_of_rows else None
+
+
+def find_attention(product: ir.Node, probabilities: Probabilities, threads: int) -> Attention:
     """The attention that ends in the product of a softmax and v. Raises ``MatchError``."""
-    flat = product.inputs[0]
-    user = product if flat is None or flat is softmax.outputs[0] else flat.producer()
+    flat, softmax = product.inputs[0], probabilities.softmax
+    user = product if flat is None or flat is probabilities.value else flat.producer()
     assert flat is not None and user is not None
-    is_private = is_only_used_by(flat, product) and is_only_used_by(softmax.outputs[0], user)
+    is_private = is_only_used_by(flat, product) and is_only_used_by(probabilities.value, user)
+    if probabilities.largest is not None:
+        is_private = is_private and len(softmax.outputs[0].uses()) == 1
     require(is_private, "the probabilities have other users", 2)
     axis = softmax.attributes.get_int("axis", -1)
     require(axis in (-1, 3), f"the softmax is over dimension {axis}", 2)
     groups = merged_groups(flat.producer())
-    scores, scale, mask = _find_scores(softmax, groups)
+    scores, scale, mask = _find_scores(softmax, groups, probabilities.largest)
     query_value, query_factor = _unscaled(_query_of(scores, groups))
     transposed, key_factor = _unscaled(unmerged_batches(scores.inputs[1]))
     require(query_value.dtype == ir.DataType.FLOAT, f"the scores are {query_value.dtype}", 3)
@@ -108,7 +148,7 @@ def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attentio
     least = query.heads * (query.batch if isinstance(query.batch, int) else 1)
     require(least >= threads, f"{least} heads are fewer than {threads} threads", NODES)
     result: ir.Value = product.outputs[0]
-    if flat is not softmax.outputs[0]:
+    if flat is not probabilities.value:
         split = only_user(result, "Reshape")
         if split is None or not (_split_groups(split) == groups > 1 or _batches_split_by(split) is result):
             raise MatchError("the result is not split into batches and heads", 3)
@@ -116,7 +156,8 @@ def find_attention(product: ir.Node, softmax: ir.Node, threads: int) -> Attentio
     is_known = sizes(result) in (None, [query.batch, query.heads, query.length, value.features])
     require(is_known, f"the result is {sizes(result)}", 3)
     guard, mask = _find_guard(result, mask)
-    return Attention(query, key, value, scale, mask, guard, result)
+    hidden = math.nan if guard is None and probabilities.largest is None else 0.0
+    return Attention(query, key, value, scale, mask, guard, hidden, result)
 
 
 def merged_groups(node: ir.Node | None) -> int:
@@ -166,12 +207,13 @@ def _are_merged(split: ir.Value | None, merged: ir.Value | None) -> bool:
     return len(four) == 4 and len(three) == 3 and four[2:] == three[1:]
 
 
-def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | None]:
+def _find_scores(softmax: ir.Node, groups: int, largest: ir.Node | None) -> tuple[ir.Node, float, Mask | None]:
     """The product of q and k^T, the scale, and the mask.
 
     Args:
         softmax: of the scores.
         groups: heads of queries per head of keys, if they are rows of one product and split later; else 1.
+        largest: another node that may read the scores.
     """
     is_split = groups == 1
     scale, mask = 1.0, None
@@ -181,7 +223,8 @@ def _find_scores(softmax: ir.Node, groups: int) -> tuple[ir.Node, float, Mask | 
         if value is None or node is None:
             source = None if value is None else value.producer()
             raise MatchError(f"{'a value' if source is None else source.op_type} is no product of q and k", 1)
-        require(is_only_used_by(value, user), f"the scores {value.name} have other users", 2)
+        is_private = is_only_used_by(value, user, *([] if largest is None else [largest]))
+        require(is_private, f"the scores {value.name} have other users", 2)
         user = node
         if node.op_type == "MatMul":
             require(is_split, "the heads of the scores are not split", 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -20,7 +19,6 @@ class Fusion:
     def __init__(self, builder: Builder, found: Attention) -> None:
         self._builder = builder
         self._found = found
-        self._fill = math.nan if found.guard is None else 0.0
         self._result = found.result if found.guard is None else found.guard.outputs[0]
 
     def run(self) -> bool:
@@ -88,7 +86,7 @@ class Fusion:
         """The output, with eager's values in rows that are fully hidden."""
         if visible is None:
             return output
-        return self._add("Where", [visible, output, self._builder.constant("fill", self._fill)])
+        return self._add("Where", [visible, output, self._builder.constant("fill", self._found.hidden)])
 
     def _by_head(self, of: Heads) -> ir.Value:
         if of.by_head is not None:
