@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
+import torch
 from torch import fx
 from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves
 
 from .common import installation as installation  # first: its errors explain why the imports below would fail
 from .common.backend_registry import allow_repetition
@@ -151,7 +153,7 @@ def _compiled(
 
     def compile_checked() -> Callable[..., object]:
         with option_errors():
-            checked = _ready(parse_options(options, mode))
+            checked = _ready(parse_options(options, mode, device=_device_type(gm, example_inputs)))
         known.append(checked)
         return compile_it(checked)
 
@@ -159,6 +161,13 @@ def _compiled(
         return any(item.fallback == "error" for item in known) or is_ahead_of_time()
 
     return or_captured(gm, example_inputs, compile_checked, must_compile=must_compile)
+
+
+def _device_type(module: fx.GraphModule, inputs: Sequence[object] = ()) -> str:
+    """The type of device of a graph's tensors: that of the first which is not on the CPU, else ``cpu``."""
+    nodes = (node.meta.get("val", node.meta.get("example_value")) for node in module.graph.nodes)
+    tensors = (item for item in tree_leaves([list(inputs), list(nodes)]) if isinstance(item, torch.Tensor))
+    return next((item.device.type for item in tensors if item.device.type not in ("cpu", "meta")), "cpu")
 
 
 def _ready(options: Options) -> Options:
@@ -296,24 +305,35 @@ def onnx_compiler(*, debug: bool = False, record: list[object] | None = None, **
     if record is not None and not isinstance(record, list):
         raise TypeError(f"record: expected a list, which gets one record for each graph, not {record!r}")
     checked = _ready(checked)
-    outside = _pipeline(checked, None, debug=debug, record=record)
-    inside: weakref.WeakKeyDictionary[Block, Pipeline] = weakref.WeakKeyDictionary()
 
-    @never_fails("with dump(...)", "It is as if there were no such block", lambda: outside)
-    def pipeline() -> Pipeline:
-        block = current_block.get()
-        if block is None:
-            return outside
-        if block not in inside:
-            inside[block] = _pipeline(checked, block, debug=debug, record=record)
-        return inside[block]
+    def made(device: str, block: Block | None) -> Pipeline:
+        ready = checked if device == "cpu" else _ready(parse_options(options, device=device))
+        return _pipeline(ready, block, debug=debug, record=record)
+
+    outside = {"cpu": made("cpu", None)}
+    inside: weakref.WeakKeyDictionary[Block, dict[str, Pipeline]] = weakref.WeakKeyDictionary()
+
+    def pipeline(module: fx.GraphModule) -> Pipeline:
+        device = _device_type(module)
+        if device not in outside:
+            outside[device] = made(device, None)
+
+        @never_fails("with dump(...)", "It is as if there were no such block", lambda: outside[device])
+        def of_block() -> Pipeline:
+            block = current_block.get()
+            pipelines = outside if block is None else inside.setdefault(block, {})
+            if device not in pipelines:
+                pipelines[device] = made(device, block)
+            return pipelines[device]
+
+        return of_block()
 
     # Functions: ``copy.deepcopy`` of a compiled module copies its backend, but not functions.
     def compiler(module: fx.GraphModule, example_inputs: Sequence[object]) -> Runner:
-        return pipeline().compile_for_aot_autograd(module)
+        return pipeline(module).compile_for_aot_autograd(module)
 
     def partition(joint: fx.GraphModule, inputs: object, **kwargs: object) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return pipeline().partition_for_aot_autograd(joint, inputs, **kwargs)
+        return pipeline(joint).partition_for_aot_autograd(joint, inputs, **kwargs)
 
     compiler.partition_fn = partition  # type: ignore[attr-defined]
     return cast(AotCompiler, compiler)

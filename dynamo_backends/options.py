@@ -24,7 +24,7 @@ from passes.engine.registry import Switches
 from .common.suggestions import unknown_name
 from .runtime.custom_operators import check_libraries, libraries_from_text
 from .runtime.opsets import ALWAYS_LOADED, MINIMUM_OPSET, maximum_opset
-from .runtime.providers import Provider, check_providers
+from .runtime.providers import Provider, check_providers, default_providers
 
 ENVIRONMENT_PREFIX = "DYNAMO_BACKENDS_"
 FALLBACKS = ("pytorch", "error")
@@ -221,7 +221,8 @@ class Options:
         "run",
         ("CPUExecutionProvider",),
         OptionFormat(check_providers, _providers_from_text, _providers_from_user),
-        "Execution providers in order of preference; each a name or a (name, options) pair.",
+        "Execution providers in order of preference; each a name or a (name, options) pair. The default for tensors on "
+        "a GPU is CUDAExecutionProvider and then the CPU's, if the installed ONNX Runtime has it.",
     )
     weights: str = option(
         "run",
@@ -334,12 +335,15 @@ class Options:
                 field.metadata["form"].check(getattr(self, field.name))
 
 
-def parse_options(options: Mapping[str, object] | None = None, mode: str | None = None) -> Options:
+def parse_options(
+    options: Mapping[str, object] | None = None, mode: str | None = None, *, device: str = "cpu"
+) -> Options:
     """Returns the checked options of one ``torch.compile`` call, with defaults from the environment.
 
     Args:
         options: what the user passed as ``torch.compile(options=...)``.
         mode: what the user passed as ``torch.compile(mode=...)``; it sets the options of ``_OF_MODES``.
+        device: the type of device of the graph's tensors, on which the default of ``providers`` depends.
 
     Raises:
         ValueError: unknown option (with close matches), wrong type or impossible value (with the valid ones).
@@ -353,6 +357,8 @@ def parse_options(options: Mapping[str, object] | None = None, mode: str | None 
         form = _form(name)
         with _naming(f"option {name!r}"):
             values[name] = form.from_user(value)
+    if "providers" not in values and device != "cpu":
+        values["providers"] = default_providers(device)
     return Options(**values)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from ..common.random_state import RandomState
 from ..errors import first_line
 from ..numerics.exact import KERNEL_ERRORS
 from ..numerics.function_runs import FunctionRun, NotRepeatableError, UnstableError, is_strided
@@ -98,7 +99,7 @@ class CaseJudge:
                 values[1] = logits.masked_fill(~_comparable(texts[0], tokens), math.nan)
             return dict(enumerate(values))
 
-        seeded = torch.get_rng_state()
+        seeded = RandomState.now()
         with torch.set_grad_enabled(is_trained):
             check = FunctionCheck(run, arguments, seeded, values_of=values_of)
             try:

@@ -38,6 +38,7 @@ from passes.engine.fx.snapshot import FxSnapshot, with_subgraphs
 from ..errors import AheadOfTimeError, CandidateError, UnsupportedOperatorError, first_line
 from ..events import FallbackCount, GraphSummary, count, is_new
 from .call_statistics import reporting
+from .random_state import RandomState
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ def _by_aot_eager(module: fx.GraphModule, inputs: Sequence[object], failure: Exc
         return f"Unless PyTorch's backend 'aot_eager', which was not tried as it calls {foreign}, fails too, {_OURS}"
     mode = detect_fake_mode(inputs)
     shapes = mode.shape_env if mode is not None else None
-    levels, random_state = torch._C._functorch.get_dynamic_layer_stack_depth(), torch.get_rng_state()
+    levels, random_state = torch._C._functorch.get_dynamic_layer_stack_depth(), RandomState.now()
     try:
         with warnings.catch_warnings(), shapes.suppress_guards() if shapes is not None else contextlib.nullcontext():
             warnings.simplefilter("ignore")
@@ -204,7 +205,7 @@ def _by_aot_eager(module: fx.GraphModule, inputs: Sequence[object], failure: Exc
         how = "in the same way" if is_same else f"too, with {what}"
         return f"PyTorch's backend 'aot_eager' fails {how}: this is PyTorch's own"
     finally:
-        torch.set_rng_state(random_state)
+        random_state.restore()
     return f"PyTorch's backend 'aot_eager' compiles the graph: {_OURS}"
 
 

@@ -34,6 +34,7 @@ from xxhash import xxh3_64_intdigest
 from passes.engine.fx.editing import changes_memory, value_in
 
 from ..common.operator_watchers import transforms_undone, without_saved_tensors_hooks
+from ..common.random_state import RandomState
 from ..graphs import partitioning
 from ..numerics import operator_facts as facts
 from ..numerics.arrays import as_array, dense, dtype_name
@@ -109,7 +110,7 @@ class CallMode(Rerun):
         products: that need not be computed again; ``None`` if all are computed.
     """
 
-    def __init__(self, state: torch.Tensor, seed: int | None = None, **others: Any) -> None:
+    def __init__(self, state: RandomState, seed: int | None = None, **others: Any) -> None:
         super().__init__(None, seed, **others)
         self.randomness = PrivateRandomness(state)
         self.products: KnownProducts | None = None
@@ -269,14 +270,14 @@ class CallRuns:
     def __init__(
         self,
         arguments: Sequence[object],
-        state: torch.Tensor | None = None,
+        state: RandomState | None = None,
         *,
         wide: bool = True,
         narrow: Sequence[object] | None = None,
         rounded_to: torch.dtype = torch.float64,
     ) -> None:
         self.arguments, self._rounded_to = arguments, rounded_to
-        self.state = torch.get_rng_state() if state is None else state
+        self.state = RandomState.now() if state is None else state
         self._wide, self._narrow = wide, narrow or arguments
         self._copies = CopiedMemory(wide=wide)
 
@@ -472,7 +473,7 @@ def tangent(key: Key, value: torch.Tensor) -> torch.Tensor:
     """A random gradient of a result or a changed argument, the same in each run."""
     generator = torch.Generator().manual_seed(2 * key if isinstance(key, int) else 2 * key[1] + 1)
     parts = [torch.randn(value.shape, dtype=torch.float64, generator=generator) for _ in range(1 + value.is_complex())]
-    return (torch.complex(*parts) if value.is_complex() else parts[0]).to(value.dtype)
+    return (torch.complex(*parts) if value.is_complex() else parts[0]).to(value)
 
 
 def is_of_backward(key: Key) -> bool:

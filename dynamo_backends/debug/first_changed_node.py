@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from passes.engine.fx.editing import changes_memory, value_in
 
+from ..common.random_state import RandomState
 from ..exporter.upstream_faults import is_uninitialized
 from ..graphs.descriptors import result_descriptors, result_of_tangent
 from ..graphs.locations import Place, changed_nodes, operands, place_of
@@ -40,7 +41,7 @@ class ChangedNode(NamedTuple):
 
 
 def first_changed_node(
-    before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor, *, casts: bool
+    before: fx.GraphModule, after: fx.GraphModule, arguments: Sequence[object], state: RandomState, *, casts: bool
 ) -> ChangedNode | None:
     """The first node of ``after`` that computes something else than that of the same name, or result, in ``before``.
 
@@ -165,7 +166,7 @@ def _described(node: fx.Node) -> tuple[object, ...]:
 
 def _constants(module: fx.GraphModule, given: Mapping[fx.Node, object]) -> Environment:
     """The values of nodes that depend on no argument and are not given, in the model's dtypes."""
-    run = CallInterpreter(module, CallMode(torch.get_rng_state(), is_wide=False))
+    run = CallInterpreter(module, CallMode(RandomState.now(), is_wide=False))
     found = constants_of(module.graph)
     for node in module.graph.nodes:
         if node in found and node not in given and all(item in run.env for item in node.all_input_nodes):
@@ -183,7 +184,7 @@ def difference(expected: object, actual: object, dtype: torch.dtype | None = Non
     return next((item for item in found if item.is_wrong), RIGHT)
 
 
-def with_tangents(graph: fx.GraphModule, known: Mapping[str, object], state: torch.Tensor) -> list[object]:
+def with_tangents(graph: fx.GraphModule, known: Mapping[str, object], state: RandomState) -> list[object]:
     """The arguments of a joint graph: those of its forward, which are ``known`` by name, and random gradients.
 
     Sizes of gradients that are symbols are those of the results.

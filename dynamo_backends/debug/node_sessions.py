@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
 from ..exporter.translate import fold_constants, translate
-from ..graphs.artifacts import RegionInput, RegionOutput, is_operator
+from ..graphs.artifacts import RegionInput, is_operator
 from ..partition.needed_passes import with_needed_passes
 from ..partition.regions import results_of
 from ..runtime.binding import InputSpec
@@ -40,8 +39,7 @@ class NodeSessions:
         """
         inputs = [node for node, value in given.items() if isinstance(value, (torch.Tensor, int, float))]
         operators = [node for node in nodes if is_operator(node) and "val" in node.meta]
-        # A provider may lack what only training needs, such as the mean of a normalization.
-        outputs = [output for node in operators for output in results_of(node) if _is_read(output)]
+        outputs = [output for node in operators for output in results_of(node)]
         read = [RegionInput(node) for node in inputs]
         model = translate(list(nodes), read, outputs, opset=self.opset, name="replay")
         fold_constants(model)
@@ -56,11 +54,6 @@ class NodeSessions:
         )
         results = session([given[node] for node in inputs])
         return {(item.node, item.index): value for item, value in zip(outputs, results, strict=True)}
-
-
-def _is_read(output: RegionOutput) -> bool:
-    items = (user for user in output.node.users if user.target is operator.getitem)
-    return output.index is None or any(item.args[1] == output.index for item in items)
 
 
 def _input_spec(node: fx.Node, name: str) -> InputSpec:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..common.operator_watchers import watchers_disabled
+from ..common.random_state import RandomState
 from ..common.safety_net import caught
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.artifacts import GraphName
@@ -96,7 +97,7 @@ class Judge:
     def judge(self, graph: CompiledGraph, run: RecordedRun, sessions: NodeSessions) -> JudgedRun:
         """Compares a run; must be called before the user can write into its arguments and results."""
         arguments = [run.values[node] for node in graph.module.graph.find_nodes(op="placeholder")]
-        state = torch.get_rng_state()
+        state = RandomState.now()
         try:
             comparison = compare_run(graph, run, self.models, sessions)
         except Exception as error:  # becomes the verdict
@@ -113,7 +114,7 @@ class Judge:
             findings[:0] = self.captured.gradients
         return JudgedRun(graph, run, comparison, findings)
 
-    def _judge_joint(self, arguments: Sequence[object], state: torch.Tensor) -> Finding:
+    def _judge_joint(self, arguments: Sequence[object], state: RandomState) -> Finding:
         """Compares the joint graphs on the arguments of their forward."""
         graphs = self._joint
         if graphs is None or not graphs.steps or self.name.direction == BACKWARD:
@@ -132,7 +133,7 @@ class Judge:
             self._joint.drop()
 
 
-def _finding(graphs: StageGraphs, arguments: Sequence[object], state: torch.Tensor) -> Finding:
+def _finding(graphs: StageGraphs, arguments: Sequence[object], state: RandomState) -> Finding:
     """Compares the passes of a stage, on the arguments of its graphs."""
     culprit = wrong_step(state, graphs, arguments) or changing_step(state, graphs, arguments, casts=True)
     return Finding(culprit)

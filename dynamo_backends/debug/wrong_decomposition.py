@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from passes.engine.origins import written_at
 
+from ..common.random_state import RandomState
 from ..dumps.blame import Cause, CauseKind
 from ..graphs.locations import Place, place_of
 from ..numerics.function_runs import narrowed
@@ -33,7 +34,7 @@ class DecompositionCheck(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, table: Table, tracker: NodeTracker, state: torch.Tensor) -> None:
+    def __init__(self, table: Table, tracker: NodeTracker, state: RandomState) -> None:
         super().__init__()
         self._table, self._tracker, self._state = table, tracker, state
         self.culprit: Blame | None = None

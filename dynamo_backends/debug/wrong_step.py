@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..common.random_state import RandomState
 from ..dumps.blame import Cause
 from ..graphs.locations import Place, place_of
 from ..numerics.exact import KERNEL_ERRORS
@@ -20,7 +21,7 @@ from .stage_graphs import StageGraphs, Step, place_of_result
 
 
 def wrong_step(
-    state: torch.Tensor, graphs: StageGraphs, arguments: Sequence[object], wide: Sequence[object] | None = None
+    state: RandomState, graphs: StageGraphs, arguments: Sequence[object], wide: Sequence[object] | None = None
 ) -> Blame | None:
     """The first pass of a stage after AOTAutograd's trace that changed what the graph computes in float64.
 
@@ -75,7 +76,7 @@ def _changed_place(
 
 
 def changing_step(
-    state: torch.Tensor, graphs: StageGraphs, arguments: Sequence[object], wide: object = None, *, casts: bool
+    state: RandomState, graphs: StageGraphs, arguments: Sequence[object], wide: object = None, *, casts: bool
 ) -> Blame | None:
     """The first pass of a stage that changed a node, see ``first_changed_node``.
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ..common.random_state import unchanged_random_state
 from ..errors import first_line
 from ..graphs.graph_text import GraphNode
 from ..numerics.arrays import as_array, dtype_name
@@ -157,7 +158,7 @@ class PrecisionSearch:
     def _run(self, wide_nodes: Collection[str], wide: torch.dtype) -> dict[str, Any]:
         """All values; those of ``wide_nodes`` in the dtype ``wide``. Random numbers are the same in each run."""
         chosen, values = set(wide_nodes), dict(self._arguments)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), unchanged_random_state():
             for name, node in self._nodes.items():
                 function, is_random = _function(node.operator)
                 to = wide if name in chosen and not is_random else None

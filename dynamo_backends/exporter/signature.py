@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
 
 def signature(node: fx.Node) -> tuple[object, ...]:
-    """A node's operator, constants, and the dtypes, devices and shapes of its arguments and results.
+    """A node's operator, constants, the dtypes, devices and shapes of its arguments and results, and which are used.
 
     Args:
         node: a call with ``meta["val"]`` on itself and on its arguments.
@@ -22,7 +24,18 @@ def signature(node: fx.Node) -> tuple[object, ...]:
         return (type(arg), str(arg))
 
     kwargs = tuple([(key, describe(arg)) for key, arg in sorted(node.kwargs.items())]) if node.kwargs else ()
-    return (node.target, describe(node.args), kwargs, _describe_value(node.meta["val"]))
+    return (node.target, describe(node.args), kwargs, _describe_value(node.meta["val"]), used_results(node))
+
+
+def used_results(node: fx.Node) -> tuple[int, ...]:
+    """The positions of a node's results that are read; of a node with one result, or none that is read, all."""
+    value = node.meta["val"]
+    if not isinstance(value, (tuple, list)):
+        return (0,)
+    every = tuple(range(len(value)))
+    if not all(user.target is operator.getitem for user in node.users):
+        return every
+    return tuple(sorted({user.args[1] for user in node.users})) or every
 
 
 def _describe_value(value: object) -> object:

@@ -45,6 +45,7 @@ from .promotion import promoted_dtypes
 from .registration import registered_converter
 from .results import check_results, expected_dtype, expected_shape
 from .scalar_range import converted_fill
+from .signature import used_results
 
 Values: TypeAlias = "ir.Value | None | Sequence[ir.Value | None]"
 
@@ -269,8 +270,9 @@ class _Translation:
         named: list[ir.Value | None] = []
         recorded = set(recorder.nodes)
         returned: set[ir.Value] = set()
-        for value, meta, name in zip(values, metas, value_names(node), strict=True):
-            if meta is None:
+        used = used_results(node)
+        for i, (value, meta, name) in enumerate(zip(values, metas, value_names(node), strict=True)):
+            if meta is None or i not in used:
                 named.append(None)
                 continue
             if not isinstance(value, ir.Value):

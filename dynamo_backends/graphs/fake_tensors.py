@@ -34,6 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..common.random_state import unchanged_random_state
 from ..common.strides import strides_in_order
 from ..events import count
 from .example_values import valid_integers
@@ -76,14 +77,23 @@ def _needs_probe(target: object, args: Sequence[Any], kwargs: Mapping[str, Any])
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not all(type(leaf) is FakeTensor and leaf.layout is torch.strided for leaf in tensors):
         return False
-    if not all(leaf.device.type == "cpu" for leaf in tensors):
-        return False
+    if any(leaf.device.type != "cpu" for leaf in tensors):
+        return _may_run_on_gpu(target, tensors)  # its kernels were not swept
     if target is aten.view.default and list(args[0].shape) == list(args[1]):
         return False  # AOTAutograd makes tangents with it, and expects all strides of the results
     name = target.name()  # type: ignore[attr-defined]
     if name in _agreeing()["without_ones"] and not any(map(_is_ambiguous, tensors)):
         return False
     return not (name in _agreeing()["row_major"] and all(map(_is_exactly_row_major, tensors)))
+
+
+def _may_run_on_gpu(target: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether an operator can be probed on a GPU, where an index or a probability that is out of range ends all work
+    of the process."""
+    if torch.Tag.nondeterministic_seeded in target.tags or target is aten.view.default:
+        return False
+    are_numbers = all(leaf.is_floating_point() or leaf.dtype is torch.bool for leaf in tensors)
+    return are_numbers and {leaf.device.type for leaf in tensors} == {"cuda"} and torch.cuda.is_available()
 
 
 def _is_ambiguous(tensor: torch.Tensor) -> bool:
@@ -145,7 +155,7 @@ _CONSTANTS = (int, float, complex, str, type(None), torch.dtype, torch.device, t
 def _described(leaf: object) -> object:
     if isinstance(leaf, torch.Tensor):
         numbers = tuple(map(hint_of, (*leaf.shape, *leaf.stride())))
-        return _UNKNOWN if None in numbers else (numbers, leaf.dtype)
+        return _UNKNOWN if None in numbers else (numbers, leaf.dtype, leaf.device)
     known = hint_of(leaf)
     is_known = isinstance(known, _CONSTANTS) and (known is not None or leaf is None)
     return (type(known), str(known)) if is_known else _UNKNOWN
@@ -162,11 +172,11 @@ def _probe(
     if size > _MAX_BYTES:
         logger.info("%s is not probed, its fake strides are used: its arguments have %d MiB", target, size >> 20)
         return None
-    random = torch.Tag.nondeterministic_seeded in target.tags
     with contextlib.ExitStack() as stack:
         for context in (_disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast()):
             stack.enter_context(context)
-        stack.enter_context(torch.random.fork_rng(devices=(), enabled=random))
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            stack.enter_context(unchanged_random_state())
         for make in (_zeros, _numbers):  # some kernels fail on zeros: a matrix inverse, a division of integers
             try:
                 real = [
@@ -188,7 +198,7 @@ def _probe(
 
 def _zeros(tensor: torch.Tensor, integer: int | None) -> torch.Tensor:
     """Zeros like a fake tensor, or ``integer``; the system allocates large memory only when it is used."""
-    memory = torch.zeros(memory_extent(tensor), dtype=tensor.dtype)
+    memory = torch.zeros(memory_extent(tensor), dtype=tensor.dtype, device=tensor.device)
     if integer:
         memory.fill_(integer)
     return memory.as_strided(list(map(hint_of, tensor.shape)), list(map(hint_of, tensor.stride())))

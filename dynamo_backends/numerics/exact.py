@@ -9,6 +9,7 @@ eager's use ``keep_discrete``.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeGuard
 
@@ -75,14 +76,104 @@ def _batch_norm_functional(input: torch.Tensor, *args: object) -> object:
     return (*results, mean, variance)
 
 
+def _attention_on_gpu(operator: torch._ops.OpOverload) -> Function:
+    """Attention by a kernel that a GPU has for lower precisions only: in float64, its definition."""
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        if query.dtype is not torch.float64:
+            return operator(query, key, value, *args, **kwargs)
+        given = _by_name(operator, (query, key, value, *args), kwargs)
+        _, value, scores = _attention_scores(given)
+        logsumexp = scores.logsumexp(-1)
+        if operator is aten._scaled_dot_product_efficient_attention.default:
+            rows = -query.shape[2] % 32 if given["compute_log_sumexp"] else 0
+            logsumexp = torch.nn.functional.pad(logsumexp, (0, rows), value=math.inf)
+        elif operator is aten._scaled_dot_product_cudnn_attention.default:
+            logsumexp = logsumexp.unsqueeze(-1)
+        others = [torch.zeros((), dtype=torch.int64)] * (len(operator._schema.returns) - 2)
+        return (scores.softmax(-1) @ value, logsumexp, *others)
+
+    return attention
+
+
+def _attention_on_gpu_backward(operator: torch._ops.OpOverload) -> Function:
+    """The gradients of ``_attention_on_gpu``."""
+
+    def backward(grad: torch.Tensor, query: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        if query.dtype is not torch.float64:
+            return operator(grad, query, *args, **kwargs)
+        given = _by_name(operator, (grad, query, *args), kwargs)
+        key, value, scores = _attention_scores(given)
+        probabilities = scores.softmax(-1)
+        row_sums = (grad * given["out"]).sum(-1, keepdim=True)
+        of_scores = probabilities * (grad @ value.mT - row_sums)
+        factor = _attention_factor(given)
+        of_keys = [of_scores.mT @ query * factor, probabilities.mT @ grad]
+        shared = [item.unflatten(1, (given["key"].shape[1], -1)).sum(2) for item in of_keys]
+        return (of_scores @ key * factor, *shared, of_scores)[: len(operator._schema.returns)]
+
+    return backward
+
+
+def _by_name(operator: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults."""
+    schema = operator._schema.arguments
+    defaults = {item.name: item.default_value for item in schema if item.has_default_value()}
+    return {**defaults, **{item.name: value for item, value in zip(schema, args, strict=False)}, **kwargs}
+
+
+def _attention_factor(given: dict[str, Any]) -> float:
+    scale: float | None = given["scale"]
+    return given["query"].shape[-1] ** -0.5 if scale is None else scale
+
+
+def _attention_scores(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys and values, repeated for the heads that share them, and the masked scores."""
+    query, mask = given["query"], given.get("attn_bias")
+    key, value = (given[name].repeat_interleave(query.shape[1] // given[name].shape[1], 1) for name in ("key", "value"))
+    scores = query @ key.mT * _attention_factor(given)
+    if given["is_causal"]:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return key, value, scores if mask is None else scores + mask
+
+
+_GPU_ATTENTION = {
+    **{
+        operator: _attention_on_gpu(operator)
+        for operator in (
+            aten._scaled_dot_product_efficient_attention.default,
+            aten._scaled_dot_product_flash_attention.default,
+            aten._scaled_dot_product_cudnn_attention.default,
+        )
+    },
+    **{
+        operator: _attention_on_gpu_backward(operator)
+        for operator in (
+            aten._scaled_dot_product_efficient_attention_backward.default,
+            aten._scaled_dot_product_flash_attention_backward.default,
+            aten._scaled_dot_product_cudnn_attention_backward.default,
+        )
+    },
+}
+
 TOLERANT_REPLACEMENTS = {
+    **_GPU_ATTENTION,
     aten.view.default: aten.reshape.default,
     aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }
 """Replacements for operators that fail when a real argument differs from its fake tensor, which the graph was traced
 with (PyTorch 2.13). Strides: batch normalization of a transposed tensor in training. Dtypes, for a half input: the
-statistics of layer normalization with float32 weights, the running statistics of batch normalization."""
+statistics of layer normalization with float32 weights, the running statistics of batch normalization. And for those
+that have no kernel for float64."""
+
+
+class TolerantInterpreter(fx.Interpreter):
+    """Runs a graph with ``TOLERANT_REPLACEMENTS``."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(TOLERANT_REPLACEMENTS.get(target, target), args, kwargs)
 
 
 def is_floating(value: object) -> TypeGuard[torch.Tensor]:

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from passes.engine.fx.editing import UNINITIALIZED, is_view, written_by
 
+from ..common.random_state import RandomState, unchanged_random_state
 from ..graphs.operators import is_collective
 from . import operator_facts as facts
 from .arrays import format_of
@@ -75,7 +76,7 @@ class FunctionRun:
         function: called once with the arguments.
         leaves: copies of the arguments; autograd's leaves.
         are_leaves: for each argument, whether the function gets the leaf itself; if not, it may change it in place.
-        state: of the CPU's random numbers, at the start of the forward and of the backward.
+        state: of the random numbers, at the start of the forward and of the backward.
         mode: sees the operators of the function.
         is_elsewhere: whether the function runs on another runtime, where no dispatch mode can be active.
 
@@ -91,7 +92,7 @@ class FunctionRun:
         function: Callable[..., Any],
         leaves: Sequence[object],
         are_leaves: Sequence[bool],
-        state: torch.Tensor,
+        state: RandomState,
         mode: TorchDispatchMode | None = None,
         *,
         is_elsewhere: bool = False,
@@ -115,8 +116,8 @@ class FunctionRun:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_disable_current_modes())
             if self._is_elsewhere:
-                stack.enter_context(torch.random.fork_rng(devices=[]))
-                torch.set_rng_state(self._state)
+                stack.enter_context(unchanged_random_state())
+                self._state.restore()
             else:
                 stack.enter_context(PrivateRandomness(self._state))
             if self._mode is not None:

@@ -29,6 +29,8 @@ SUMS = frozenset(
         "upsample_bicubic2d", "_upsample_bicubic2d_aa", "upsample_bilinear2d_backward",
         "native_layer_norm", "native_group_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit",
         "native_layer_norm_backward", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_cudnn_attention",
     }
 )  # fmt: skip
 """Operators that add up elements of their arguments, or products of them."""
@@ -269,7 +271,7 @@ def terms_of(function: object, args: Sequence[Any], result: object) -> int:
     if name in _NORMS:  # as many as one of its means is of
         means = result[1].numel() if isinstance(result, (tuple, list)) else 1
         return max(1, math.prod(shape(0)) // max(1, means))
-    if name == "_scaled_dot_product_flash_attention_for_cpu":
+    if name.startswith("_scaled_dot_product") and not name.endswith("backward"):
         return int(shape(1)[-2])
     largest = max(map(math.prod, read), default=1)
     reduced = max(1, largest // max(1, math.prod(_shape(result))))
@@ -296,7 +298,8 @@ def size_inside(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     are computed from the ends of their range."""
     name, read = name_of(function), [item for item in pytree.tree_leaves((args, kwargs)) if is_floating(item)]
     if name in ("linspace", "logspace"):
-        return torch.full((int(args[2]),), max(1.0, *(abs(float(item)) for item in args[:2])), dtype=torch.float64)
+        largest = max(1.0, *(abs(float(item)) for item in args[:2]))
+        return torch.full((int(args[2]),), largest, dtype=torch.float64, device=kwargs.get("device"))
     if not read:
         return None
     if ("upsample_" in name or name == "interpolate") and not name.endswith("_backward"):

@@ -1,8 +1,8 @@
 """Random numbers of runs that are made for a comparison: drawn from a private state, and used to imitate rounding.
 
-PyTorch has one generator for the CPU. A comparison that set it would let other threads draw the same numbers twice, so
-operators receive another generator. The few that accept none run under a lock, with the process's generator set before
-and restored afterwards.
+PyTorch has one generator for each device. A comparison that set it would let other threads draw the same numbers twice,
+so operators receive another generator. The few that accept none run under a lock, with the process's generators set
+before and restored afterwards.
 
 ``perturbed`` is the random rounding with which all modules find out how sensitive a computation is.
 """
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..common.fork_safety import Lock
+from ..common.random_state import RandomState, unchanged_random_state
 from .exact import is_floating
 
 aten = torch.ops.aten
@@ -49,10 +50,10 @@ def draws_numbers(function: object, args: Sequence[object], kwargs: Mapping[str,
 
 
 class PrivateRandomness(TorchDispatchMode):
-    """Draws random numbers of the CPU from a private state. The process's generator is neither read nor changed.
+    """Draws random numbers from a private state. The process's generators are neither read nor changed.
 
     Args:
-        state: as returned by ``torch.get_rng_state``.
+        state: at the start.
 
     Attributes:
         draws: how many operators have drawn numbers.
@@ -60,10 +61,9 @@ class PrivateRandomness(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, state: torch.Tensor) -> None:
+    def __init__(self, state: RandomState) -> None:
         super().__init__()
-        self._generator = torch.Generator()
-        self._generator.set_state(state)
+        self._generators = state.generators()
         self.draws = 0
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
@@ -71,28 +71,32 @@ class PrivateRandomness(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):  # its subgraph may draw, or read the state
             self.draws += func.name() in CALL_A_RANDOM_OPERATOR
             return self._with_process_generator(func, args, kwargs)
-        if not draws_numbers(func, args, kwargs) or kwargs.get("generator") is not None or not _is_on_cpu(args, kwargs):
+        generator = self._generators.get(_device(args, kwargs))
+        if not draws_numbers(func, args, kwargs) or kwargs.get("generator") is not None or generator is None:
             return func(*args, **kwargs)
         self.draws += 1
-        if func is aten.native_dropout.default and args[0].dtype in (torch.float32, torch.float64):
+        is_dropout = func is aten.native_dropout.default and args[0].dtype in (torch.float32, torch.float64)
+        if is_dropout and generator.device.type == "cpu":
             return self._dropout(*args, **kwargs)
         overload = _with_generator(func)
         if overload is None:
             return self._with_process_generator(func, args, kwargs)
-        return overload(*args, **{**kwargs, "generator": self._generator})
+        return overload(*args, **{**kwargs, "generator": generator})
 
     def _dropout(self, input: torch.Tensor, p: float, train: bool | None) -> object:
         """As ``native_dropout_cpu`` of ``aten/src/ATen/native/Dropout.cpp``, which takes no generator."""
         if train is False or input.numel() == 0:
             return aten.native_dropout.default(input, p, train)
-        mask = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - p, generator=self._generator)
+        generator = self._generators[input.device]
+        mask = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - p, generator=generator)
         return input.mul(mask).mul_(0.0 if p == 1 else 1 / (1 - p)), mask
 
     def _with_process_generator(self, func: Any, args: Any, kwargs: Any) -> object:
-        with _process_generator, torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._generator.get_state())
+        cpu, *gpus = (generator.get_state() for generator in self._generators.values())
+        with _process_generator, unchanged_random_state():
+            RandomState(cpu, tuple(gpus)).restore()
             result = func(*args, **kwargs)
-            self._generator.set_state(torch.get_rng_state())
+            self._generators = RandomState.now().generators()
         return result
 
 
@@ -107,10 +111,13 @@ def _with_generator(func: torch._ops.OpOverload) -> Callable[..., object] | None
     return None
 
 
-def _is_on_cpu(args: object, kwargs: dict[str, Any]) -> bool:
+def _device(args: object, kwargs: dict[str, Any]) -> torch.device:
+    """Where an operator draws random numbers."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    device = kwargs.get("device") or (tensors[0].device if tensors else "cpu")
-    return torch.device(device).type == "cpu"
+    device = torch.device(kwargs.get("device") or (tensors[0].device if tensors else "cpu"))
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def perturbed(value: Any, unit: float, generator: torch.Generator) -> Any:

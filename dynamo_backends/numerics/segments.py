@@ -637,7 +637,7 @@ class _Value:
                 noise = torch.empty(found.shape, dtype=torch.float64).uniform_(
                     -0.5, 0.5, generator=self._check._generator
                 )
-                found = found + noise * (rule.smallest * rule.epsilon)
+                found = found + noise.to(found.device) * (rule.smallest * rule.epsilon)
             return found
 
         return pytree.tree_map(one, self._values[node])
@@ -671,7 +671,7 @@ def _off_by(value: torch.Tensor, most: torch.Tensor, factor: float, generator: t
     """A value that is off by what its sums may round, to either side; by the part of it of which ``factor`` makes the
     whole."""
     sides = torch.empty(value.shape, dtype=torch.float32).uniform_(-1.0, 1.0, generator=generator).sign_()
-    return value + sides.mul_(most) / factor
+    return value + sides.to(value.device).mul_(most) / factor
 
 
 def _dense(value: object) -> object:

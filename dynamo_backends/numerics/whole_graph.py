@@ -2,7 +2,7 @@
 
 ::
 
-    check = FunctionCheck(function, arguments, torch.get_rng_state())
+    check = FunctionCheck(function, arguments, RandomState.now())
     check.judge(0, actual).is_wrong
 
 The rule is that of ``segments``: a result is compared with eager's, then with float64's, and then with up to
@@ -24,9 +24,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..common.random_state import RandomState
 from ..graphs.layout import significant_strides
 from .arrays import as_array, dense, dtype_name, format_of, is_equal
-from .exact import KERNEL_ERRORS, is_floating, widened
+from .exact import KERNEL_ERRORS, TolerantInterpreter, is_floating, widened
 from .function_runs import FunctionRun, Recording, Rerun, UnstableError, copies
 from .rule import RUNS, UNITS, Measure, judge, spread, sum_units
 from .verdicts import RIGHT, Verdict, difference_in_kind, verdict, verdict_on
@@ -271,7 +272,7 @@ class FunctionCheck(ResultCheck):
         self,
         function: Callable[..., Sequence[object]],
         arguments: Sequence[object],
-        state: torch.Tensor,
+        state: RandomState,
         *,
         values_of: ValuesOf = outputs_of,
         written: Collection[int] | None = None,
@@ -336,7 +337,7 @@ def _given(arguments: Sequence[object], written: Collection[int] | None, *, wide
 def graph_check(
     module: fx.GraphModule,
     arguments: Sequence[object],
-    state: torch.Tensor,
+    state: RandomState,
     *,
     written: Sequence[int] = (),
     coarser: torch.dtype = torch.float32,
@@ -348,7 +349,7 @@ def graph_check(
         return {i: _elements(value) if isinstance(value, torch.Tensor) else value for i, value in enumerate(values)}
 
     def run(*args: object) -> Any:
-        return fx.Interpreter(module).run(*args, enable_io_processing=False)
+        return TolerantInterpreter(module).run(*args, enable_io_processing=False)
 
     with torch.no_grad():
         return FunctionCheck(run, arguments, state, written=written, coarser=coarser, values_of=values_of)
@@ -359,7 +360,7 @@ def leaves_of(results: object) -> list[object]:
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-def values_check(module: fx.GraphModule, arguments: Sequence[object], state: torch.Tensor) -> FunctionCheck:
+def values_check(module: fx.GraphModule, arguments: Sequence[object], state: RandomState) -> FunctionCheck:
     """The check of all values of a graph, see ``all_values``."""
     with torch.no_grad():
         return FunctionCheck(
@@ -411,7 +412,7 @@ def _elements(value: torch.Tensor) -> torch.Tensor:
 
 
 def difference_of_results(
-    expected: Sequence[object], actual: Sequence[object], check: Callable[[], ResultCheck]
+    expected: Sequence[object], actual: Sequence[object], check: Callable[[], ResultCheck], *, layouts: bool = True
 ) -> str:
     """The first difference of two runs of a graph that is not rounding; empty if there is none.
 
@@ -421,6 +422,7 @@ def difference_of_results(
         expected: PyTorch's results: tensors, samples of tensors, or other objects.
         actual: the others, of the same kinds.
         check: of the graph, made if results differ by more than the rounding of one operator.
+        layouts: whether the order of dimensions in memory must be the same.
     """
     if len(actual) != len(expected):
         return f"{len(actual)} results, expected {len(expected)}"
@@ -434,7 +436,7 @@ def difference_of_results(
             return f"result {i}: {type(first).__name__} instead of {type(second).__name__}"
         if not isinstance(ours, Sample) or not isinstance(theirs, Sample):
             continue
-        if ours.like.layout != theirs.like.layout or significant_strides(ours.like) != significant_strides(theirs.like):
+        if layouts and not _have_one_layout(ours.like, theirs.like):
             return f"result {i} has another memory layout"
         elements += ours.elements.numel()
         if not measure(ours.elements, theirs.elements).is_rounding:
@@ -447,6 +449,10 @@ def difference_of_results(
     except UnstableError as error:
         return str(error)
     return "rounding changes most of its results beyond recognition" if 2 * untold > elements else ""
+
+
+def _have_one_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.layout == second.layout and significant_strides(first) == significant_strides(second)
 
 
 def measure(value: torch.Tensor, reference: torch.Tensor, units_of_scale: float = 0.0) -> Measure:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..common.random_state import RandomState
 from ..common.safety_net import caught
 from ..dumps.model_values import Runtime
 from ..dumps.models import OnnxModel, load_model
@@ -103,7 +104,7 @@ def difference(
         return [results[i] for i in captured.returned]
 
     with torch.no_grad():
-        check = FunctionCheck(run, [*weights, *pytree.tree_leaves(call)], torch.get_rng_state())
+        check = FunctionCheck(run, [*weights, *pytree.tree_leaves(call)], RandomState.now())
 
     def in_eager() -> Sequence[object]:
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, call)

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
+from ..common.random_state import RandomState
 from ..numerics import operator_facts as facts
 from ..numerics.exact import WIDER, is_floating
 from ..numerics.function_runs import (
@@ -53,13 +54,13 @@ class CallExecution:
 
     Attributes:
         recording: the context for the call itself, which records its random numbers and decisions.
-        random_state: of the CPU's random numbers before the call.
+        random_state: of the random numbers before the call.
     """
 
     def __init__(self, function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         self.function = function
         self.recording = Recording(raises=False)
-        self.random_state = torch.get_rng_state()
+        self.random_state = RandomState.now()
         self._writes = may_write(function, kwargs)
         self._reads_memory = self._writes or "as_strided" in function_name(function)  # beside an argument's elements
         paths, self._spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..common.random_state import RandomState
 from ..debug.dump_folder import DumpFolder, new_folder, rank
 from .call import AFTER, Call, CallText
 from .gradients import Gradients
@@ -77,23 +78,23 @@ class OpCapture(OpTool):
         self.folder = CaptureFolder(self._root)
         self._is_full = False
 
-    def _before(self, call: Call) -> tuple[str, torch.Tensor] | None:
-        """Writes the arguments; returns the call's folder and the state of the CPU's random numbers."""
+    def _before(self, call: Call) -> tuple[str, RandomState] | None:
+        """Writes the arguments; returns the call's folder and the state of the random numbers."""
         if call.number % self._every or (self._first is not None and call.number // self._every >= self._first):
             return None
         relative = self.write_call(call.text, call.args, call.kwargs)
-        return None if relative is None else (relative, torch.get_rng_state())
+        return None if relative is None else (relative, RandomState.now())
 
     def _after(
-        self, call: Call, before: tuple[str, torch.Tensor] | None, result: object
+        self, call: Call, before: tuple[str, RandomState] | None, result: object
     ) -> Callable[[Gradients], None] | None:
         if before is None:
             return None
         relative, rng_state = before
         changed = {name: value for name, value in call.results.items() if name.endswith(AFTER)}
         self.save(relative, "output", {"output": result, "changed": changed})
-        if not torch.equal(rng_state, torch.get_rng_state()):
-            self.save(relative, "rng_state", {"cpu": rng_state})
+        if not rng_state.equals(RandomState.now()):
+            self.save(relative, "rng_state", rng_state.by_device())
 
         def finished(gradients: Gradients) -> None:
             self.save(relative, "grad_outputs", gradients.outputs)

@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
+from ..common.random_state import RandomState, unchanged_random_state
 from ..numerics.function_runs import passed
 from .call import CallText, named_arguments, named_results
 from .names import function_of
@@ -110,11 +111,11 @@ def run_call(
     if not isinstance(args, tuple) or not isinstance(kwargs, dict):
         raise CaptureError(f"{captured.folder / 'input.pth'} does not hold arguments")
     tangents = {} if forward_only else captured.read("grad_outputs")
-    state = captured.read("rng_state").get("cpu")
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(bool(tangents)):
+    states = captured.read("rng_state")
+    with unchanged_random_state(), torch.set_grad_enabled(bool(tangents)):
         args, kwargs = pytree.tree_map_only(torch.Tensor, _passed, (args, kwargs))
-        if isinstance(state, torch.Tensor):
-            torch.set_rng_state(state)
+        if states and all(isinstance(state, torch.Tensor) for state in states.values()):  # not beyond the size limit
+            RandomState.of_devices(states).restore()
         with tool:
             returned = function(*args, **kwargs)
             results = named_results(returned, named_arguments(args, kwargs))

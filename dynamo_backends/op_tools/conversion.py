@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..common.operator_watchers import watchers_disabled
+from ..common.random_state import unchanged_random_state
 from ..errors import first_line
 from ..graphs.operators import is_collective
 from ..numerics.function_runs import is_strided, storage_of, version_of
@@ -126,7 +127,7 @@ class _Conversion(OpTool):
         if key not in self._dtypes:
             self._dtypes[key] = []
             try:
-                with watchers_disabled(), torch.no_grad(), torch.random.fork_rng(devices=[]):  # it may write: copies
+                with watchers_disabled(), torch.no_grad(), unchanged_random_state():  # it may write: copies
                     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
                     leaves = pytree.tree_leaves(call.function(*args, **kwargs))
             except Exception as error:  # maybe the reason for the conversion

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import Kind, Reason, SessionError, WrongResultError
 from ..exporter.results import number_dtype
+from ..exporter.signature import used_results
 from ..graphs.example_values import synthetic, valid_indices
 from ..graphs.layout import hint_of
 from ..runtime.binding import InputSpec, OutputSpec
@@ -31,9 +32,10 @@ def wrong_result(node: fx.Node, model: ir.Model) -> Reason | None:
     Args:
         node: the node, with ``meta["val"]`` on itself and its arguments. Symbolic sizes have the values from the
             capture of the graph.
-        model: takes ``node.all_input_nodes``, and returns the node's results that are not ``None``.
+        model: takes ``node.all_input_nodes``, and returns the node's results that are read and not ``None``.
     """
-    results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
+    value = node.meta["val"]
+    results = [value[i] for i in used_results(node)] if isinstance(value, (tuple, list)) else [value]
     results = [item for item in results if item is not None]
     arguments = [arg.meta["val"] for arg in node.all_input_nodes]
     if not all(map(_has_example, (*arguments, *results))) or not all(isinstance(r, torch.Tensor) for r in results):

@@ -22,6 +22,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..common.random_state import RandomState
 from ..errors import SessionError
 from ..events import count
 from ..graphs.artifacts import attribute
@@ -55,8 +56,8 @@ def _real_tensors() -> Iterator[None]:
         yield
 
 
-def _state() -> torch.Tensor:
-    return torch.Generator().manual_seed(_SEED).get_state()
+def _state() -> RandomState:
+    return RandomState.of_seed(_SEED)
 
 
 @_real_tensors()

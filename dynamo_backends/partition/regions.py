@@ -15,12 +15,13 @@ from collections.abc import Container, Sequence
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from ..errors import KernelFaultError, Kind, Reason, SessionError, TranslationError
 from ..exporter.known_constants import KNOWN_VALUE, nodes_of_known_values
 from ..exporter.registration import registered_converter
 from ..exporter.results import is_inferred
-from ..exporter.signature import signature
+from ..exporter.signature import signature, used_results
 from ..exporter.translate import find_translation, fold_constants, translate
 from ..exporter.upstream_faults import draws_random_numbers, faults_of, reason_not_to_translate
 from ..graphs.aliases import IN_PYTORCH
@@ -31,12 +32,10 @@ from ..graphs.operators import is_collective
 from ..runtime.integer_kernels import is_for_any_processor
 from ..runtime.kernel_faults import reason_against_model
 from ..runtime.node_support import ANSWERS
-from ..runtime.providers import Provider, fallbacks, provider_name
+from ..runtime.providers import Provider, device_types, fallbacks, provider_name
 from .dry_run import example_sizes, wrong_result
 from .faster_in_pytorch import VIEWS_ONLY, is_shape_operator, views_of_arguments
 from .needed_passes import with_needed_passes
-
-_CUDA_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"}
 
 _FASTPATH = frozenset(
     {torch.ops.aten._transformer_encoder_layer_fwd.default, torch.ops.aten._native_multi_head_attention.default}
@@ -79,9 +78,8 @@ class Support:
         self.opset = opset
         self._only_first = only_first
         self.providers = tuple(providers)
-        self._alternatives = list(fallbacks(self.providers))[1:] if must_run_on_onnx else []
+        self._must_run_on_onnx = must_run_on_onnx
         self._names = [provider_name(provider) for provider in providers]
-        self._device_types = {"cpu", "cuda"} if set(self._names) & _CUDA_PROVIDERS else {"cpu"}
 
     def reason_against(self, node: fx.Node) -> Reason | None:
         """Why a node must run in PyTorch; ``None`` if ONNX Runtime can run it."""
@@ -106,16 +104,19 @@ class Support:
             return Reason(Kind.NOT_IN_ONNX, "it has side effects")
         if "val" not in node.meta or any("val" not in arg.meta for arg in node.all_input_nodes):
             return Reason(Kind.UNKNOWN_SHAPE, "its shapes are not known")
-        elsewhere = {device for device in _devices(node) if device.type not in self._device_types}
-        if elsewhere:
-            return Reason(Kind.DEVICE, f"no execution provider in {self._names} for {elsewhere.pop()}")
-        if len(_devices(node)) > 1:
+        devices = _devices(node)
+        elsewhere = next((item for item in devices if item.type not in device_types(self.providers)), None)
+        if elsewhere is not None:
+            return Reason(Kind.DEVICE, f"no execution provider in {self._names} for {elsewhere}")
+        if len(devices) > 1:
             return Reason(Kind.DEVICE, "it copies between devices")
         if faults and self._cached_probe(node, only_first=True) is not None:
             return faults[0].reason  # the CPU provider, which has the fault, would run what the first provider does not
         rejection = self._cached_probe(node, only_first=self._only_first)
-        if rejection is not None and any(self._cached_probe(node, others) is None for others in self._alternatives):
-            return None
+        if rejection is not None and self._must_run_on_onnx:
+            _, *alternatives = fallbacks(self.providers, {device.type for device in devices})
+            if any(self._cached_probe(node, others) is None for others in alternatives):
+                return None
         return rejection
 
     def _cached_probe(
@@ -176,20 +177,21 @@ def _out_of_memory(error: BaseException | None) -> Reason | None:
 
 
 def _devices(node: fx.Node) -> set[torch.device]:
-    """The devices of a node's arguments and results."""
-    devices = set()
-    for value in [node.meta["val"], *(arg.meta["val"] for arg in node.all_input_nodes)]:
-        for item in value if isinstance(value, (tuple, list)) else [value]:
-            if isinstance(item, torch.Tensor):
-                devices.add(item.device)
-    return devices
+    """The devices of a node's arguments and results that are read. Single numbers on the CPU do not count: a session
+    for a GPU reads and returns them, too."""
+    value = node.meta["val"]
+    results = [value[i] for i in used_results(node)] if isinstance(value, (tuple, list)) else [value]
+    items = [*results, *(arg.meta["val"] for arg in node.all_input_nodes)]
+    tensors = [item for item in tree_leaves(items) if isinstance(item, torch.Tensor)]
+    devices = {item.device for item in tensors}
+    return {item.device for item in tensors if item.dim() or item.device.type != "cpu"} or devices
 
 
 def results_of(node: fx.Node) -> list[RegionOutput]:
-    """The results of a node that are not ``None``."""
+    """The results of a node that are read and not ``None``."""
     value = node.meta["val"]
     if isinstance(value, (tuple, list)):
-        return [RegionOutput(node, index=i) for i, item in enumerate(value) if item is not None]
+        return [RegionOutput(node, index=i) for i in used_results(node) if value[i] is not None]
     return [RegionOutput(node)]
 
 

@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from ..common import operator_watchers
 from ..common.backoff import BackoffBySizes, sizes_of
 from ..common.fork_safety import Lock
+from ..common.random_state import RandomState
 from ..common.safety_net import caught
 from ..errors import SessionError, WrongResultError, first_line, is_out_of_memory
 from ..events import count, is_candidate_run, warn
@@ -110,7 +111,6 @@ class RunnableRegion:
         self._providers = list(providers)  # that are not given up
         self._build = build
         self._checked = checked
-        self._float32_as = float32_precision()
         self._lock = Lock()  # held while results are compared, a session is made, or the providers change
         self._given_up: dict[str, str] = {}  # why, by the provider's name
         self._told: set[str] = set()
@@ -210,12 +210,14 @@ class RunnableRegion:
         """See ``_compared``; the lock is held."""
         from ..numerics.whole_graph import difference_of_results, graph_check  # imported lazily: rarely used
 
-        state, region = torch.get_rng_state(), self._checked
+        state, region = RandomState.now(), self._checked
         assert region is not None
+        coarser = float32_precision(provider.executable.settings.providers)
         expected = region(*args)
         results = session(args)
+        # The layouts of its results are those that the graph was compiled with, on whatever provider.
         difference = difference_of_results(
-            expected, results, lambda: graph_check(region, args, state, coarser=self._float32_as)
+            expected, results, lambda: graph_check(region, args, state, coarser=coarser), layouts=False
         )
         if difference:
             count(f"wrong_on_provider {provider.name}")

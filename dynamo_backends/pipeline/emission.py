@@ -65,7 +65,7 @@ def emit(
         options.threads,
         shares_graph=not is_only or not is_inference,  # in training, PyTorch continues at once
         spin=options.spin,
-        disabled_optimizers=optimizers_to_disable(model),
+        disabled_optimizers=optimizers_to_disable(model, options.providers),
         idle_seconds=options.idle_seconds,
     )
     checker = None
@@ -91,11 +91,13 @@ def emit(
 
 def _on_providers(executable: Executable, model: ir.Model) -> Iterator[Executable]:
     """An executable on its providers, and without the first and so on, where no kernel is wrong."""
-    first, *others = fallbacks(executable.settings.providers)
-    yield executable.on(as_precise_as_pytorch(first))
+    devices = {spec.device.type for specs in (executable.inputs, executable.outputs) for spec in specs}
+    operators = {node.op_type for node in model.graph.all_nodes()}
+    first, *others = fallbacks(executable.settings.providers, devices)
+    yield executable.on(as_precise_as_pytorch(first, operators))
     for providers in others:
         if fault_in(model, providers) is None:
-            yield executable.on(as_precise_as_pytorch(providers))
+            yield executable.on(as_precise_as_pytorch(providers, operators))
 
 
 def _fault(model: ir.Model, options: Options) -> KernelFaultError | None:

@@ -23,7 +23,7 @@ from ..options import Options
 from ..partition.regions import Support
 from ..runtime.integer_kernels import is_for_any_processor, mixed_signs_are_exact
 from ..runtime.kernel_faults import check, reason_against_node, result_types
-from ..runtime.providers import Provider, only_cpu, provider_name
+from ..runtime.providers import Provider, only_cpu, provider_name, runs_on_gpu
 
 BACKEND = "onnxrt"
 """The name of our backends in PyTorch's bisector (``CompilerBisector``)."""
@@ -37,9 +37,9 @@ def pass_target(options: Options, support: Support) -> Target:
         backend=BACKEND,
         providers=tuple(provider_name(provider) for provider in options.providers),
         opset=options.opset,
-        multiplies_bfloat16=not is_for_any_processor() and only_cpu(options.providers) and has_units_for_bfloat16(),
+        multiplies_bfloat16=_multiplies_bfloat16(options.providers),
         multiplies_mixed_signs=mixed_signs_are_exact,
-        threads=options.threads,
+        threads=1 if runs_on_gpu(options.providers) else options.threads,
         decompositions=functools.partial(decomposition_table, options.opset),
         rejects=functools.partial(_rejects, options.providers, options.opset),
         rejects_operator=functools.partial(_rejects_operator, support),
@@ -47,6 +47,12 @@ def pass_target(options: Options, support: Support) -> Target:
         objection=functools.partial(_objection, options.providers),
         keeps=operator_with_own_converter,
     )
+
+
+def _multiplies_bfloat16(providers: Sequence[Provider]) -> bool:
+    if runs_on_gpu(providers):
+        return True
+    return not is_for_any_processor() and only_cpu(providers) and has_units_for_bfloat16()
 
 
 def has_units_for_bfloat16() -> bool:

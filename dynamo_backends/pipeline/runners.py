@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..common.call_statistics import reporting
 from ..common.garbage_collection import only_new
+from ..common.random_state import RandomState
 from ..common.safety_net import or_original
 from ..errors import first_line
 from ..events import is_candidate_run
@@ -201,14 +202,14 @@ class Runners:
     ) -> Runner:
         """The result of ``compile_it(module)``, which may change the graph; if it fails, PyTorch runs the original."""
         with _disable_current_modes():
-            random_state = torch.get_rng_state()
+            random_state = RandomState.now()
 
         why = ""
 
         def failed(error: Exception) -> None:
             nonlocal why
             with _disable_current_modes():
-                torch.set_rng_state(random_state)
+                random_state.restore()
             why = f"the compile failed, PyTorch runs it: {type(error).__name__}: {first_line(str(error))}"
             if name is not None:
                 self.observer.not_compiled(name, why)

@@ -21,6 +21,7 @@ from ..cache.graphs import CachedGraphs
 from ..cache.store import StoredRecord
 from ..common.fork_safety import Lock
 from ..common.operator_watchers import watchers_disabled
+from ..common.random_state import RandomState
 from ..common.safety_net import caught, net
 from ..errors import CandidateError, SessionError, TranslationError, first_line, is_out_of_memory
 from ..events import candidate_run, count, is_new
@@ -321,7 +322,7 @@ class TunedGraph:
 
     def _compared_with_reference(self, engine: str, args: Sequence[Any]) -> Runner:
         """PyTorch's runner. An engine whose results differ from PyTorch's by more than rounding is rejected."""
-        state = torch.get_rng_state()
+        state = RandomState.now()
         try:
             expected = self._results(self._reference, args)
             with candidate_run(self._warnings[engine]):
@@ -350,21 +351,21 @@ class TunedGraph:
 
     def _results(self, runner: Runner, args: Sequence[Any]) -> list[object]:
         """The results of a runner, then the arguments that it writes, which are copies; of large tensors a sample."""
-        state = torch.get_rng_state()
+        state = RandomState.now()
         given = [_copy(arg) if i in self._written else arg for i, arg in enumerate(args)]
         try:
             with watchers_disabled():
                 return sampled([*leaves_of(runner(list(given))), *(given[i] for i in self._written)])
         finally:
             if self._draws:
-                torch.set_rng_state(state)
+                state.restore()
             give_back()
 
     def _timed(self, engine: str, copies: Mapping[int, torch.Tensor], args: list[Any]) -> object:
         """Runs an engine; if it fails, PyTorch with the same arguments and random numbers."""
         runner, elements = self._runners[engine], sum(args[i].numel() for i in self._symbolic)
         given = [] if runner is self._reference else list(args)
-        state = torch.get_rng_state()
+        state = RandomState.now()
         started = time.perf_counter()
         try:
             result = runner(args)
@@ -372,7 +373,7 @@ class TunedGraph:
             if runner is self._reference:
                 raise
             if self._draws:
-                torch.set_rng_state(state)
+                state.restore()
             for i, value in copies.items():
                 given[i].copy_(value)
             return self._instead(engine, error, given)

@@ -223,13 +223,14 @@ def may_run_twice(module: fx.GraphModule) -> bool:
 def _may_run_twice(node: fx.Node) -> bool:
     if node.op == "call_module" or isinstance(node.target, torch._ops.HigherOrderOperator):
         return False
-    if is_collective(node.target) or (may_draw(node) and not _is_on_cpu(node)):
+    if is_collective(node.target) or (may_draw(node) and not _is_known_generator(node)):
         return False
     if not isinstance(node.target, torch._ops.OpOverload) or is_write_back(node):
         return True
     return node.target.namespace in _KNOWN_LIBRARIES and not node.is_impure(impure_random=False)
 
 
-def _is_on_cpu(node: fx.Node) -> bool:
+def _is_known_generator(node: fx.Node) -> bool:
+    """Whether ``RandomState`` has the state of a node's generator."""
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    return all(leaf.device.type == "cpu" for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return all(leaf.device.type in ("cpu", "cuda") for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -109,7 +109,7 @@ class OutputSpec:
     @property
     def memory_sizes(self) -> tuple[Size, ...] | None:
         """The shape of its memory; ``None`` if any is right, or if PyTorch cannot allocate it."""
-        if self.sizes is None or self.device.type != "cpu":
+        if self.sizes is None or self.device.type not in ("cpu", "cuda"):
             return None
         return _in_memory_order(self.sizes, self.permutation)
 

@@ -19,7 +19,7 @@ from ..errors import KernelFaultError, Reason, SessionError
 from .constants import TABLE, computed_from
 from .integer_kernels import PRODUCTS, has_mixed_signs, mixed_signs_are_exact
 from .node_support import ANSWERS, model_of, signature
-from .providers import Provider, only_cpu
+from .providers import Provider, is_careful, only_cpu
 from .settings import SessionSettings, create_session
 from .subprocess_session import WITHOUT_CPU, check_in_subprocess
 
@@ -172,10 +172,11 @@ SLOW_OPTIMIZERS = ("SkipLayerNormFusion", "BiasSkipLayerNormFusion")
 for 128 rows of 256, AMD EPYC, one thread)."""
 
 
-def optimizers_to_disable(model: ir.Model) -> tuple[str, ...]:
-    """The names of ONNX Runtime's optimizers that are wrong for a model, or slow."""
+def optimizers_to_disable(model: ir.Model, providers: Sequence[Provider]) -> tuple[str, ...]:
+    """The names of ONNX Runtime's optimizers that are wrong for a model, or slow on the CPU provider if it is first."""
     faults = (fault for fault in OPTIMIZER_FAULTS if fault.is_installed and fault.applies(model))
-    return tuple(sorted({*(str(name) for fault in faults for name in fault.operators), *SLOW_OPTIMIZERS}))
+    slow = SLOW_OPTIMIZERS if only_cpu(providers) else ()
+    return tuple(sorted({*(str(name) for fault in faults for name in fault.operators), *slow}))
 
 
 def fault_in(model: ir.Model, providers: Sequence[Provider]) -> tuple[ir.Node, Fault[ir.Node]] | None:
@@ -309,10 +310,14 @@ def _load(
         SessionError: ONNX Runtime rejected the model.
     """
     content, settings = serialized(model), _settings(providers[:1] if only_first else providers)
-    if only_cpu(providers):
-        create_session(content, settings, settings.options(threads=1))
-    else:
-        check_in_subprocess(content, settings, sizes, WITHOUT_CPU if only_first else {})
+    config = WITHOUT_CPU if only_first and not only_cpu(providers) else {}
+    if not is_careful(providers):
+        check_in_subprocess(content, settings, sizes, config)
+        return
+    options = settings.options(threads=1)
+    for key, value in config.items():
+        options.add_session_config_entry(key, value)
+    create_session(content, settings, options)
 
 
 def _settings(providers: Sequence[Provider]) -> SessionSettings:

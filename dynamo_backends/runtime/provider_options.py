@@ -21,6 +21,18 @@ PACKAGES: Mapping[str, str] = {
 }
 """The package to install for a provider."""
 
+CUDA = "CUDAExecutionProvider"
+
+DEVICE_TYPES: Mapping[str, str] = {
+    CUDA: "cuda",
+    "TensorrtExecutionProvider": "cuda",
+    "NvTensorRTRTXExecutionProvider": "cuda",
+}
+"""PyTorch's type of the device whose memory a provider reads and writes; the CPU's for all others."""
+
+CAREFUL = frozenset({"CPUExecutionProvider", CUDA})
+"""Providers that raise instead of crashing, and follow their options of precision: no subprocess tries them."""
+
 PLUGIN_OPTIONS: Mapping[str, Mapping[str, str]] = {
     OPENVINO: {
         "load_config": "OpenVINO's properties by device, as JSON: INFERENCE_PRECISION_HINT, INFERENCE_NUM_THREADS, "
@@ -62,7 +74,7 @@ def _openvino(hint: str) -> dict[str, str]:
 
 PRECISIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     OPENVINO: {"highest": _openvino("f32"), "high": _openvino("f32"), "medium": _openvino("bf16")},
-    "CUDAExecutionProvider": {"highest": {"use_tf32": "0"}, "high": {"use_tf32": "1"}, "medium": {"use_tf32": "1"}},
+    CUDA: {"highest": {"use_tf32": "0"}, "high": {"use_tf32": "1"}, "medium": {"use_tf32": "1"}},
     "QNNExecutionProvider": {"highest": {"enable_htp_fp16_precision": "0"}},
 }
 """A provider's options for each value of ``torch.get_float32_matmul_precision()``."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import onnxruntime
@@ -21,7 +22,18 @@ from .provider_libraries import (
     installed_plugins,
     version_text,
 )
-from .provider_options import PACKAGES, PLUGIN_OPTIONS, precision_options, thread_options, with_defaults
+from .provider_options import (
+    CAREFUL,
+    CUDA,
+    DEVICE_TYPES,
+    PACKAGES,
+    PLUGIN_OPTIONS,
+    precision_options,
+    thread_options,
+    with_defaults,
+)
+
+logger = logging.getLogger(__name__)
 
 Provider: TypeAlias = "str | tuple[str, dict[str, str]]"
 
@@ -29,6 +41,9 @@ CPU = "CPUExecutionProvider"
 
 SILENT = 4
 """ONNX Runtime's log level for fatal errors alone: other errors are exceptions, and we report them."""
+
+_told: set[str] = set()
+"""Types of devices of which a missing provider was told."""
 
 _started: set[str] = set()
 """Providers, with their options, that started in this process."""
@@ -47,29 +62,67 @@ def only_cpu(providers: Sequence[Provider]) -> bool:
     return provider_name(providers[0]) == CPU
 
 
-def fallbacks(providers: Sequence[Provider]) -> Iterator[tuple[Provider, ...]]:
+def device_types(providers: Iterable[Provider]) -> set[str]:
+    """PyTorch's types of the devices whose memory providers read and write: ``cpu``, and maybe ``cuda``."""
+    return {"cpu", *(DEVICE_TYPES.get(provider_name(provider), "cpu") for provider in providers)}
+
+
+def runs_on_gpu(providers: Sequence[Provider]) -> bool:
+    """Whether a GPU, whose memory PyTorch's tensors may be in, runs the nodes."""
+    return provider_name(providers[0]) in DEVICE_TYPES
+
+
+def is_careful(providers: Sequence[Provider]) -> bool:
+    """Whether a session of these providers may be made in this process before it is tried in another."""
+    return only_cpu(providers) or all(provider_name(provider) in CAREFUL for provider in providers)
+
+
+def fallbacks(providers: Sequence[Provider], devices: Collection[str] = ("cpu",)) -> Iterator[tuple[Provider, ...]]:
     """The providers in order of preference, then without the first, and so on.
 
     The CPU provider comes last even if it is not named, as in ONNX Runtime: ``fallback="error"`` is about PyTorch.
+
+    Args:
+        providers: in order of preference.
+        devices: the types of devices whose memory must be read and written: the CPU provider reads no GPU's.
     """
     left = tuple(providers)
-    while left:
+    while left and device_types(left) >= set(devices):
         yield left
         if only_cpu(left):
             return
         left = left[1:] or (CPU,)
 
 
-def as_precise_as_pytorch(providers: Sequence[Provider]) -> tuple[Provider, ...]:
-    """The providers with options for the float32 precision of ``torch.set_float32_matmul_precision``, which is full
-    precision by default. A user's options of precision are kept."""
+def as_precise_as_pytorch(providers: Sequence[Provider], operators: Collection[str] = ()) -> tuple[Provider, ...]:
+    """The providers with options for PyTorch's float32 precision: of ``torch.set_float32_matmul_precision``, which is
+    full precision by default; on a GPU that of the operators. A user's options of precision are kept.
+
+    Args:
+        providers: of a session.
+        operators: the operators of its model, if they are known.
+    """
     precision = torch.get_float32_matmul_precision()
     result: list[Provider] = []
     for provider in providers:
         name = provider_name(provider)
-        ours = precision_options(name, precision)
+        ours = precision_options(name, precision) if name != CUDA else {"use_tf32": str(int(_allows_tf32(operators)))}
         result.append((name, with_defaults(name, options_of(provider), ours)) if ours else provider)
     return tuple(result)
+
+
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "Attention", "Einsum"})
+
+
+def _allows_tf32(operators: Collection[str]) -> bool:
+    """Whether PyTorch may compute all operators of a model with TF32. The provider has one switch for them all."""
+    allowed = []
+    if not _CONVOLUTIONS.isdisjoint(operators):
+        allowed.append(torch.backends.cudnn.conv.fp32_precision == "tf32")
+    if not _PRODUCTS.isdisjoint(operators):
+        allowed.append(torch.backends.cuda.matmul.fp32_precision == "tf32")
+    return bool(allowed) and all(allowed)
 
 
 def options_for_float32(provider: Provider) -> dict[str, str]:
@@ -77,9 +130,11 @@ def options_for_float32(provider: Provider) -> dict[str, str]:
     return dict(precision_options(provider_name(provider), "highest"))
 
 
-def float32_precision() -> torch.dtype:
-    """The dtype to which products of float32 may be rounded by ``torch.set_float32_matmul_precision``: float32,
-    ``torch.float16`` (as many digits as TF32) or ``torch.bfloat16``."""
+def float32_precision(providers: Sequence[Provider] = ()) -> torch.dtype:
+    """The dtype to which a session may round products of float32: float32, ``torch.float16`` (as many digits as TF32)
+    or ``torch.bfloat16``; by ``torch.set_float32_matmul_precision``, or the option of CUDA's provider."""
+    if any(provider_name(item) == CUDA and options_of(item).get("use_tf32") == "1" for item in providers):
+        return torch.float16
     return {"high": torch.float16, "medium": torch.bfloat16}.get(torch.get_float32_matmul_precision(), torch.float32)
 
 
@@ -93,6 +148,24 @@ def with_threads(providers: Sequence[Provider], threads: int) -> list[tuple[str,
         if name == CPU:
             break
     return pairs
+
+
+def default_providers(device: str) -> tuple[Provider, ...]:
+    """The providers of a graph whose tensors are on a type of device, if the user names none: that of the device, if
+    the installed ONNX Runtime has it, and the CPU's."""
+    names = [name for name, type_ in DEVICE_TYPES.items() if type_ == device]
+    available = onnxruntime.get_available_providers()
+    if CUDA in names and CUDA in available:
+        return CUDA, CPU
+    if names and device not in _told:
+        _told.add(device)
+        logger.warning(
+            "PyTorch runs graphs with tensors on %s: the installed onnxruntime has no execution provider for it. "
+            "Install %s",
+            device,
+            PACKAGES[names[0]],
+        )
+    return (CPU,)
 
 
 def check_providers(providers: object) -> None:
@@ -173,7 +246,13 @@ def _check_start(provider: Provider) -> None:
 
 
 def _check_options(name: str, given: Mapping[str, str], device: object | None) -> None:
-    """Raises ``ProviderError`` if a plugin would ignore an option."""
+    """Raises ``ProviderError`` if a plugin would ignore an option, or an option does not work with new tensors in each
+    call."""
+    if name == CUDA and given.get("enable_cuda_graph", "0") not in ("0", "False", "false"):
+        raise ProviderError(
+            "the option 'enable_cuda_graph' replays a call on the memory of its arguments, and PyTorch's tensors have "
+            "other memory in each call"
+        )
     known = {**OWN_OPTIONS, **PLUGIN_OPTIONS.get(name, {})}
     for option in given if device is not None and name in PLUGIN_OPTIONS else ():
         if option not in known:

@@ -6,6 +6,8 @@ for single elements, of whose memory ONNX Runtime changes the number of dimensio
 results, and shapes and dtypes are compared with eager's. Such a result is part of its arena and would keep the whole
 arena alive; it is copied, unless the session does not use the arena.
 
+On a GPU a call launches the model and returns, see ``cuda_stream``.
+
 Each of ONNX Runtime's sessions has its own thread pool. (Its pool for all sessions of a process has one size, which
 cannot be changed, takes the place of the pools of everyone's sessions, and does not work in forked children.) A pool
 that spins while idle steals the cores of PyTorch's OpenMP and of the next session. So only the session of an inference
@@ -19,6 +21,7 @@ import dataclasses
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,10 +34,12 @@ from ..common.session_events import SESSION_CLOCK, count
 from ..errors import SessionError, WrongResultError, first_line
 from .binding import InputSpec, OutputSpec, converter, present, wrong_result
 from .constants import TABLE, declared, give
+from .cuda_stream import SessionStream
 from .expected_shapes import SymbolicSizes
 from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .ort_internals import CALLS, Value
+from .provider_options import CUDA
 from .settings import SessionSettings, create_session
 from .tensors import is_dense_memory, memory_converter, memory_from_ort, ort_device, wait_for_streams
 
@@ -93,13 +98,15 @@ class Session:
         self.model = model
         self.settings = settings
         self.constants = dict(constants)
+        devices = [*(spec.device for spec in inputs), *(spec.device for spec in outputs)]
+        self._devices_used = list(dict.fromkeys(devices))
+        self._stream = SessionStream.of(settings.providers, self._devices_used)
         self._lock = threading.Lock()
         threads = settings.current_threads
         first = self.create(threads)
         self._read = frozenset(item.name for item in first.get_inputs())
         self.output_types = {item.name: item.type for item in first.get_outputs()}
         self._by_threads = {threads: first}
-        self._run_options = onnxruntime.RunOptions()
         self._bind(inputs, outputs)
         renew_in_children(self)
 
@@ -116,13 +123,16 @@ class Session:
         self.input_names = [name for name, _, _ in self._converters]
         self._output_names = [spec.name for spec in outputs]
         self._devices = [ort_device(spec.device) for spec in outputs]
-        devices = [spec.device for spec in self.inputs] + [spec.device for spec in self.outputs]
-        self._asynchronous = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+        self._run_options = onnxruntime.RunOptions()
+        if self._stream is not None and all(spec.device.type == "cuda" for spec in outputs):
+            self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        is_ordered = self._stream is not None
+        self._waits_for = [device for device in self._devices_used if device.type == "cuda" and not is_ordered]
         self._written = [(i, spec.written) for i, spec in enumerate(outputs) if spec.written is not None]
         self._sizes = SymbolicSizes([spec.sizes for spec in inputs])
         self._shapes = self._sizes.shapes([spec.memory_sizes for spec in outputs])
         self._memory_converters = [memory_converter(spec.dtype) for spec in outputs]
-        self._dtypes = [spec.memory_dtype for spec in outputs]
+        self._memory = [(spec.memory_dtype, spec.device) for spec in outputs]
         self._single = [i for i, spec in enumerate(outputs) if spec.may_be_single]
         self._presented = [(i, spec) for i, spec in enumerate(outputs) if not spec.is_its_memory]
         self._has_warned = False
@@ -140,7 +150,12 @@ class Session:
         """A new session of ONNX Runtime, with a pool of ``threads`` threads."""
         options = self.settings.options(threads)
         give(options, self.constants)
-        return create_session(self.model, self.settings, options)
+        if self._stream is None:
+            return create_session(self.model, self.settings, options)
+        settings = self.settings.with_options(CUDA, self._stream.provider_options)
+        session = create_session(self.model, settings, options)
+        weakref.finalize(session, self._stream.wait)
+        return session
 
     def ort_session(self, threads: int) -> onnxruntime.InferenceSession:
         """ONNX Runtime's session with a pool of ``threads`` threads."""
@@ -235,15 +250,15 @@ class Session:
         shapes = () if self._shapes is None else self._shapes(sizes)
         if not all(map(all, shapes)):
             return []
-        expected = zip(shapes, self._dtypes, strict=False)
+        expected = zip(shapes, self._memory, strict=False)
         if not self._written:
-            return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in expected]
+            return [torch.empty(shape, dtype=dtype, device=device) for shape, (dtype, device) in expected]
         written = {i: self.inputs[at].in_memory_order(args[at]) for i, at in self._written}
         return [
             written[i]
             if i in written and is_dense_memory(written[i])
-            else torch.empty(shape, dtype=dtype, device="cpu")
-            for i, (shape, dtype) in enumerate(expected)
+            else torch.empty(shape, dtype=dtype, device=device)
+            for i, (shape, (dtype, device)) in enumerate(expected)
         ]
 
     def _run(self, args: Sequence[torch.Tensor | int | bool], memories: Sequence[torch.Tensor]) -> Sequence[Value]:
@@ -257,13 +272,17 @@ class Session:
             fetches = [convert(memory) for memory, convert in zip(memories, self._memory_converters, strict=False)]
         except RuntimeError as error:  # a tensor without memory, as inside vmap; a dtype that DLPack lacks
             raise SessionError(f"a tensor cannot be passed to ONNX Runtime: {error}") from error
-        if self._asynchronous:
-            wait_for_streams(self._asynchronous)
+        if self._waits_for:
+            wait_for_streams(self._waits_for)
         session = self.ort_session(self.threads)
         names, output_names = self.input_names, self._output_names
+
+        def launch() -> Sequence[Value]:
+            return CALLS.run(session, self._run_options, names, arguments, fetches, output_names, self._devices)
+
         started = time.perf_counter()
         try:
-            results = CALLS.run(session, self._run_options, names, arguments, fetches, output_names, self._devices)
+            results = launch() if self._stream is None else self._stream.run(launch)
         except ORT_ERRORS as error:
             raise session_error(error, self.model) from error
         finally:
@@ -288,8 +307,12 @@ class Session:
                     self.wrong.clear()
                 self.wrong[sizes] = error
                 raise WrongResultError(error.result, error.what)  # one that is raised keeps the arguments alive
+
+        def memories_of_results() -> list[torch.Tensor]:
+            return [memory_from_ort(value, copies=self.settings.arena) for value in results]
+
         try:
-            memories = [memory_from_ort(value, copies=self.settings.arena) for value in results]
+            memories = memories_of_results() if self._stream is None else self._stream.run(memories_of_results)
         except RuntimeError as error:  # a dtype that DLPack lacks, as float8
             raise SessionError(f"a result of ONNX Runtime cannot be converted to a tensor: {error}") from error
         # ONNX Runtime gives empty results strides of 0

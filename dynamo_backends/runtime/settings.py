@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import onnxruntime
 import torch
@@ -12,7 +13,7 @@ from .custom_operators import loaded_libraries, register_libraries
 from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .provider_libraries import ProviderError, add_providers, version_text
-from .providers import SILENT, Provider, only_cpu, with_threads
+from .providers import SILENT, Provider, only_cpu, options_of, provider_name, runs_on_gpu, with_threads
 
 _DEQUANTIZED_ONCE = {"session.disable_quant_qdq": "1"}
 """ONNX Runtime dequantizes constant weights when it makes the session, and computes nothing with 8 bits. Otherwise each
@@ -49,8 +50,14 @@ class SessionSettings:
 
     @property
     def current_threads(self) -> int:
-        """Number of threads of a call made now."""
-        return self.threads or torch.get_num_threads()
+        """Number of threads of a call made now; by default a single one if a GPU runs the nodes."""
+        return self.threads or (1 if runs_on_gpu(self.providers) else torch.get_num_threads())
+
+    def with_options(self, provider: str, options: Mapping[str, str]) -> SessionSettings:
+        """A copy with more options for one of the providers, which replace given ones."""
+        pairs = [(provider_name(item), options_of(item)) for item in self.providers]
+        providers = tuple((name, {**given, **options} if name == provider else given) for name, given in pairs)
+        return dataclasses.replace(self, providers=providers)
 
     @property
     def config(self) -> dict[str, str]:

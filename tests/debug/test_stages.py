@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dynamo_backends import decomposition_table, onnx_compiler
+from dynamo_backends.common.random_state import RandomState
 from dynamo_backends.debug import call_runs
 from dynamo_backends.debug.call_runs import CallRuns, KnownProducts, interpreted
 from dynamo_backends.debug.first_changed_node import first_changed_node
@@ -136,7 +137,7 @@ def test_gradients_are_compared_and_nothing_of_the_users_is_touched() -> None:
 
 def first(before: fx.GraphModule, after: fx.GraphModule, *args: object, casts: bool = False) -> tuple[str, str] | None:
     """The name and the source line of the first changed node."""
-    found = first_changed_node(before, after, args or (X.clone(),), torch.get_rng_state(), casts=casts)
+    found = first_changed_node(before, after, args or (X.clone(),), RandomState.now(), casts=casts)
     assert found is None or found.difference.is_wrong
     return None if found is None else found.place[:2]
 
@@ -216,7 +217,7 @@ def stage(*graphs: tuple[str, fx.GraphModule]) -> StageGraphs:
 
 
 def culprit(graphs: StageGraphs, *args: torch.Tensor) -> tuple[str, Cause] | None:
-    found = wrong_step(torch.get_rng_state(), graphs, args or (X.clone(),))
+    found = wrong_step(RandomState.now(), graphs, args or (X.clone(),))
     return None if found is None else (found.value, found.cause)
 
 
@@ -422,7 +423,7 @@ def test_a_pass_that_adds_a_cast_and_is_right() -> None:
     x = X.half()
     before = traced(lambda x: x.float() * 2, x)
     after = traced(lambda x: x.float().half().float() * 2, x)
-    assert changing_step(torch.get_rng_state(), stage(("post_grad", before), ("right", after)), [x], casts=True) is None
+    assert changing_step(RandomState.now(), stage(("post_grad", before), ("right", after)), [x], casts=True) is None
 
 
 def test_a_pass_that_computes_a_float64_function_in_float32(planted: Callable[[Pass], None], tmp_path: Path) -> None:

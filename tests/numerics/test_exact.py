@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from conftest import assert_same_values, compiled, counted
 from torch import fx
 
+from dynamo_backends.common.random_state import RandomState
 from dynamo_backends.numerics.exact import run_only_exact, widen
 from dynamo_backends.numerics.randomness import PrivateRandomness
 
@@ -145,7 +146,7 @@ def test_random_numbers_are_drawn_apart() -> None:
         state = torch.manual_seed(5).get_state()
         expected, after = draw(), torch.get_rng_state()
         before = torch.manual_seed(7).get_state()
-        with PrivateRandomness(state):
+        with PrivateRandomness(RandomState(state)):
             assert torch.equal(draw(), expected)
             following = torch.rand(3)
         assert torch.equal(torch.get_rng_state(), before)

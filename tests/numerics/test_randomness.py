@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import assert_same_values
 
+from dynamo_backends.common.random_state import RandomState, unchanged_random_state
 from dynamo_backends.numerics.randomness import PrivateRandomness, is_random
 
 aten = torch.ops.aten
@@ -35,7 +36,7 @@ def test_private_random_numbers_are_those_of_the_process(name: str) -> None:
     state = torch.get_rng_state()
     torch.rand(5)
     expected_state = torch.get_rng_state()
-    randomness = PrivateRandomness(state)
+    randomness = PrivateRandomness(RandomState(state))
     with randomness:
         found = DRAWS[name](x), torch.rand(2)
     assert torch.equal(torch.get_rng_state(), expected_state), "the process's numbers are not drawn"
@@ -45,7 +46,7 @@ def test_private_random_numbers_are_those_of_the_process(name: str) -> None:
 
 
 def test_a_generator_of_the_users_own_draws_its_own_numbers() -> None:
-    randomness, generators = PrivateRandomness(torch.get_rng_state()), [torch.Generator().manual_seed(3) for _ in "ab"]
+    randomness, generators = PrivateRandomness(RandomState.now()), [torch.Generator().manual_seed(3) for _ in "ab"]
     with randomness:
         found = torch.rand(3, generator=generators[0])
         torch.ones(3).sin()
@@ -57,3 +58,24 @@ def test_a_generator_of_the_users_own_draws_its_own_numbers() -> None:
 def test_which_operators_draw() -> None:
     targets = [aten.rand.default, aten.bernoulli_.float, aten.normal.float_Tensor, aten.sin.default, torch.rand, "rand"]
     assert [is_random(target) for target in targets] == [True, True, True, False, False, False]
+
+
+def test_states_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, *gpus = (torch.Generator().manual_seed(i).get_state() for i in range(3))
+    state = RandomState(cpu, tuple(gpus))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    read = RandomState.of_devices(state.by_device())
+    assert read.equals(RandomState(cpu, (gpus[0],))) and not read.equals(RandomState(cpu, (gpus[1],)))
+    assert RandomState.now().gpus == (), "no GPU is used here"
+
+
+def test_unchanged_random_state() -> None:
+    before = RandomState.now()
+    with pytest.raises(KeyError), unchanged_random_state():
+        torch.rand(3)
+        raise KeyError
+    assert RandomState.now().equals(before)
+    torch.rand(3)
+    assert not RandomState.now().equals(before)
+    assert RandomState.of_seed(3).equals(RandomState(torch.manual_seed(3).get_state()))
+    before.restore()

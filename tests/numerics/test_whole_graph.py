@@ -11,6 +11,7 @@ import torch
 from conftest import assert_same_values
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dynamo_backends.common.random_state import RandomState
 from dynamo_backends.numerics.exact import widen
 from dynamo_backends.numerics.function_runs import FunctionRun, Recording, Rerun, UnstableError
 from dynamo_backends.numerics.whole_graph import FunctionCheck, difference_of_results, graph_check
@@ -19,7 +20,7 @@ aten = torch.ops.aten
 
 
 def check_of(function: Callable[..., list[Any]], *arguments: object, **settings: Any) -> FunctionCheck:
-    return FunctionCheck(function, arguments, torch.get_rng_state(), **settings)
+    return FunctionCheck(function, arguments, RandomState.now(), **settings)
 
 
 def test_the_float64_run_is_of_the_same_values() -> None:
@@ -176,7 +177,7 @@ def test_a_fault_of_a_graph(name: str, dtype: torch.dtype) -> None:
         return torch.relu(a @ b) + 1
 
     given = a.to(dtype), b.to(dtype)
-    module, state = make_fx(function)(*given), torch.get_rng_state()
+    module, state = make_fx(function)(*given), RandomState.now()
     check = graph_check(module, given, state)
     in_another_order = function(*(item.double() for item in given)).to(dtype)
     assert not check.judge(0, in_another_order).is_wrong
@@ -210,7 +211,7 @@ def test_what_rounding_changes_beyond_recognition_is_not_called_right() -> None:
     x, other = torch.rand(64), torch.rand(64)
 
     def difference(actual: torch.Tensor, times: int) -> str:
-        module, state = make_fx(lambda x: [repeated(x, times)])(x), torch.get_rng_state()
+        module, state = make_fx(lambda x: [repeated(x, times)])(x), RandomState.now()
         return difference_of_results([repeated(x, times)], [actual], lambda: graph_check(module, (x,), state))
 
     assert difference(repeated(x.double(), 10).float(), 10) == ""
@@ -224,7 +225,7 @@ def test_a_result_that_is_nothing_but_rounding_does_not_count_if_others_can_be_t
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         return [(x + 1) - 1 - x, x * 2, x * 3]
 
-    module, state = make_fx(function)(x), torch.get_rng_state()
+    module, state = make_fx(function)(x), RandomState.now()
     expected = function(x)
     assert (
         difference_of_results(expected, [-expected[0], *expected[1:]], lambda: graph_check(module, (x,), state)) == ""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import operator
+from collections.abc import Callable
+from types import MappingProxyType
+
 import onnxruntime
 import pytest
 import torch
@@ -13,10 +18,14 @@ from dynamo_backends.errors import Kind
 from dynamo_backends.exporter.translate import translate
 from dynamo_backends.graphs.artifacts import Region, RegionOutput
 from dynamo_backends.graphs.layout import ROW_MAJOR
+from dynamo_backends.options import parse_options
 from dynamo_backends.partition.regions import Support
 from dynamo_backends.pipeline.emission import output_specs
+from dynamo_backends.runtime import providers
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
+from dynamo_backends.runtime.cuda_stream import SessionStream
 from dynamo_backends.runtime.ort_internals import PublicCalls
+from dynamo_backends.runtime.providers import fallbacks
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.runtime.settings import SessionSettings
 from dynamo_backends.runtime.tensors import ort_device
@@ -96,3 +105,108 @@ def test_a_run_waits_for_what_pytorch_still_computes(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(session, "_devices", [ort_device(CPU)])  # there is no other here
         torch.testing.assert_close(session([x])[0], x.sin())
         assert waited == expected
+
+
+def test_a_result_that_nobody_reads_is_not_compared() -> None:
+    """On a GPU, batch normalization returns full statistics in inference; the translation returns empty ones."""
+    graph = fx.Graph()
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    normalize = torch.ops.aten._native_batch_norm_legit_no_training.default
+    call = graph.call_function(normalize, (x, weight, weight, weight, weight, 0.1, 1e-5))
+    x.meta["val"], weight.meta["val"] = torch.empty(2, 16, 4, 4), torch.empty(16)
+    call.meta["val"] = (torch.empty(2, 16, 4, 4), torch.empty(16), torch.empty(16))
+    result = graph.call_function(operator.getitem, (call, 0))
+    result.meta["val"] = call.meta["val"][0]
+    support = Support(18, ("CPUExecutionProvider",))
+    assert support.reason_against(call) is None
+    mean = graph.call_function(operator.getitem, (call, 1))
+    mean.meta["val"] = call.meta["val"][1]
+    reason = support.reason_against(call)
+    assert reason is not None and reason.kind is Kind.NO_TRANSLATION
+
+
+def test_a_number_on_the_cpu_does_not_split_a_graph() -> None:
+    def reason(factor: torch.Tensor) -> Kind | None:
+        graph = fx.Graph()
+        nodes = graph.placeholder("x"), graph.placeholder("factor")
+        product = graph.call_function(torch.ops.aten.mul.Tensor, nodes)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            x = torch.empty(3, device=FIRST)
+        nodes[0].meta["val"], nodes[1].meta["val"], product.meta["val"] = x, factor, x
+        found = Support(18, ("CUDAExecutionProvider", "CPUExecutionProvider")).reason_against(product)
+        return found and found.kind
+
+    assert reason(torch.empty(3)) is Kind.DEVICE
+    assert reason(torch.empty(())) is not Kind.DEVICE  # here the provider is missing
+
+
+def test_a_provider_is_only_tried_on_devices_that_it_reads() -> None:
+    cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    openvino = ("OpenVINOExecutionProvider", {"device": "GPU"})
+    assert list(fallbacks([cuda, openvino])) == [(cuda, openvino), (openvino,), (cpu,)]
+    assert list(fallbacks([cuda, openvino], {"cpu", "cuda"})) == [(cuda, openvino)]
+    assert list(fallbacks([openvino], {"cuda"})) == []
+
+
+def test_the_default_providers_are_those_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(providers, "_told", set())
+    given = parse_options({"providers": ["CPUExecutionProvider"]}, device="cuda")
+    assert given.providers == ("CPUExecutionProvider",) and not caplog.records
+    assert parse_options(device="cuda").providers == ("CPUExecutionProvider",)
+    assert parse_options(device="cuda") == parse_options(device="cpu")
+    assert [record.getMessage().count("onnxruntime-gpu") for record in caplog.records] == [1], "it is told once"
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    assert providers.default_providers("cuda") == ("CUDAExecutionProvider", "CPUExecutionProvider")
+    assert parse_options().providers == ("CPUExecutionProvider",)
+
+
+class Stream:
+    """In place of a GPU's stream: notes what happens on it."""
+
+    provider_options = MappingProxyType({"enable": "no"})
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def wait(self) -> None:
+        self.events.append("wait")
+
+    def run(self, launch: Callable[[], object]) -> object:
+        self.events.append("run")
+        return launch()
+
+
+def test_a_session_is_not_freed_before_the_gpu_has_done_what_it_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream()
+    monkeypatch.setattr(SessionStream, "of", lambda providers, devices: stream)
+    session = session_of(CPU, CPU)
+    session([torch.ones(3)])
+    assert set(stream.events) == {"run"}, "no call waits"
+    other = session.returning(session.outputs)
+    del session
+    assert "wait" not in stream.events
+    del other
+    gc.collect()
+    assert stream.events[-1] == "wait"
+
+
+def test_which_sessions_have_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"stream of {device}")
+    cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    assert SessionStream.of([cuda, cpu], [CPU]) is None and SessionStream.of([cpu], [SECOND]) is None
+    first, second = (SessionStream.of([cuda, cpu], [CPU, torch.device("cuda", i)]) for i in (0, 1))
+    assert first is not None and second is not None
+    assert first.provider_options == {"user_compute_stream": "1"}
+    assert second.provider_options == {"device_id": "1", "user_compute_stream": "1"}
+    settings = SessionSettings(((cuda, {"device_id": "0", "x": "y"}), cpu)).with_options(cuda, second.provider_options)
+    assert settings.providers == ((cuda, {"x": "y", **second.provider_options}), (cpu, {}))
+
+
+def test_a_gpu_needs_no_threads() -> None:
+    torch.set_num_threads(2)
+    assert SessionSettings(("CUDAExecutionProvider", "CPUExecutionProvider")).current_threads == 1
+    assert SessionSettings(("CUDAExecutionProvider",), threads=3).current_threads == 3
+    assert SessionSettings(("CPUExecutionProvider", "CUDAExecutionProvider")).current_threads == 2

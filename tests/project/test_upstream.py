@@ -118,16 +118,20 @@ NEG = ir.from_onnx_text('<ir_version: 10, opset_import: ["" : 18]>\ng (float[4] 
 
 
 def test_an_optimizer_runs_where_its_fault_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def disabled(model: ir.Model, provider: str = "CPUExecutionProvider") -> set[str]:
+        return set(kernel_faults.optimizers_to_disable(model, [provider]))
+
     doubles = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["" : 18]> g (double[4] x) => (double[4] y) { y = Neg(x) }'
     )
-    always = set(kernel_faults.optimizers_to_disable(NEG))
+    always = disabled(NEG)
     assert always > {"NoopElimination", "QDQSelectorActionTransformer", *kernel_faults.SLOW_OPTIMIZERS}
     assert always.isdisjoint({"FuseReluClip", "LayerNormFusionL1"})
-    assert set(kernel_faults.optimizers_to_disable(doubles)) > always | {"FuseReluClip", "LayerNormFusionL1"}
+    assert disabled(doubles) > always | {"FuseReluClip", "LayerNormFusionL1"}
+    assert disabled(NEG, "CUDAExecutionProvider") == always - set(kernel_faults.SLOW_OPTIMIZERS)
     mended = tuple(dataclasses.replace(fault, versions=f"<{VERSION}") for fault in kernel_faults.OPTIMIZER_FAULTS)
     monkeypatch.setattr(kernel_faults, "OPTIMIZER_FAULTS", mended)
-    assert set(kernel_faults.optimizers_to_disable(doubles)) == set(kernel_faults.SLOW_OPTIMIZERS)
+    assert disabled(doubles) == set(kernel_faults.SLOW_OPTIMIZERS)
 
 
 _LIST = """

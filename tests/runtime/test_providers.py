@@ -372,9 +372,9 @@ def precision() -> Iterator[None]:
 
 @pytest.mark.usefixtures("precision")
 def test_a_provider_computes_float32_as_pytorch_is_set_to() -> None:
-    def options(setting: str, *providers: Provider) -> list[object]:
+    def options(setting: str, *providers: Provider, operators: Sequence[str] = ("MatMul",)) -> list[object]:
         torch.set_float32_matmul_precision(setting)
-        return [item[1] if isinstance(item, tuple) else {} for item in as_precise_as_pytorch(providers)]
+        return [item[1] if isinstance(item, tuple) else {} for item in as_precise_as_pytorch(providers, operators)]
 
     def hint(setting: str, *providers: Provider) -> object:
         [found] = options(setting, *providers)
@@ -382,6 +382,9 @@ def test_a_provider_computes_float32_as_pytorch_is_set_to() -> None:
 
     assert options("highest", "CUDAExecutionProvider", CPU) == [{"use_tf32": "0"}, {}]
     assert options("high", "CUDAExecutionProvider", CPU) == [{"use_tf32": "1"}, {}]
+    # PyTorch rounds convolutions by default, and products not; the provider has one switch.
+    for operators, expected in ((["Conv", "Relu"], "1"), (["Conv", "Gemm"], "0"), ([], "0")):
+        assert options("highest", "CUDAExecutionProvider", operators=operators) == [{"use_tf32": expected}]
     assert [hint(setting, OPENVINO) for setting in ("highest", "high", "medium")] == ["f32", "f32", "bf16"]
     of_the_user = (OPENVINO, {"precision": "ACCURACY", "cache_dir": "x"})
     assert options("medium", of_the_user) == [of_the_user[1]], "what the user wrote wins"

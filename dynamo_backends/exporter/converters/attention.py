@@ -1,7 +1,8 @@
-"""Scaled dot-product attention and its gradient, as PyTorch's CPU kernel computes them.
+"""Scaled dot-product attention and its gradient, as PyTorch's kernels compute them.
 
-Follows ``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp``. ONNX Runtime fuses transpose and scale into
-``FusedMatMul``.
+Follows ``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp``. For a GPU PyTorch has an operator for each of its
+kernels, with more arguments and results: seeds of dropout, and lengths of padded sequences, which are not used here.
+ONNX Runtime fuses transpose and scale into ``FusedMatMul``.
 
 In grouped-query attention H query heads share K heads of keys and values. The query heads of a group become rows of one
 matrix product, so that keys and values are not repeated::
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +22,7 @@ import torch
 from onnxscript.onnx_opset import opset18 as op
 
 from . import shapes
-from .registry import converter
+from .registry import NotTranslatable, converter
 
 aten = torch.ops.aten
 
@@ -43,9 +45,22 @@ def flash_attention(
 
     logsumexp is computed as ``max(scores) - log(max(softmax))``, two passes fewer than summing exponentials.
     """
-    dtype, computing = query.dtype, shapes.computing_dtype(query)
+    return _attention(query, key, value, is_causal, attn_mask, scale, shapes.computing_dtype(query))
+
+
+def _attention(
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    is_causal: bool,
+    attn_mask: ir.Value | None,
+    scale: float | None,
+    computing: ir.DataType,
+) -> tuple[ir.Value, ir.Value]:
+    """See ``flash_attention``; the scores have the dtype ``computing``."""
+    dtype = query.dtype
     assert dtype is not None
-    factor, groups = _scale(query, scale), _Groups.of(query, key, is_causal, attn_mask)
+    factor, groups = _scale(query, scale, computing), _Groups.of(query, key, is_causal, attn_mask)
     query, key, value = shapes.cast_all(computing, query, key, value)
     scores, visible = _scores(query, key, factor, is_causal, attn_mask, groups)
     probabilities = op.Softmax(scores, axis=-1)
@@ -57,6 +72,77 @@ def flash_attention(
         output = op.Where(visible, output, zero)
         logsumexp = op.Where(op.Squeeze(visible, [-1]), logsumexp, zero)
     return shapes.cast(output, dtype), logsumexp
+
+
+@converter(aten._scaled_dot_product_efficient_attention.default)
+def efficient_attention(
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    attn_bias: ir.Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[ir.Value, ...]:
+    """As ``flash_attention``; also returns the seeds of dropout. logsumexp has rows up to a multiple of 32."""
+    output, logsumexp = _without_dropout(query, key, value, dropout_p, is_causal, attn_bias, scale)
+    rows = shapes.static_size(query, 2)
+    padding = op.Constant(value=ir.tensor(np.array([0, 0, 0, 0, 0, -rows % 32], dtype=np.int64)))
+    infinite = shapes.constant(math.inf, shapes.computing_dtype(query))
+    return output, op.Pad(logsumexp, padding, infinite), _no_seed(), _no_seed()
+
+
+@converter(aten._scaled_dot_product_flash_attention.default)
+def flash_attention_on_gpu(
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    scale: float | None = None,
+) -> tuple[ir.Value | None, ...]:
+    """As ``flash_attention``; its other results are never read but by its gradient, which needs none of them."""
+    output, logsumexp = _without_dropout(query, key, value, dropout_p, is_causal, None, scale)
+    return output, logsumexp, None, None, None, None, None, None, None
+
+
+@converter(aten._scaled_dot_product_cudnn_attention.default)
+def cudnn_attention(
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    attn_bias: ir.Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    scale: float | None = None,
+) -> tuple[ir.Value | None, ...]:
+    """As ``flash_attention_on_gpu``; logsumexp has a last dimension of size one."""
+    output, logsumexp = _without_dropout(query, key, value, dropout_p, is_causal, attn_bias, scale)
+    return output, op.Unsqueeze(logsumexp, [-1]), None, None, None, None, _no_seed(), _no_seed(), None
+
+
+def _without_dropout(
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    dropout_p: float,
+    is_causal: bool,
+    attn_mask: ir.Value | None,
+    scale: float | None,
+) -> tuple[ir.Value, ir.Value]:
+    if dropout_p:
+        raise NotTranslatable("its dropout draws random numbers")
+    assert query.dtype is not None  # half precision stays: a GPU has one kernel for all of it, which sums in float32
+    output, logsumexp = _attention(query, key, value, is_causal, attn_mask, scale, query.dtype)
+    return output, shapes.cast(logsumexp, shapes.computing_dtype(query))
+
+
+def _no_seed() -> ir.Value:
+    return shapes.constant(0, ir.DataType.INT64)
 
 
 @converter(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -77,9 +163,98 @@ def flash_attention_backward(
     With P the probabilities: ``dv = P^T do``, ``dP = do v^T``, ``dS = P * (dP - sum(do * o))``, ``dq = scale * dS k``,
     ``dk = scale * dS^T q``. P is a softmax, which is one fused kernel, instead of ``exp(scores - logsumexp)``.
     """
+    return _gradients(grad_out, query, key, value, out, is_causal, attn_mask, scale)[:3]
+
+
+@converter(aten._scaled_dot_product_efficient_attention_backward.default)
+def efficient_attention_backward(
+    grad_out: ir.Value,
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    attn_bias: ir.Value | None,
+    out: ir.Value,
+    logsumexp: ir.Value,
+    philox_seed: ir.Value,
+    philox_offset: ir.Value,
+    dropout_p: float,
+    grad_input_mask: Sequence[bool],
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[ir.Value | None, ...]:
+    """As ``flash_attention_backward``; also the gradient of the mask, if it is as large as the scores."""
+    if dropout_p:
+        raise NotTranslatable("its dropout draws random numbers")
+    *gradients, of_scores = _gradients(grad_out, query, key, value, out, is_causal, attn_bias, scale)
+    needs_mask = attn_bias is not None and grad_input_mask[3]
+    if needs_mask and list(shapes.sizes(attn_bias)) != [*shapes.sizes(query)[:3], shapes.sizes(key)[2]]:
+        raise NotTranslatable("the gradient of a mask that is broadcast")
+    return (*gradients, of_scores if needs_mask else None)
+
+
+@converter(aten._scaled_dot_product_flash_attention_backward.default)
+def flash_attention_on_gpu_backward(
+    grad_out: ir.Value,
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    out: ir.Value,
+    logsumexp: ir.Value,
+    cum_seq_q: ir.Value | None,
+    cum_seq_k: ir.Value | None,
+    max_q: object,
+    max_k: object,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: ir.Value,
+    philox_offset: ir.Value,
+    scale: float | None = None,
+) -> tuple[ir.Value, ...]:
+    """As ``flash_attention_backward``."""
+    if dropout_p:
+        raise NotTranslatable("its dropout draws random numbers")
+    return _gradients(grad_out, query, key, value, out, is_causal, None, scale)[:3]
+
+
+@converter(aten._scaled_dot_product_cudnn_attention_backward.default)
+def cudnn_attention_backward(
+    grad_out: ir.Value,
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    out: ir.Value,
+    logsumexp: ir.Value,
+    philox_seed: ir.Value,
+    philox_offset: ir.Value,
+    attn_bias: ir.Value | None,
+    cum_seq_q: ir.Value | None,
+    cum_seq_k: ir.Value | None,
+    max_q: object,
+    max_k: object,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None = None,
+) -> tuple[ir.Value, ...]:
+    """As ``flash_attention_backward``."""
+    if dropout_p:
+        raise NotTranslatable("its dropout draws random numbers")
+    return _gradients(grad_out, query, key, value, out, is_causal, attn_bias, scale)[:3]
+
+
+def _gradients(
+    grad_out: ir.Value,
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    out: ir.Value,
+    is_causal: bool,
+    attn_mask: ir.Value | None,
+    scale: float | None,
+) -> tuple[ir.Value, ...]:
+    """The gradients of query, key, value and the masked scores, see ``flash_attention_backward``."""
     dtype, computing = query.dtype, shapes.computing_dtype(query)
     assert dtype is not None
-    factor, groups = _scale(query, scale), _Groups.of(query, key, is_causal, attn_mask)
+    factor, groups = _scale(query, scale, computing), _Groups.of(query, key, is_causal, attn_mask)
     grad_out, query, key, value, out = shapes.cast_all(computing, grad_out, query, key, value, out)
     scores, visible = _scores(query, key, factor, is_causal, attn_mask, groups)
     if visible is not None:
@@ -92,7 +267,7 @@ def flash_attention_backward(
     grad_scores = op.Mul(probabilities, op.Sub(grad_probabilities, row_sums))
     grad_query = groups.split(op.Mul(op.MatMul(grad_scores, key), factor))
     grad_key = op.Mul(op.MatMul(_transposed(grad_scores), query), factor)
-    return shapes.cast_all(dtype, grad_query, grad_key, grad_value)
+    return shapes.cast_all(dtype, grad_query, grad_key, grad_value, groups.split_scores(grad_scores))
 
 
 @converter(aten._safe_softmax.default)
@@ -106,13 +281,12 @@ def safe_softmax(input: ir.Value, dim: int, dtype: ir.DataType | None = None) ->
     return op.Where(visible, op.Softmax(input, axis=dim), shapes.constant(0.0, input.dtype))
 
 
-def _scale(query: ir.Value, scale: float | None) -> ir.Value:
-    """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype in which the scores are computed.
+def _scale(query: ir.Value, scale: float | None, dtype: ir.DataType) -> ir.Value:
+    """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype in which they are computed.
 
     ONNX Runtime makes a scalar the ``alpha`` of ``FusedMatMul``, which is float32 (1.31). In float64 the factor is a
     vector of D equal numbers, which prevents that.
     """
-    dtype = shapes.computing_dtype(query)
     features = shapes.size(query, -1)
     if scale is None and not isinstance(features, int):
         return op.Reciprocal(op.Sqrt(op.Cast(features, to=dtype)))

@@ -1,0 +1,81 @@
+"""Orders runs of the CUDA provider among PyTorch's work on a GPU, without waiting for either.
+
+A GPU runs what was launched on one stream in that order. A session launches on one stream for its whole life, which is
+PyTorch's default stream. So on that stream a run needs nothing: PyTorch's kernels before it have computed its
+arguments, and those after it read its results. On another stream, events let the session's stream wait for the caller's
+before the run, and the caller's for the session's after it. Thus the memory of arguments and results may be freed or
+overwritten right after the call, as in eager, and calls of several threads share one stream.
+
+No call waits for the GPU: the program launches ahead, and an error of a kernel is raised where the program waits for
+the GPU next, as PyTorch raises it. Only a run with results on the CPU waits. A session must not be freed before the GPU
+has done what it launched (ONNX Runtime 1.31 ends Python: it frees its memory in a callback of the GPU's stream).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from .provider_options import CUDA
+from .providers import Provider, provider_name
+
+Result = TypeVar("Result")
+
+_LEGACY_STREAM = 1
+"""``cudaStreamLegacy``: the default stream by another name than 0, with which ONNX Runtime would make its own."""
+
+
+class SessionStream:
+    """The stream of a session on one GPU. It is thread-safe.
+
+    Args:
+        device: the GPU, with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._has_several = torch.cuda.device_count() > 1
+        self._stream = torch.cuda.default_stream(device)
+
+    @classmethod
+    def of(cls, providers: Sequence[Provider], devices: Iterable[torch.device]) -> SessionStream | None:
+        """The stream of a session; ``None`` if its first provider is not CUDA's, or no argument or result is on a GPU.
+
+        Args:
+            providers: of the session.
+            devices: of its arguments and results.
+        """
+        if provider_name(providers[0]) != CUDA:
+            return None
+        return next((cls(device) for device in devices if device.type == "cuda"), None)
+
+    @property
+    def provider_options(self) -> Mapping[str, str]:
+        """The options of ONNX Runtime's CUDA provider."""
+        stream = {"user_compute_stream": str(_LEGACY_STREAM)}
+        index = self.device.index  # ONNX Runtime 1.31 warns of the option for the first GPU
+        return {"device_id": str(index), **stream} if index else stream
+
+    def wait(self) -> None:
+        """Waits until the GPU has done all that was launched on the stream."""
+        if not torch.cuda._is_in_bad_fork():
+            self._stream.synchronize()
+
+    def run(self, launch: Callable[[], Result]) -> Result:
+        """The result of ``launch``, which runs the session."""
+        if not self._has_several:
+            return self._run(launch)
+        with torch.cuda.device(self.device):  # ONNX Runtime makes it the thread's current one
+            return self._run(launch)
+
+    def _run(self, launch: Callable[[], Result]) -> Result:
+        if torch._C._cuda_getCurrentRawStream(self.device.index) == self._stream.cuda_stream:
+            return launch()
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        try:
+            return launch()
+        finally:
+            current.wait_stream(self._stream)
