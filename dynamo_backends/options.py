@@ -229,7 +229,8 @@ class Options:
         "constants",
         OptionFormat(_one_of(WEIGHTS)),
         "How an inference session holds parameters and buffers. 'constants': as initializers; the session is rebuilt "
-        "when one changes. 'checked': the same, and every byte is compared on each call. 'inputs': passed each call.",
+        "when one changes. 'checked': the same, and every byte is compared on each call. 'inputs': passed each call; "
+        "the default for tensors on a GPU.",
     )
     threads: int | None = option(
         "run",
@@ -357,8 +358,10 @@ def parse_options(
         form = _form(name)
         with _naming(f"option {name!r}"):
             values[name] = form.from_user(value)
-    if "providers" not in values and device != "cpu":
-        values["providers"] = default_providers(device)
+    if device != "cpu":
+        values.setdefault("weights", "inputs")
+        if "providers" not in values:
+            values["providers"] = default_providers(device)
     return Options(**values)  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ NOTICED_BY = {
     "torch._VF": "test_export.py",
     "torch._is_functional_tensor": "test_export.py",
     "torch._C._AutoDispatchBelowAutograd": "test_onnx_attention.py",
+    "torch._C._cuda_getCurrentRawStream": "test_cuda.py",
     "torch._C._from_dlpack": "test_binding.py",
     "torch._C._storage_Use_Count": "test_freezing.py",
     "torch._C._dynamo": "test_saved_graphs.py",

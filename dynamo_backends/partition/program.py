@@ -23,8 +23,8 @@ from ..graphs.pytorch_runner import without_graph
 from ..options import Options
 from ..runtime.executable import Executable
 from ..runtime.providers import provider_name
-from ..weights.changes import can_be_watched
 from ..weights.region_session import RegionSession, Weight
+from ..weights.watchable import can_be_watched
 from .coverage import CoverageCounts
 from .runnable_region import OnProvider, RunnableRegion
 

@@ -15,8 +15,8 @@ from ..graphs.saving_mode import is_saving
 from ..graphs.static_inputs import StaticInput
 from ..options import Options
 from ..partition.program import Program, load
-from ..weights.changes import can_be_watched
 from ..weights.region_session import Weight
+from ..weights.watchable import can_be_watched
 from .stage_logging import cached_model
 
 logger = logging.getLogger(__name__)

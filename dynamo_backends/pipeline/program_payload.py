@@ -23,8 +23,8 @@ from ..options import Options
 from ..partition.program import Program, RegionCode, load, warn_of_rejections
 from ..runtime.custom_operators import load_libraries
 from ..runtime.providers import check_providers, provider_name
-from ..weights.changes import can_be_watched
 from ..weights.region_session import Weight
+from ..weights.watchable import can_be_watched
 
 logger = logging.getLogger(__name__)
 

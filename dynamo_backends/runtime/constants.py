@@ -94,7 +94,7 @@ def _varint(value: int) -> bytes:
 def give(options: onnxruntime.SessionOptions, constants: Mapping[str, torch.Tensor]) -> None:
     """Passes the values of declared initializers to a session that will be made with ``options``."""
     if constants:
-        values = [CALLS.public(to_ort(tensor)) for tensor in constants.values()]
+        values = [CALLS.public(to_ort(tensor.cpu())) for tensor in constants.values()]
         options.add_external_initializers(list(constants), values)
 
 

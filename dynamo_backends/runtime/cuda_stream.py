@@ -13,6 +13,7 @@ has done what it launched (ONNX Runtime 1.31 ends Python: it frees its memory in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ class SessionStream:
         self.device = device
         self._has_several = torch.cuda.device_count() > 1
         self._stream = torch.cuda.default_stream(device)
+        self._process = os.getpid()
 
     @classmethod
     def of(cls, providers: Sequence[Provider], devices: Iterable[torch.device]) -> SessionStream | None:
@@ -60,7 +62,7 @@ class SessionStream:
 
     def wait(self) -> None:
         """Waits until the GPU has done all that was launched on the stream."""
-        if not torch.cuda._is_in_bad_fork():
+        if os.getpid() == self._process:  # a forked child has no GPU
             self._stream.synchronize()
 
     def run(self, launch: Callable[[], Result]) -> Result:

@@ -21,11 +21,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from xxhash import xxh3_64_intdigest
+
+from .gpu_changes import GpuWatch, checksum
+from .watchable import addresses_of, can_be_watched
 
 CALLS = 256
 """Number of calls in which every byte is read once. A call of a model that does nothing but read its weights then takes
@@ -41,34 +44,6 @@ _SAMPLE = 32
 
 _JOINED = 256 * 1024
 """Bytes of small pieces that are copied together and hashed at once: fewer than the cache of a processor's core has."""
-
-_DTYPES = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
-        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
-    }
-)
-
-Addresses: TypeAlias = tuple[int, ...]
-
-
-def addresses_of(tensors: Iterable[torch.Tensor]) -> Addresses:
-    return tuple(map(torch.Tensor.data_ptr, tensors))
-
-
-def can_be_watched(tensor: torch.Tensor) -> bool:
-    """Whether every write to a tensor can be detected.
-
-    It must be a plain, dense CPU tensor with a version counter, which tensors made under ``torch.inference_mode()``
-    lack.
-    """
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        return False
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
-        return False
-    if tensor.numel() == 0 or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_inference():
-        return False
-    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
 class _Piece(NamedTuple):
@@ -144,7 +119,8 @@ def _content(tensor: torch.Tensor) -> tuple[int, int, int] | None:
     end = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize
     if end > tensor.untyped_storage().nbytes():
         return None
-    return tensor.data_ptr(), tensor._version, xxh3_64_intdigest(_memory(tensor))
+    digest = xxh3_64_intdigest(_memory(tensor)) if tensor.device.type == "cpu" else int(checksum(tensor))
+    return tensor.data_ptr(), tensor._version, digest
 
 
 class Watch:
@@ -252,6 +228,12 @@ class Watch:
             if memory is not None and xxh3_64_intdigest(memory[start : start + len(remembered)]) != digest:
                 differing.add(i)
         return sorted(differing)
+
+
+def watch_of(tensors: Sequence[torch.Tensor], *, complete: bool = False) -> Watch | GpuWatch:
+    """A watch of tensors, see ``Watch``; of tensors on a GPU one that works there."""
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    return Watch(tensors, complete=complete) if on_cpu else GpuWatch(tensors, complete=complete)
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:

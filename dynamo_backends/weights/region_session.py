@@ -29,7 +29,8 @@ from ..runtime.executable import Executable
 from ..runtime.session import Session
 from ..runtime.system_memory import available, give_back
 from ..runtime.tensors import on_same_memory, uses_of
-from .changes import CALLS, Addresses, Snapshot, Watch, addresses_of, can_be_watched
+from .changes import CALLS, Snapshot, watch_of
+from .watchable import Addresses, addresses_of, can_be_watched
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class _State:
         started = clock()
         self.owner = weakref.ref(owner)
         self.tensors = [tensor.detach() for tensor in weights.values()]
-        self.watch = Watch(list(weights.values()), complete=complete)  # before the session reads them
+        self.watch = watch_of(list(weights.values()), complete=complete)  # before the session reads them
         executable = _chosen(executable, weights)
         self.bound = executable.load({position: on_same_memory(tensor) for position, tensor in weights.items()})
         self.watch.session_was_made(list(weights.values()))
@@ -468,8 +469,11 @@ def _chosen(executable: Executable, constants: Collection[int]) -> Executable:
 
 
 def _fit(weights: Sequence[torch.Tensor]) -> bool:
-    """Whether there is enough memory for the copies of weights."""
+    """Whether there is enough memory for the copies of weights: of the system, and of the GPU that they are on."""
     size, free = sum(weight.nbytes for weight in weights), available()
+    for device in {weight.device for weight in weights if weight.device.type == "cuda"}:
+        on_gpu = torch.cuda.mem_get_info(device)[0]
+        free = on_gpu if free is None else min(free, on_gpu)
     if free is None or _COPIES * size <= free:
         return True
     logger.warning(

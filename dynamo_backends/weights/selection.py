@@ -17,8 +17,8 @@ from passes.engine.fx.editing import written_nodes
 
 from ..graphs.static_inputs import StaticInput
 from ..runtime.constants import computed_from
-from .changes import can_be_watched
 from .region_session import Weight
+from .watchable import can_be_watched
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,7 +31,7 @@ def weights_of(
 ) -> dict[fx.Node, Weight]:
     """The arguments of a graph that may be constants, by placeholder.
 
-    An argument must be watchable (``changes.can_be_watched``), of fixed shape, and not written by the graph.
+    An argument must be watchable (``watchable.can_be_watched``), of fixed shape, and not written by the graph.
 
     Args:
         module: an ATen graph.
