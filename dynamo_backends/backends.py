@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-import torch
 from torch import fx
 from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import counters
-from torch.utils._pytree import tree_leaves
 
 from .common import installation as installation  # first: its errors explain why the imports below would fail
 from .common.backend_registry import allow_repetition
@@ -36,6 +34,7 @@ from .pipeline.observer import GuardedObserver, Observer
 from .pipeline.pipeline import Pipeline
 from .runtime.custom_operators import load_libraries
 from .runtime.subprocess_session import precise_enough
+from .runtime.tensors import device_type_of
 
 logger = logging.getLogger(__name__)
 
@@ -164,10 +163,9 @@ def _compiled(
 
 
 def _device_type(module: fx.GraphModule, inputs: Sequence[object] = ()) -> str:
-    """The type of device of a graph's tensors: that of the first which is not on the CPU, else ``cpu``."""
-    nodes = (node.meta.get("val", node.meta.get("example_value")) for node in module.graph.nodes)
-    tensors = (item for item in tree_leaves([list(inputs), list(nodes)]) if isinstance(item, torch.Tensor))
-    return next((item.device.type for item in tensors if item.device.type not in ("cpu", "meta")), "cpu")
+    """The type of device of a graph's tensors, see ``device_type_of``."""
+    nodes = [node.meta.get("val", node.meta.get("example_value")) for node in module.graph.nodes]
+    return device_type_of([list(inputs), nodes])
 
 
 def _ready(options: Options) -> Options:

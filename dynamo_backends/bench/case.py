@@ -33,6 +33,8 @@ SCHEMES = {
 }
 """What ``--quantize`` takes, and the configuration of torchao; those of 4 bits have groups of 32."""
 
+DTYPES = ("float32", "float16", "bfloat16")
+
 OURS = ("onnxrt", "onnx_debug", "fx_debug")
 """The backends that take our options."""
 
@@ -60,13 +62,16 @@ class Case:
     tokens: int = 32  # for ``decode``, how many to generate
     quantize: str = ""  # one of ``SCHEMES`` or none
     published: bool = False  # whether a model of the list has the sizes of a published checkpoint
+    device: str = "cpu"  # of the model and its inputs, as PyTorch names it
+    dtype: str = DTYPES[0]  # of their floating-point tensors
     threads: int | None = None  # of PyTorch and of each session; ``None`` for PyTorch's default
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of our backends, as text
 
     @property
     def label(self) -> str:
         mode = {"train": "training step", "decode": f"decode, {self.cache} cache"}.get(self.mode, self.mode)
-        words = "published" * self.published, mode, "dynamic" * self.dynamic, self.quantize
+        place = "" if self.device == "cpu" else f"on {self.device}", "" if self.dtype == DTYPES[0] else self.dtype
+        words = "published" * self.published, mode, "dynamic" * self.dynamic, self.quantize, *place
         return f"{self.model}: {', '.join(filter(None, words))}"
 
 

@@ -35,6 +35,7 @@ class Exported:
 
     def __init__(self, loaded: LoadedCase) -> None:
         first = loaded.inputs[0]
+        self._device = next((tensor.device for tensor in loaded.tensors), torch.device("cpu"))
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         program = torch.onnx.export(
             loaded.model,
@@ -52,7 +53,9 @@ class Exported:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        on_gpu = [("CUDAExecutionProvider", {"device_id": str(self._device.index), "use_tf32": "0"})]
+        providers = [*(on_gpu if self._device.type == "cuda" else []), "CPUExecutionProvider"]
+        self._session = onnxruntime.InferenceSession(model, options, providers=providers)
         return self._session
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
@@ -62,9 +65,10 @@ class Exported:
     def bound(self, inputs: Inputs) -> Callable[[], None]:
         """A run of the session with inputs bound once by ``IOBinding``, the fastest way; results are not fetched."""
         binding = self._session.io_binding()
+        device = self._device.type, self._device.index or 0
         for item, tensor in zip(self._session.get_inputs(), inputs.tensors, strict=True):
-            value = tensor.contiguous().numpy(force=True)
-            binding.bind_ortvalue_input(item.name, onnxruntime.OrtValue.ortvalue_from_numpy(value))
+            value = tensor.detach().contiguous().numpy(force=True)
+            binding.bind_ortvalue_input(item.name, onnxruntime.OrtValue.ortvalue_from_numpy(value, *device))
         for item in self._session.get_outputs():
-            binding.bind_output(item.name, "cpu")
+            binding.bind_output(item.name, *device)
         return functools.partial(self._session.run_with_iobinding, binding)

@@ -123,8 +123,25 @@ def load(case: Case) -> LoadedCase:
     if case.mode == "decode" and not callable(getattr(loaded.model, "generate", None)):
         raise UsageError(f"--decode needs a model with generate(); that of {case.model!r} has none")
     if case.mode != "decode" and not case.dynamic:
-        return dataclasses.replace(loaded, inputs=loaded.inputs[:1])
-    return loaded
+        loaded = dataclasses.replace(loaded, inputs=loaded.inputs[:1])
+    return loaded if (case.device, case.dtype) == (Case.device, Case.dtype) else _moved(loaded, case)
+
+
+def _moved(loaded: LoadedCase, case: Case) -> LoadedCase:
+    """The model and inputs on the device of a case, and in its dtype."""
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    try:
+        device = torch.empty(0, device=case.device).device
+        model = loaded.model.to(device, dtype)
+    except (RuntimeError, AssertionError) as error:  # PyTorch was built without it, it is not there, or full
+        raise UsageError(f"--device {case.device}: {first_line(str(error))}") from error
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        result = tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
+        return result.requires_grad_(tensor.requires_grad)
+
+    inputs = [Inputs(*pytree.tree_map_only(torch.Tensor, moved, (item.args, item.kwargs))) for item in loaded.inputs]
+    return LoadedCase(model, inputs)
 
 
 def _from_list(case: Case) -> LoadedCase:

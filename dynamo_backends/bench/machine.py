@@ -53,6 +53,18 @@ def reset_peak() -> bool:
     return True
 
 
+def used_on(device: str) -> int | None:
+    """Bytes of a GPU's memory that all processes use, after its work is done; ``None`` for the CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
 def _field(name: str) -> int | None:
     try:
         status = Path("/proc/self/status").read_text()

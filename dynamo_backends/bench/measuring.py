@@ -55,6 +55,7 @@ class Measurement:
     times_as_fast: float | None = None  # as the baseline: the median of the ratios within rounds
     peak_bytes: int | None = None  # peak_bytes, steady_bytes: above the memory before compilation
     steady_bytes: int | None = None
+    gpu_bytes: int | None = None  # of the GPU, that the first results added
     graphs: int | None = None  # graphs, graph_breaks: of Dynamo
     graph_breaks: int | None = None
     events: dict[str, int] = dataclasses.field(default_factory=dict)  # the counters of our backends

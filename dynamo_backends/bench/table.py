@@ -54,9 +54,10 @@ def _case(case: Json, baseline: str) -> str:
         "again s": [_seconds(row["again_seconds"]) for row in rows],
         "peak MB": [_number(row["peak_bytes"], 0, 2**20) for row in rows],
         "steady MB": [_number(row["steady_bytes"], 0, 2**20) for row in rows],
+        "GPU MB": [_number(row["gpu_bytes"], 0, 2**20) for row in rows],
         "result": [row["status"] for row in rows],
     }
-    for name in ("again s", "prefill/s", "decode/s"):
+    for name in ("again s", "prefill/s", "decode/s", "GPU MB"):
         if set(columns[name]) == {"-"}:
             del columns[name]
     notes = [f"{name}: {row['status']}: {row['message']}" for name, row in case["rows"].items() if row["message"]]

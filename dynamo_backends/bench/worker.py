@@ -90,15 +90,19 @@ class RequestHandler:
         gc.collect()
         self._bytes_before = machine.resident()
         self._is_peak_reset = machine.reset_peak()
+        on_gpu = machine.used_on(self.case.device)
         start = time.perf_counter()
         self._forward = self._compiled()
         first, *others = self.steps.calls(self._forward)
         first()
+        machine.used_on(self.case.device)  # waits for it
         seconds = time.perf_counter() - start
         for call in others:
             call()
         torch.save(self.steps.results(self._forward), results)
-        return {"first_seconds": seconds, "peak_bytes": self._peak()}
+        used = machine.used_on(self.case.device)
+        gpu_bytes = None if on_gpu is None or used is None else used - on_gpu
+        return {"first_seconds": seconds, "peak_bytes": self._peak(), "gpu_bytes": gpu_bytes}
 
     @functools.cached_property
     def _timed(self) -> Callable[[], object]:

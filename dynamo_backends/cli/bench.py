@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..bench.case import (
     CACHES,
+    DTYPES,
     OWN_NAMES,
     SCHEMES,
     Case,
@@ -25,7 +26,7 @@ from ..bench.measuring import TIMED, Bench, BenchSettings
 from ..bench.models import MODELS, PUBLISHED
 from ..bench.table import table
 from ..errors import writing
-from .common import MODEL_HELP, add_options_argument, positive
+from .common import MODEL_HELP, add_device_argument, add_options_argument, positive
 
 BACKENDS = "eager,inductor,onnxrt,onnx_export"
 TOKENS = Case.tokens
@@ -59,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=positive, metavar="N", help=f"with --decode: tokens to generate (default: {TOKENS})"
     )
     parser.add_argument("--quantize", choices=SCHEMES, default="", help="quantize the model first, with torchao")
+    add_device_argument(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the model (default: %(default)s)")
     parser.add_argument("--threads", type=positive, metavar="N", help="threads of PyTorch and of each session")
     parser.add_argument("--rounds", type=positive, default=9, metavar="N", help="timed rounds (default: %(default)s)")
     parser.add_argument(
@@ -166,6 +169,8 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             cache=cache,
             tokens=arguments.tokens or TOKENS,
             quantize=arguments.quantize,
+            device=arguments.device,
+            dtype=arguments.dtype,
             threads=arguments.threads,
             options=dict(arguments.options),
         )

@@ -96,6 +96,13 @@ def add_options_argument(parser: argparse.ArgumentParser, backends: str) -> None
     )
 
 
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--device``, where the model runs."""
+    parser.add_argument(
+        "--device", default="cpu", metavar="NAME", help="where the model and its inputs are, as cuda (default: cpu)"
+    )
+
+
 def pair(text: str) -> tuple[str, str]:
     """An ``argparse`` type: ``NAME=VALUE``."""
     name, equals, value = text.partition("=")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import MODEL_HELP, add_json_argument, add_options_argument, print_json
+from .common import MODEL_HELP, add_device_argument, add_json_argument, add_options_argument, print_json
 
 DETAILS = (
     "Prints the graphs with their regions, each graph break with its reason and line, the operators on ONNX Runtime, "
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="training mode, with the backward graphs")
     parser.add_argument("--dynamic", action="store_true", help="symbolic shapes")
     parser.add_argument("--all", action="store_true", help="show all graphs, operators and hints instead of a few")
+    add_device_argument(parser)
     add_options_argument(parser, "onnxrt")
     add_json_argument(parser)
 
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..explanations.functions import explain
     from ..options import options_from_text
 
-    loaded = load(Case(arguments.model, "train" if arguments.train else "inference"))
+    loaded = load(Case(arguments.model, "train" if arguments.train else "inference", device=arguments.device))
     inputs = loaded.inputs[0]
     options = options_from_text(dict(arguments.options))
     with torch.set_grad_enabled(arguments.train):

@@ -44,6 +44,7 @@ from ..runtime.binding import InputSpec
 from ..runtime.custom_operators import load_libraries
 from ..runtime.provider_libraries import device_name, version_text
 from ..runtime.providers import Provider, only_cpu, options_of, provider_name
+from ..runtime.tensors import device_type_of
 from ..weights.region_session import Weight
 from .explanation import AtenGraph, DynamoGraph, Explanation, Fallback, Guard, Products, remedy_of
 
@@ -79,10 +80,12 @@ def explain(
     """
     if not callable(function):
         raise TypeError(f"explain takes a function or a module, not {function!r}: explain(model)(*inputs)")
-    checked = dataclasses.replace(parse_options(options), fallback="pytorch", verify_passes=False)
-    load_libraries(checked.custom_op_libraries)
+    load_libraries(parse_options(options).custom_op_libraries)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
+        weights = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+        device = device_type_of((args, kwargs, weights))
+        checked = dataclasses.replace(parse_options(options, device=device), fallback="pytorch", verify_passes=False)
         torch._dynamo.reset()
         splitter = _Splitter(checked)
         listener = _GraphRecorder(splitter.usage)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch._C import _storage_Use_Count  # Inductor's CUDA graphs use it too
+from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from .ort_internals import CALLS, Device, Value
@@ -16,6 +17,12 @@ _plain, _booleans = CALLS.plain, CALLS.booleans
 def ort_device(device: torch.device) -> Device:
     """ONNX Runtime's device for a torch device (cpu or cuda)."""
     return CALLS.device("cuda" if device.type == "cuda" else "cpu", device.index or 0)
+
+
+def device_type_of(values: object) -> str:
+    """The type of device of nested values: that of the first tensor which is not on the CPU, else ``cpu``."""
+    tensors = (item for item in pytree.tree_leaves(values) if isinstance(item, torch.Tensor))
+    return next((item.device.type for item in tensors if item.device.type not in ("cpu", "meta")), "cpu")
 
 
 def wait_for_streams(devices: Sequence[torch.device]) -> None:

@@ -564,6 +564,14 @@ def test_a_published_model_runs() -> None:
     assert wanted.label == "electra: published, inference"
 
 
+def test_a_model_in_another_dtype(in_process: type[InProcess]) -> None:
+    wanted = Case("mlp", dtype="bfloat16")
+    assert wanted.label == "mlp: inference, bfloat16"
+    assert bench(wanted, backends="eager,onnxrt")["cases"][0]["rows"]["onnxrt"]["status"] == "right"
+    loaded = load(wanted)
+    assert {tensor.dtype for tensor in loaded.tensors} == {torch.bfloat16}
+
+
 # --------------------------------------------------------------------------------------------------- quantized models
 
 
@@ -793,6 +801,7 @@ def test_bad_arguments(arguments: list[str], datum: str, capsys: pytest.CaptureF
         (["{file}:linear", "--dynamic"], ["--dynamic"]),
         (["{file}:linear", "--decode"], ["--decode", "generate()"]),
         (["mlp", "--decode"], ["--decode", "mlp", "llama"]),
+        (["mlp", "--device", "nosuch"], ["--device nosuch", "cuda"]),
         (["{file}:only_float32", "--quantize", "int8-weights"], ["int8-weights", "nothing to quantize", "nn.Linear"]),
         (["mlp", "--backends", "onnxr"], ["'onnxr'", "'onnxrt'"]),
         (["mlp", "--backends", "{file}:nothing"], ["nothing"]),
