@@ -17,6 +17,7 @@ from torch import _decomp, fx
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
+from ..common.autocast import autocast_dtypes
 from ..graphs.late_compile import dynamo_compile_lock
 
 aten = torch.ops.aten
@@ -60,7 +61,7 @@ def _results(
     if not isinstance(input, FakeTensor) and not torch._is_functional_tensor(input):
         run = getattr(torch._VF, layer.overloadpacket.__name__)
         return run(input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-    if torch.is_autocast_enabled("cpu"):
+    if autocast_dtypes():
         raise ValueError(f"torch.export loses autocast in {layer}: disable it there")
     length, batch = input.shape[int(batch_first)], input.shape[int(not batch_first)]
     states = pytree.tree_leaves(states)

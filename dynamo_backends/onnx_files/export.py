@@ -172,7 +172,7 @@ def export(
     with for_any_processor():
         captured = capture(model, *call, dynamic_shapes, options.opset)
         captured = captured.renamed(input_names or (), output_names or ())
-        with torch.autocast("cpu", enabled=False):  # the program has its casts already
+        with torch._C._DisableAutocast():  # the program has its casts already
             written = onnx_model(captured, options, type(model).__name__, is_training=model.training)
     taken, given = (
         {str(item.name): _type(item) for item in items} for items in (written.graph.inputs, written.graph.outputs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..common.autocast import autocast_dtypes
 from ..common.operator_watchers import watchers_disabled
 from ..common.random_state import unchanged_random_state
 from ..errors import first_line
@@ -122,8 +123,7 @@ class _Conversion(OpTool):
         """
         if call.written or not is_of_pytorch(call.function):
             return []
-        autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-        key = (str(call), *autocast)
+        key = (str(call), str(autocast_dtypes()))
         if key not in self._dtypes:
             self._dtypes[key] = []
             try:

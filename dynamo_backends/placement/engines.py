@@ -19,6 +19,7 @@ from torch import fx
 from passes.engine.registry import are_only_built_in
 
 from ..cache.graphs import cached_graphs
+from ..common.autocast import autocast_dtypes
 from ..common.call_statistics import reporting
 from ..errors import CandidateError
 from ..events import GraphSummary
@@ -203,8 +204,7 @@ def _copy_of(module: fx.GraphModule) -> fx.GraphModule:
 def describe_frame(module: fx.GraphModule, arguments: Sequence[object]) -> str:
     """Identifies one of Dynamo's graphs for timing: by its code, the types of its arguments, and autocasting."""
     code = [part.code for part in module.modules() if isinstance(part, fx.GraphModule)]
-    autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
-    return "\n".join([*code, autocast, *map(_describe_argument, arguments)])
+    return "\n".join([*code, str(autocast_dtypes()), *map(_describe_argument, arguments)])
 
 
 def _describe_argument(arg: object) -> str:
