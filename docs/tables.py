@@ -1,6 +1,6 @@
 """The tables of the documentation that are made from the code and from stored measurements, so that they stay true.
 
-``python docs/tables.py`` prints them; ``conf.py`` puts them into the pages, a test holds the README to them.
+``python docs/tables.py`` prints them; ``conf.py`` puts them into the pages.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ def reset_compiler(settings: object, source: object) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)  # Sphinx asks all loggers for everything
     torch._dynamo.reset()
     counters.clear()
-
-
-README_OPTIONS = ("fallback", "placement", "providers", "weights", "dump_dir", "cache")
-"""The options that most users need."""
 
 
 def options_table(names: Collection[str]) -> str:
@@ -122,7 +118,6 @@ def _table(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 if __name__ == "__main__":
     print(
-        options_table(README_OPTIONS),
         passes_table(),
         kept_passes_table(),
         counters_table(),
