@@ -25,6 +25,7 @@ from passes.engine import registry
 from ..exporter.registration import registered_targets
 from ..graphs.graph_json import CannotStoreError
 from ..options import Options
+from ..runtime.providers import float32_matmul_precision
 
 _LIBRARIES = ("onnx", "onnx_ir", "onnxscript", "sympy")
 """Libraries besides PyTorch, ONNX Runtime and NumPy; they may not be imported."""
@@ -98,7 +99,7 @@ def describe() -> dict[str, object]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "fill": torch.utils.deterministic.fill_uninitialized_memory,
         "dtype": str(torch.get_default_dtype()),
-        "precision": torch.get_float32_matmul_precision(),
+        "precision": float32_matmul_precision(),
     }
 
 

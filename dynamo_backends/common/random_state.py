@@ -60,7 +60,9 @@ class RandomState:
 
     def equals(self, other: RandomState) -> bool:
         """Whether both are the same: no numbers were drawn in between."""
-        pairs = zip((self.cpu, *self.gpus), (other.cpu, *other.gpus), strict=False)
+        if len(self.gpus) != len(other.gpus):  # a GPU was used for the first time
+            return False
+        pairs = zip((self.cpu, *self.gpus), (other.cpu, *other.gpus), strict=True)
         return all(torch.equal(first, second) for first, second in pairs)
 
     def generators(self) -> dict[torch.device, torch.Generator]:

@@ -33,9 +33,9 @@ def used_results(node: fx.Node) -> tuple[int, ...]:
     if not isinstance(value, (tuple, list)):
         return (0,)
     every = tuple(range(len(value)))
-    if not all(user.target is operator.getitem for user in node.users):
-        return every
-    return tuple(sorted({user.args[1] for user in node.users})) or every
+    read = [user.args[1] if user.target is operator.getitem else None for user in node.users]
+    known = [index for index in read if isinstance(index, int) and index in every]
+    return tuple(sorted(set(known))) if known and len(known) == len(read) else every
 
 
 def _describe_value(value: object) -> object:

@@ -88,9 +88,11 @@ def _needs_probe(target: object, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _may_run_on_gpu(target: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an operator can be probed on a GPU, where an index or a probability that is out of range ends all work
-    of the process."""
-    if torch.Tag.nondeterministic_seeded in target.tags or target is aten.view.default:
+    """Whether an operator can be probed on a GPU, where an index that is out of range, or an assertion that fails, ends
+    all work of the process: operators of PyTorch's core set and elementwise ones, on numbers, draw and assert nothing.
+    """
+    is_known = torch.Tag.core in target.tags or torch.Tag.pointwise in target.tags
+    if not is_known or torch.Tag.nondeterministic_seeded in target.tags or target is aten.view.default:
         return False
     are_numbers = all(leaf.is_floating_point() or leaf.dtype is torch.bool for leaf in tensors)
     return are_numbers and {leaf.device.type for leaf in tensors} == {"cuda"} and torch.cuda.is_available()

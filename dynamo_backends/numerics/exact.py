@@ -85,13 +85,14 @@ def _attention_on_gpu(operator: torch._ops.OpOverload) -> Function:
         given = _by_name(operator, (query, key, value, *args), kwargs)
         _, value, scores = _attention_scores(given)
         logsumexp = scores.logsumexp(-1)
+        logsumexp = torch.where(logsumexp == -math.inf, 0.0, logsumexp)
         if operator is aten._scaled_dot_product_efficient_attention.default:
             rows = -query.shape[2] % 32 if given["compute_log_sumexp"] else 0
             logsumexp = torch.nn.functional.pad(logsumexp, (0, rows), value=math.inf)
         elif operator is aten._scaled_dot_product_cudnn_attention.default:
             logsumexp = logsumexp.unsqueeze(-1)
         others = [torch.zeros((), dtype=torch.int64)] * (len(operator._schema.returns) - 2)
-        return (scores.softmax(-1) @ value, logsumexp, *others)
+        return (aten._safe_softmax.default(scores, -1) @ value, logsumexp, *others)
 
     return attention
 
@@ -104,7 +105,7 @@ def _attention_on_gpu_backward(operator: torch._ops.OpOverload) -> Function:
             return operator(grad, query, *args, **kwargs)
         given = _by_name(operator, (grad, query, *args), kwargs)
         key, value, scores = _attention_scores(given)
-        probabilities = scores.softmax(-1)
+        probabilities = aten._safe_softmax.default(scores, -1)
         row_sums = (grad * given["out"]).sum(-1, keepdim=True)
         of_scores = probabilities * (grad @ value.mT - row_sums)
         factor = _attention_factor(given)
@@ -128,7 +129,13 @@ def _attention_factor(given: dict[str, Any]) -> float:
 
 
 def _attention_scores(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keys and values, repeated for the heads that share them, and the masked scores."""
+    """Keys and values, repeated for the heads that share them, and the masked scores.
+
+    Raises:
+        OperatorError: a kernel would draw random numbers, which are not those of a definition.
+    """
+    if given["dropout_p"]:
+        raise OperatorError("attention with dropout has no float64")
     query, mask = given["query"], given.get("attn_bias")
     key, value = (given[name].repeat_interleave(query.shape[1] // given[name].shape[1], 1) for name in ("key", "value"))
     scores = query @ key.mT * _attention_factor(given)

@@ -71,8 +71,9 @@ class PrivateRandomness(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):  # its subgraph may draw, or read the state
             self.draws += func.name() in CALL_A_RANDOM_OPERATOR
             return self._with_process_generator(func, args, kwargs)
-        generator = self._generators.get(_device(args, kwargs))
-        if not draws_numbers(func, args, kwargs) or kwargs.get("generator") is not None or generator is None:
+        draws = draws_numbers(func, args, kwargs) and kwargs.get("generator") is None
+        generator = self._generators.get(_device(args, kwargs)) if draws else None
+        if generator is None:
             return func(*args, **kwargs)
         self.draws += 1
         is_dropout = func is aten.native_dropout.default and args[0].dtype in (torch.float32, torch.float64)
@@ -115,9 +116,9 @@ def _device(args: object, kwargs: dict[str, Any]) -> torch.device:
     """Where an operator draws random numbers."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     device = torch.device(kwargs.get("device") or (tensors[0].device if tensors else "cpu"))
-    if device.type != "cuda" or device.index is not None:
-        return device
-    return torch.device("cuda", torch.cuda.current_device())
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu") if device.type == "cpu" else device  # it may have an index
 
 
 def perturbed(value: Any, unit: float, generator: torch.Generator) -> Any:

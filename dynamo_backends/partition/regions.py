@@ -245,11 +245,17 @@ def whole_graph(graph: fx.GraphModule, support: Support) -> tuple[Region, dict[f
 def _in_pytorch(calls: Sequence[fx.Node], support: Support, rejected: dict[fx.Node, Reason]) -> dict[fx.Node, Reason]:
     """The nodes that run in PyTorch, with reasons; sets ``meta[KNOWN_VALUE]`` of all nodes."""
     result = {}
+    gpu: torch.device | None = None  # a session runs on one
     known = nodes_of_known_values(
         node for node in calls if producer_of(node) not in rejected and IN_PYTORCH not in node.meta
     )
     for node in calls:
         reason = rejected.get(producer_of(node)) or support.reason_against(node)
+        if reason is None and "val" in node.meta:
+            others = {device for device in _devices(node) if device.type == "cuda"}
+            gpu = gpu or next(iter(others), None)
+            if others - {gpu}:
+                reason = Reason(Kind.DEVICE, f"another node of the graph runs on {gpu}")
         node.meta[KNOWN_VALUE] = reason is not None and not reason.by_design and node in known
         if reason is not None and not node.meta[KNOWN_VALUE]:
             result[node] = reason

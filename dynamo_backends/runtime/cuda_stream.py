@@ -13,6 +13,7 @@ has done what it launched (ONNX Runtime 1.31 ends Python: it frees its memory in
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -21,6 +22,8 @@ import torch
 
 from .provider_options import CUDA
 from .providers import Provider, provider_name
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -53,17 +56,34 @@ class SessionStream:
             return None
         return next((cls(device) for device in devices if device.type == "cuda"), None)
 
-    @property
-    def provider_options(self) -> Mapping[str, str]:
-        """The options of ONNX Runtime's CUDA provider."""
-        stream = {"user_compute_stream": str(_LEGACY_STREAM)}
-        index = self.device.index  # ONNX Runtime 1.31 warns of the option for the first GPU
-        return {"device_id": str(index), **stream} if index else stream
+    def provider_options(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        """The options of ONNX Runtime's CUDA provider; ``given`` are the user's."""
+        options = {**given, "device_id": str(self.device.index), "user_compute_stream": str(_LEGACY_STREAM)}
+        if not self.device.index:  # the default; ONNX Runtime 1.31 warns of it
+            del options["device_id"]
+        return options
 
     def wait(self) -> None:
-        """Waits until the GPU has done all that was launched on the stream."""
-        if os.getpid() == self._process:  # a forked child has no GPU
-            self._stream.synchronize()
+        """Waits until the GPU has done all that was launched on the stream; for a finalizer, it raises nothing."""
+        if os.getpid() != self._process:  # a forked child has no GPU
+            return
+        try:
+            if not torch.cuda.is_current_stream_capturing():
+                self._stream.synchronize()
+        except RuntimeError as error:  # of a kernel, before; PyTorch raises it at each further call
+            logger.info("a session is freed after an error of the GPU: %s", error)
+
+    def copy(self, results: Callable[[], Result]) -> Result:
+        """The result of ``results``, which copies from ONNX Runtime's memory on the caller's stream. A later run, which
+        may use that memory again, waits for it."""
+        copies = results()
+        if not self._is_current:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        return copies
+
+    @property
+    def _is_current(self) -> bool:
+        return bool(torch._C._cuda_getCurrentRawStream(self.device.index) == self._stream.cuda_stream)
 
     def run(self, launch: Callable[[], Result]) -> Result:
         """The result of ``launch``, which runs the session."""
@@ -73,7 +93,7 @@ class SessionStream:
             return self._run(launch)
 
     def _run(self, launch: Callable[[], Result]) -> Result:
-        if torch._C._cuda_getCurrentRawStream(self.device.index) == self._stream.cuda_stream:
+        if self._is_current:
             return launch()
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)

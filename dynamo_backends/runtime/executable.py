@@ -11,7 +11,7 @@ import torch
 from .binding import InputSpec, OutputSpec
 from .constants import declared, declared_as_inputs, with_choices_made
 from .expected_shapes import Size
-from .providers import Provider, is_careful
+from .providers import Provider, needs_subprocess
 from .session import Session
 from .settings import SessionSettings
 from .subprocess_session import check_in_subprocess
@@ -87,7 +87,7 @@ class Executable:
         Raises:
             SessionError: ONNX Runtime rejected the model.
         """
-        if not is_careful(self.settings.providers):
+        if needs_subprocess(self.settings.providers):
             check_in_subprocess(self.model_without_constants, self.settings, self._input_shapes)
         model = self.model + declared_as_inputs(self.inputs[i].declaration for i in self.weights if i not in constants)
         model += declared(self.inputs[i].declaration for i in constants)

@@ -19,7 +19,7 @@ from ..errors import KernelFaultError, Reason, SessionError
 from .constants import TABLE, computed_from
 from .integer_kernels import PRODUCTS, has_mixed_signs, mixed_signs_are_exact
 from .node_support import ANSWERS, model_of, signature
-from .providers import Provider, is_careful, only_cpu
+from .providers import Provider, needs_subprocess, on_current_gpu, only_cpu
 from .settings import SessionSettings, create_session
 from .subprocess_session import WITHOUT_CPU, check_in_subprocess
 
@@ -311,7 +311,7 @@ def _load(
     """
     content, settings = serialized(model), _settings(providers[:1] if only_first else providers)
     config = WITHOUT_CPU if only_first and not only_cpu(providers) else {}
-    if not is_careful(providers):
+    if needs_subprocess(providers):
         check_in_subprocess(content, settings, sizes, config)
         return
     options = settings.options(threads=1)
@@ -321,7 +321,7 @@ def _load(
 
 
 def _settings(providers: Sequence[Provider]) -> SessionSettings:
-    return SessionSettings(tuple(providers), threads=1, optimize=False)
+    return SessionSettings(on_current_gpu(providers), threads=1, optimize=False)
 
 
 DTYPES_BY_NAME = {

@@ -30,8 +30,15 @@ DEVICE_TYPES: Mapping[str, str] = {
 }
 """PyTorch's type of the device whose memory a provider reads and writes; the CPU's for all others."""
 
-CAREFUL = frozenset({"CPUExecutionProvider", CUDA})
-"""Providers that raise instead of crashing, and follow their options of precision: no subprocess tries them."""
+TRIED_IN_PROCESS = frozenset({"CPUExecutionProvider", CUDA})
+"""Providers whose sessions no subprocess tries first: they raise if they do not support a model, and follow their
+options of precision."""
+
+OWN_OF_CUDA: Mapping[str, str] = {
+    "enable_cuda_graph": "it replays a call on the memory of its arguments, which is another in each call",
+    "user_compute_stream": "each session runs on PyTorch's default stream",
+}
+"""Options of CUDA's provider that users cannot give, and why."""
 
 PLUGIN_OPTIONS: Mapping[str, Mapping[str, str]] = {
     OPENVINO: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,11 +24,12 @@ from .provider_libraries import (
     version_text,
 )
 from .provider_options import (
-    CAREFUL,
     CUDA,
     DEVICE_TYPES,
+    OWN_OF_CUDA,
     PACKAGES,
     PLUGIN_OPTIONS,
+    TRIED_IN_PROCESS,
     precision_options,
     thread_options,
     with_defaults,
@@ -72,9 +74,30 @@ def runs_on_gpu(providers: Sequence[Provider]) -> bool:
     return provider_name(providers[0]) in DEVICE_TYPES
 
 
-def is_careful(providers: Sequence[Provider]) -> bool:
-    """Whether a session of these providers may be made in this process before it is tried in another."""
-    return only_cpu(providers) or all(provider_name(provider) in CAREFUL for provider in providers)
+def on_current_gpu(providers: Sequence[Provider]) -> tuple[Provider, ...]:
+    """The providers with PyTorch's current GPU, if it is not the first: a session for another would take memory there.
+    A user's choice is kept."""
+    index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    return tuple(
+        (CUDA, {"device_id": str(index), **options_of(item)}) if index and provider_name(item) == CUDA else item
+        for item in providers
+    )
+
+
+@contextlib.contextmanager
+def unchanged_gpu() -> Iterator[None]:
+    """A context that keeps PyTorch's current GPU: ONNX Runtime makes that of a session the current one."""
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        if current is not None:
+            torch.cuda.set_device(current)
+
+
+def needs_subprocess(providers: Sequence[Provider]) -> bool:
+    """Whether a session of these providers is tried in a subprocess first."""
+    return not only_cpu(providers) and any(provider_name(item) not in TRIED_IN_PROCESS for item in providers)
 
 
 def fallbacks(providers: Sequence[Provider], devices: Collection[str] = ("cpu",)) -> Iterator[tuple[Provider, ...]]:
@@ -102,7 +125,7 @@ def as_precise_as_pytorch(providers: Sequence[Provider], operators: Collection[s
         providers: of a session.
         operators: the operators of its model, if they are known.
     """
-    precision = torch.get_float32_matmul_precision()
+    precision = float32_matmul_precision()
     result: list[Provider] = []
     for provider in providers:
         name = provider_name(provider)
@@ -135,7 +158,15 @@ def float32_precision(providers: Sequence[Provider] = ()) -> torch.dtype:
     or ``torch.bfloat16``; by ``torch.set_float32_matmul_precision``, or the option of CUDA's provider."""
     if any(provider_name(item) == CUDA and options_of(item).get("use_tf32") == "1" for item in providers):
         return torch.float16
-    return {"high": torch.float16, "medium": torch.bfloat16}.get(torch.get_float32_matmul_precision(), torch.float32)
+    return {"high": torch.float16, "medium": torch.bfloat16}.get(float32_matmul_precision(), torch.float32)
+
+
+def float32_matmul_precision() -> str:
+    """As ``torch.get_float32_matmul_precision()``, which raises if ``torch.backends.….fp32_precision`` was set."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return {"tf32": "high", "bf16": "medium"}.get(torch.backends.mkldnn.matmul.fp32_precision, "highest")
 
 
 def with_threads(providers: Sequence[Provider], threads: int) -> list[tuple[str, dict[str, str]]]:
@@ -155,16 +186,17 @@ def default_providers(device: str) -> tuple[Provider, ...]:
     the installed ONNX Runtime has it, and the CPU's."""
     names = [name for name, type_ in DEVICE_TYPES.items() if type_ == device]
     available = onnxruntime.get_available_providers()
+    why = f"the installed onnxruntime has no execution provider for it. Install {PACKAGES[names[0]]}" if names else ""
     if CUDA in names and CUDA in available:
-        return CUDA, CPU
+        try:
+            check_providers([CUDA])
+        except ValueError as error:
+            why = str(error)
+        else:
+            return CUDA, CPU
     if names and device not in _told:
         _told.add(device)
-        logger.warning(
-            "PyTorch runs graphs with tensors on %s: the installed onnxruntime has no execution provider for it. "
-            "Install %s",
-            device,
-            PACKAGES[names[0]],
-        )
+        logger.warning("PyTorch runs graphs with tensors on %s: %s", device, why)
     return (CPU,)
 
 
@@ -228,10 +260,12 @@ def _check_start(provider: Provider) -> None:
     options.log_severity_level = SILENT
     try:
         _check_options(name, given, device_of(name, given))
-        by_device = add_providers(options, [(name, given)])
-        session = onnxruntime.InferenceSession(
-            IDENTITY, options, providers=None if by_device else [(name, given), CPU], enable_fallback=0
-        )
+        pairs = [(name, options_of(item)) for item in on_current_gpu([provider])]
+        by_device = add_providers(options, pairs)
+        with unchanged_gpu():
+            session = onnxruntime.InferenceSession(
+                IDENTITY, options, providers=None if by_device else [*pairs, CPU], enable_fallback=0
+            )
     except ProviderError as error:
         raise ValueError(f"{error}{_what_there_is(name)}") from error
     except ValueError as error:  # an option is not a string
@@ -248,11 +282,9 @@ def _check_start(provider: Provider) -> None:
 def _check_options(name: str, given: Mapping[str, str], device: object | None) -> None:
     """Raises ``ProviderError`` if a plugin would ignore an option, or an option does not work with new tensors in each
     call."""
-    if name == CUDA and given.get("enable_cuda_graph", "0") not in ("0", "False", "false"):
-        raise ProviderError(
-            "the option 'enable_cuda_graph' replays a call on the memory of its arguments, and PyTorch's tensors have "
-            "other memory in each call"
-        )
+    for option, why in OWN_OF_CUDA.items() if name == CUDA else ():
+        if given.get(option, "0") not in ("0", "False", "false"):
+            raise ProviderError(f"the option {option!r} of {name!r} cannot be given: {why}")
     known = {**OWN_OPTIONS, **PLUGIN_OPTIONS.get(name, {})}
     for option in given if device is not None and name in PLUGIN_OPTIONS else ():
         if option not in known:

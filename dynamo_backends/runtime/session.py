@@ -309,10 +309,11 @@ class Session:
                 raise WrongResultError(error.result, error.what)  # one that is raised keeps the arguments alive
 
         def memories_of_results() -> list[torch.Tensor]:
-            return [memory_from_ort(value, copies=self.settings.arena) for value in results]
+            copies = self.settings.arena or self._stream is not None  # the GPU's memory is always an arena
+            return [memory_from_ort(value, copies=copies) for value in results]
 
         try:
-            memories = memories_of_results() if self._stream is None else self._stream.run(memories_of_results)
+            memories = memories_of_results() if self._stream is None else self._stream.copy(memories_of_results)
         except RuntimeError as error:  # a dtype that DLPack lacks, as float8
             raise SessionError(f"a result of ONNX Runtime cannot be converted to a tensor: {error}") from error
         # ONNX Runtime gives empty results strides of 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import onnxruntime
 import torch
@@ -13,7 +13,16 @@ from .custom_operators import loaded_libraries, register_libraries
 from .memory_arena import ARENA
 from .messages import ORT_ERRORS, session_error
 from .provider_libraries import ProviderError, add_providers, version_text
-from .providers import SILENT, Provider, only_cpu, options_of, provider_name, runs_on_gpu, with_threads
+from .providers import (
+    SILENT,
+    Provider,
+    only_cpu,
+    options_of,
+    provider_name,
+    runs_on_gpu,
+    unchanged_gpu,
+    with_threads,
+)
 
 _DEQUANTIZED_ONCE = {"session.disable_quant_qdq": "1"}
 """ONNX Runtime dequantizes constant weights when it makes the session, and computes nothing with 8 bits. Otherwise each
@@ -53,10 +62,10 @@ class SessionSettings:
         """Number of threads of a call made now; by default a single one if a GPU runs the nodes."""
         return self.threads or (1 if runs_on_gpu(self.providers) else torch.get_num_threads())
 
-    def with_options(self, provider: str, options: Mapping[str, str]) -> SessionSettings:
-        """A copy with more options for one of the providers, which replace given ones."""
+    def with_options(self, provider: str, options: Callable[[Mapping[str, str]], Mapping[str, str]]) -> SessionSettings:
+        """A copy with other options of one of the providers: a function of those that it has."""
         pairs = [(provider_name(item), options_of(item)) for item in self.providers]
-        providers = tuple((name, {**given, **options} if name == provider else given) for name, given in pairs)
+        providers = tuple((name, dict(options(given)) if name == provider else given) for name, given in pairs)
         return dataclasses.replace(self, providers=providers)
 
     @property
@@ -120,13 +129,14 @@ def create_session(
     providers = with_threads(settings.providers, options.intra_op_num_threads)
     try:
         by_device = add_providers(options, providers)
-        session = onnxruntime.InferenceSession(
-            model,
-            options,
-            providers=None if by_device else providers,
-            disabled_optimizers=list(settings.disabled_optimizers) or None,
-            enable_fallback=0,  # to the CPU provider, with a print
-        )
+        with unchanged_gpu():
+            session = onnxruntime.InferenceSession(
+                model,
+                options,
+                providers=None if by_device else providers,
+                disabled_optimizers=list(settings.disabled_optimizers) or None,
+                enable_fallback=0,  # to the CPU provider, with a print
+            )
     except ProviderError as error:
         raise SessionError(str(error)) from error
     except ORT_ERRORS as error:

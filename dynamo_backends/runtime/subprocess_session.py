@@ -19,7 +19,15 @@ from ..common.fork_safety import Lock, renew_in_children
 from ..common.python_process import Worker, WorkerExit, WorkerStartError
 from .messages import session_error
 from .precision_probe import is_enough
-from .providers import CPU, Provider, as_precise_as_pytorch, float32_precision, is_careful, options_of, provider_name
+from .providers import (
+    CPU,
+    Provider,
+    as_precise_as_pytorch,
+    float32_precision,
+    needs_subprocess,
+    options_of,
+    provider_name,
+)
 from .settings import SessionSettings
 
 logger = logging.getLogger(__name__)
@@ -112,7 +120,7 @@ def precise_enough(providers: Sequence[Provider]) -> tuple[Provider, ...]:
     """
     enough: list[Provider] = []
     for provider in providers:
-        why = None if is_careful([provider]) else _too_few_digits(provider)
+        why = None if not needs_subprocess([provider]) else _too_few_digits(provider)
         if why is None:
             enough.append(provider)
         elif len(providers) == 1:

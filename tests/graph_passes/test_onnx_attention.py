@@ -98,7 +98,10 @@ def masks() -> dict[str, torch.Tensor]:
     all_infinite[1, 0, 2] = -math.inf
     all_lowest[1, 0, 2] = LOWEST
     mixed[1, 0, 2], mixed[0, 0, 1] = -math.inf, LOWEST
-    return {"some": some, "row of -inf": all_infinite, "row of lowest": all_lowest, "rows of both": mixed}
+    undefined = all_infinite.clone()
+    undefined[1, 0, 2, 1], undefined[0, 0, 1, 0], undefined[0, 0, 0] = math.nan, math.nan, math.nan
+    kinds = {"some": some, "row of -inf": all_infinite, "row of lowest": all_lowest, "rows of both": mixed}
+    return {**kinds, "NaN": undefined}
 
 
 @pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])

@@ -14,6 +14,7 @@ aten = torch.ops.aten
 DRAWS = {
     "uniform": lambda x: torch.rand_like(x),
     "normal": lambda x: torch.randn(7),
+    "of a device with an index": lambda x: torch.rand(3, device="cpu:0"),
     "integers": lambda x: torch.randint(5, (9,)),
     "a permutation": lambda x: torch.randperm(9),
     "in place": lambda x: x.clone().uniform_(1, 2),

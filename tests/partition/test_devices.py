@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Callable
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 
 import onnxruntime
 import pytest
@@ -14,12 +13,14 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dynamo_backends.debug import node_sessions
-from dynamo_backends.errors import Kind
+from dynamo_backends.errors import Kind, Reason
+from dynamo_backends.exporter.signature import used_results
 from dynamo_backends.exporter.translate import translate
+from dynamo_backends.graphs import fake_tensors
 from dynamo_backends.graphs.artifacts import Region, RegionOutput
 from dynamo_backends.graphs.layout import ROW_MAJOR
 from dynamo_backends.options import parse_options
-from dynamo_backends.partition.regions import Support
+from dynamo_backends.partition.regions import Support, split_graph
 from dynamo_backends.pipeline.emission import output_specs
 from dynamo_backends.runtime import providers
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
@@ -158,14 +159,22 @@ def test_the_default_providers_are_those_of_the_device(
     assert parse_options(device="cuda").weights == "inputs"
     assert [record.getMessage().count("onnxruntime-gpu") for record in caplog.records] == [1], "it is told once"
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(providers, "_started", {repr("CUDAExecutionProvider")})
     assert providers.default_providers("cuda") == ("CUDAExecutionProvider", "CPUExecutionProvider")
+    monkeypatch.setattr(providers, "_started", set())
+    assert providers.default_providers("cuda") == ("CPUExecutionProvider",), "it is there, and does not start"
     assert parse_options().providers == ("CPUExecutionProvider",)
 
 
 class Stream:
     """In place of a GPU's stream: notes what happens on it."""
 
-    provider_options = MappingProxyType({"enable": "no"})
+    def provider_options(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        return given
+
+    def copy(self, results: Callable[[], object]) -> object:
+        self.events.append("copy")
+        return results()
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -183,7 +192,7 @@ def test_a_session_is_not_freed_before_the_gpu_has_done_what_it_launched(monkeyp
     monkeypatch.setattr(SessionStream, "of", lambda providers, devices: stream)
     session = session_of(CPU, CPU)
     session([torch.ones(3)])
-    assert set(stream.events) == {"run"}, "no call waits"
+    assert stream.events == ["run", "copy"], "no call waits; its sizes are not known, so that its results are copied"
     other = session.returning(session.outputs)
     del session
     assert "wait" not in stream.events
@@ -199,10 +208,10 @@ def test_which_sessions_have_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SessionStream.of([cuda, cpu], [CPU]) is None and SessionStream.of([cpu], [SECOND]) is None
     first, second = (SessionStream.of([cuda, cpu], [CPU, torch.device("cuda", i)]) for i in (0, 1))
     assert first is not None and second is not None
-    assert first.provider_options == {"user_compute_stream": "1"}
-    assert second.provider_options == {"device_id": "1", "user_compute_stream": "1"}
+    assert first.provider_options({"device_id": "1", "x": "y"}) == {"x": "y", "user_compute_stream": "1"}
+    assert second.provider_options({}) == {"device_id": "1", "user_compute_stream": "1"}
     settings = SessionSettings(((cuda, {"device_id": "0", "x": "y"}), cpu)).with_options(cuda, second.provider_options)
-    assert settings.providers == ((cuda, {"x": "y", **second.provider_options}), (cpu, {}))
+    assert settings.providers == ((cuda, {"x": "y", "device_id": "1", "user_compute_stream": "1"}), (cpu, {}))
 
 
 def test_a_gpu_needs_no_threads() -> None:
@@ -210,3 +219,62 @@ def test_a_gpu_needs_no_threads() -> None:
     assert SessionSettings(("CUDAExecutionProvider", "CPUExecutionProvider")).current_threads == 1
     assert SessionSettings(("CUDAExecutionProvider",), threads=3).current_threads == 3
     assert SessionSettings(("CPUExecutionProvider", "CUDAExecutionProvider")).current_threads == 2
+
+
+def test_a_session_runs_on_one_gpu() -> None:
+    graph = fx.Graph()
+    calls = []
+    with FakeTensorMode():
+        for i in range(2):
+            x = graph.placeholder(f"x{i}")
+            x.meta["val"] = torch.empty(3, device=f"cuda:{i}")
+            for target in (torch.ops.aten.sin.default, torch.ops.aten.exp.default):
+                x = graph.call_function(target, (x,))
+                x.meta["val"] = torch.empty(3, device=f"cuda:{i}")
+            calls.append(x)
+    graph.output((*calls,))
+
+    class Everything(Support):
+        def reason_against(self, node: fx.Node) -> Reason | None:
+            return None
+
+    split = split_graph(fx.GraphModule({}, graph), Everything(18, ("CUDAExecutionProvider",)), {})
+    [region] = split.regions
+    assert {node.meta["val"].device.index for node in region.nodes} == {0}
+    assert {reason.kind for reason in split.in_pytorch.values()} == {Kind.DEVICE}
+
+
+def test_no_assertion_and_no_random_operator_is_probed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    aten = torch.ops.aten
+    with FakeTensorMode():
+        flag, x = torch.empty((), dtype=torch.bool, device="cuda:0"), torch.empty(2, 3, device="cuda:0")
+        index = torch.empty(2, dtype=torch.int64, device="cuda:0")
+        probed = {
+            function
+            for function, *args in (
+                (aten._assert_async.default, flag),
+                (aten._assert_async.msg, flag, "no"),
+                (aten._functional_assert_async.msg, flag, "no", x),
+                (aten.bernoulli.default, x),
+                (aten.index_select.default, x, 0, index),
+                (aten.sin.default, x),
+                (aten.mm.default, x, x),
+                (aten.convolution.default, x, x, None, [1], [0], [1], False, [0], 1),
+            )
+            if fake_tensors._needs_probe(function, args, {})
+        }
+    assert probed == {aten.sin.default, aten.mm.default, aten.convolution.default}
+
+
+def test_results_that_are_read() -> None:
+    def read(*indices: object) -> tuple[int, ...]:
+        graph = fx.Graph()
+        call = graph.call_function(torch.ops.aten.topk.default, (graph.placeholder("x"), 1))
+        call.meta["val"] = (torch.empty(1), torch.empty(1))
+        for index in indices:
+            graph.call_function(operator.getitem, (call, index))
+        return used_results(call)
+
+    assert [read(1), read(0, 1, 1), read()] == [(1,), (0, 1), (0, 1)]
+    assert [read(-1), read(slice(0, 1)), read(1, -2)] == 3 * [(0, 1)], "as a pass may write it"

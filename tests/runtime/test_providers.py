@@ -370,6 +370,20 @@ def precision() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
+def test_the_precision_that_the_newer_setting_gives() -> None:
+    """``torch.get_float32_matmul_precision`` raises once it was used."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert as_precise_as_pytorch(["CUDAExecutionProvider"], ["MatMul"]) == (
+            ("CUDAExecutionProvider", {"use_tf32": "1"}),
+        )
+        x = torch.randn(3, 3)
+        torch.testing.assert_close(compiled(lambda x: x @ x, options={"fallback": "error"})(x), x @ x)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
 @pytest.mark.usefixtures("precision")
 def test_a_provider_computes_float32_as_pytorch_is_set_to() -> None:
     def options(setting: str, *providers: Provider, operators: Sequence[str] = ("MatMul",)) -> list[object]:

@@ -45,22 +45,9 @@ def flash_attention(
 
     logsumexp is computed as ``max(scores) - log(max(softmax))``, two passes fewer than summing exponentials.
     """
-    return _attention(query, key, value, is_causal, attn_mask, scale, shapes.computing_dtype(query))
-
-
-def _attention(
-    query: ir.Value,
-    key: ir.Value,
-    value: ir.Value,
-    is_causal: bool,
-    attn_mask: ir.Value | None,
-    scale: float | None,
-    computing: ir.DataType,
-) -> tuple[ir.Value, ir.Value]:
-    """See ``flash_attention``; the scores have the dtype ``computing``."""
-    dtype = query.dtype
+    dtype, computing = query.dtype, shapes.computing_dtype(query)
     assert dtype is not None
-    factor, groups = _scale(query, scale, computing), _Groups.of(query, key, is_causal, attn_mask)
+    factor, groups = _scale(query, scale), _Groups.of(query, key, is_causal, attn_mask)
     query, key, value = shapes.cast_all(computing, query, key, value)
     scores, visible = _scores(query, key, factor, is_causal, attn_mask, groups)
     probabilities = op.Softmax(scores, axis=-1)
@@ -87,8 +74,9 @@ def efficient_attention(
 ) -> tuple[ir.Value, ...]:
     """As ``flash_attention``; also returns the seeds of dropout. logsumexp has rows up to a multiple of 32."""
     output, logsumexp = _without_dropout(query, key, value, dropout_p, is_causal, attn_bias, scale)
-    rows = shapes.static_size(query, 2)
-    padding = op.Constant(value=ir.tensor(np.array([0, 0, 0, 0, 0, -rows % 32], dtype=np.int64)))
+    before = op.Constant(value=ir.tensor(np.zeros(5, dtype=np.int64)))
+    after = op.Mod(op.Neg(op.Shape(query, start=2, end=3)), op.Constant(value=ir.tensor(np.array([32]))))
+    padding = op.Concat(before, after, axis=0)
     infinite = shapes.constant(math.inf, shapes.computing_dtype(query))
     return output, op.Pad(logsumexp, padding, infinite), _no_seed(), _no_seed()
 
@@ -136,9 +124,7 @@ def _without_dropout(
 ) -> tuple[ir.Value, ir.Value]:
     if dropout_p:
         raise NotTranslatable("its dropout draws random numbers")
-    assert query.dtype is not None  # half precision stays: a GPU has one kernel for all of it, which sums in float32
-    output, logsumexp = _attention(query, key, value, is_causal, attn_mask, scale, query.dtype)
-    return output, shapes.cast(logsumexp, shapes.computing_dtype(query))
+    return flash_attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
 
 
 def _no_seed() -> ir.Value:
@@ -254,7 +240,7 @@ def _gradients(
     """The gradients of query, key, value and the masked scores, see ``flash_attention_backward``."""
     dtype, computing = query.dtype, shapes.computing_dtype(query)
     assert dtype is not None
-    factor, groups = _scale(query, scale, computing), _Groups.of(query, key, is_causal, attn_mask)
+    factor, groups = _scale(query, scale), _Groups.of(query, key, is_causal, attn_mask)
     grad_out, query, key, value, out = shapes.cast_all(computing, grad_out, query, key, value, out)
     scores, visible = _scores(query, key, factor, is_causal, attn_mask, groups)
     if visible is not None:
@@ -276,17 +262,17 @@ def safe_softmax(input: ir.Value, dim: int, dtype: ir.DataType | None = None) ->
     if dtype is not None and dtype != -1:
         input = shapes.cast(input, dtype)
     assert input.dtype is not None
-    largest = op.ReduceMax(input, [dim], keepdims=1)
-    visible = op.Not(op.Equal(largest, shapes.constant(-math.inf, input.dtype)))
+    visible = _visible(input, input.dtype, dim)
     return op.Where(visible, op.Softmax(input, axis=dim), shapes.constant(0.0, input.dtype))
 
 
-def _scale(query: ir.Value, scale: float | None, dtype: ir.DataType) -> ir.Value:
+def _scale(query: ir.Value, scale: float | None) -> ir.Value:
     """The factor of the scores, by default ``1 / sqrt(D)``, in the dtype in which they are computed.
 
     ONNX Runtime makes a scalar the ``alpha`` of ``FusedMatMul``, which is float32 (1.31). In float64 the factor is a
     vector of D equal numbers, which prevents that.
     """
+    dtype = shapes.computing_dtype(query)
     features = shapes.size(query, -1)
     if scale is None and not isinstance(features, int):
         return op.Reciprocal(op.Sqrt(op.Cast(features, to=dtype)))
@@ -381,9 +367,16 @@ def _scores(
     if attn_mask is None:
         return scores, None
     mask = shapes.cast(attn_mask, dtype)
-    visible = op.Greater(op.ReduceMax(mask, [-1], keepdims=1), shapes.constant(-math.inf, dtype))
+    visible = _visible(mask, dtype)
     lowest = shapes.constant(float(dtype.min), dtype)
     return op.Add(scores, op.Max(mask, lowest)), visible
+
+
+def _visible(value: ir.Value, dtype: ir.DataType, dim: int = -1) -> ir.Value:
+    """Whether each row has an element other than -inf; ONNX Runtime's ``ReduceMax`` may overlook NaN (1.32)."""
+    lowest = shapes.constant(-math.inf, dtype)
+    are_lowest = (op.Equal(reduce(value, [dim], keepdims=1), lowest) for reduce in (op.ReduceMax, op.ReduceSum))
+    return op.Not(op.And(*are_lowest))
 
 
 def _positions(value: ir.Value) -> ir.Value:

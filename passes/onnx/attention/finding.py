@@ -88,19 +88,17 @@ class Probabilities:
     Attributes:
         value: the result, with zeros in rows that are -inf if it is a ``_safe_softmax``.
         softmax: the node.
-        largest: in a ``_safe_softmax``, the node that reads the scores, too.
+        reductions: in a ``_safe_softmax``, the nodes that read the scores, too.
     """
 
     value: ir.Value
     softmax: ir.Node
-    largest: ir.Node | None = None
+    reductions: tuple[ir.Node, ...] = ()
 
 
 def find_probabilities(value: ir.Value | None) -> Probabilities | None:
-    """The softmax that a value is, or a ``_safe_softmax``: ``Where(Not(Equal(ReduceMax(scores), -inf)), softmax, 0)``.
-
-    ``None`` if it is neither.
-    """
+    """The softmax that a value is, or a ``_safe_softmax``: ``Where(visible rows of the scores, softmax, 0)``; ``None``
+    if it is neither."""
     softmax = producer(value, "Softmax")
     if value is not None and softmax is not None:
         return Probabilities(value, softmax)
@@ -108,13 +106,29 @@ def find_probabilities(value: ir.Value | None) -> Probabilities | None:
     if value is None or chosen is None or number(chosen.inputs[2]) != 0.0:
         return None
     softmax = producer(chosen.inputs[1], "Softmax")
-    equal = producer(operand(chosen.inputs[0], "Not"), "Equal")
-    largest = None if equal is None or number(equal.inputs[1]) != -math.inf else producer(equal.inputs[0], "ReduceMax")
-    if softmax is None or largest is None or largest.inputs[0] is not softmax.inputs[0]:
+    reductions = visible_rows(chosen.inputs[0])
+    if softmax is None or not reductions or reductions[0].inputs[0] is not softmax.inputs[0]:
         return None
-    axes = None if len(largest.inputs) < 2 else ir.convenience.get_const_tensor(largest.inputs[1])
-    is_of_rows = axes is not None and axes.numpy().tolist() in ([-1], [3]) and largest.attributes.get_int("keepdims", 1)
-    return Probabilities(value, softmax, largest) if is_of_rows else None
+    return Probabilities(value, softmax, reductions)
+
+
+def visible_rows(value: ir.Value | None) -> tuple[ir.Node, ...]:
+    """The reductions of a tensor if a value says which of its rows have an element other than -inf; else none::
+
+    Not(And(Equal(ReduceMax(x), -inf), Equal(ReduceSum(x), -inf)))
+    """
+    both = producer(operand(value, "Not"), "And")
+    if both is None:
+        return ()
+    found = []
+    for side, operator in zip(both.inputs, ("ReduceMax", "ReduceSum"), strict=True):
+        reduction = producer(operand(side, "Equal"), operator)
+        if reduction is None or number(operand(side, "Equal", index=1)) != -math.inf:
+            return ()
+        if integers(reduction.inputs[1]) not in ([-1], [3]) or not reduction.attributes.get_int("keepdims", 1):
+            return ()
+        found.append(reduction)
+    return tuple(found) if found[0].inputs[0] is found[1].inputs[0] else ()
 
 
 def find_attention(product: ir.Node, probabilities: Probabilities, threads: int) -> Attention:
@@ -123,13 +137,13 @@ def find_attention(product: ir.Node, probabilities: Probabilities, threads: int)
     user = product if flat is None or flat is probabilities.value else flat.producer()
     assert flat is not None and user is not None
     is_private = is_only_used_by(flat, product) and is_only_used_by(probabilities.value, user)
-    if probabilities.largest is not None:
+    if probabilities.reductions:
         is_private = is_private and len(softmax.outputs[0].uses()) == 1
     require(is_private, "the probabilities have other users", 2)
     axis = softmax.attributes.get_int("axis", -1)
     require(axis in (-1, 3), f"the softmax is over dimension {axis}", 2)
     groups = merged_groups(flat.producer())
-    scores, scale, mask = _find_scores(softmax, groups, probabilities.largest)
+    scores, scale, mask = _find_scores(softmax, groups, probabilities.reductions)
     query_value, query_factor = _unscaled(_query_of(scores, groups))
     transposed, key_factor = _unscaled(unmerged_batches(scores.inputs[1]))
     require(query_value.dtype == ir.DataType.FLOAT, f"the scores are {query_value.dtype}", 3)
@@ -156,7 +170,7 @@ def find_attention(product: ir.Node, probabilities: Probabilities, threads: int)
     is_known = sizes(result) in (None, [query.batch, query.heads, query.length, value.features])
     require(is_known, f"the result is {sizes(result)}", 3)
     guard, mask = _find_guard(result, mask)
-    hidden = math.nan if guard is None and probabilities.largest is None else 0.0
+    hidden = math.nan if guard is None and not probabilities.reductions else 0.0
     return Attention(query, key, value, scale, mask, guard, hidden, result)
 
 
@@ -207,13 +221,13 @@ def _are_merged(split: ir.Value | None, merged: ir.Value | None) -> bool:
     return len(four) == 4 and len(three) == 3 and four[2:] == three[1:]
 
 
-def _find_scores(softmax: ir.Node, groups: int, largest: ir.Node | None) -> tuple[ir.Node, float, Mask | None]:
+def _find_scores(softmax: ir.Node, groups: int, reductions: tuple[ir.Node, ...]) -> tuple[ir.Node, float, Mask | None]:
     """The product of q and k^T, the scale, and the mask.
 
     Args:
         softmax: of the scores.
         groups: heads of queries per head of keys, if they are rows of one product and split later; else 1.
-        largest: another node that may read the scores.
+        reductions: other nodes that may read the scores.
     """
     is_split = groups == 1
     scale, mask = 1.0, None
@@ -223,7 +237,7 @@ def _find_scores(softmax: ir.Node, groups: int, largest: ir.Node | None) -> tupl
         if value is None or node is None:
             source = None if value is None else value.producer()
             raise MatchError(f"{'a value' if source is None else source.op_type} is no product of q and k", 1)
-        is_private = is_only_used_by(value, user, *([] if largest is None else [largest]))
+        is_private = is_only_used_by(value, user, *reductions)
         require(is_private, f"the scores {value.name} have other users", 2)
         user = node
         if node.op_type == "MatMul":
@@ -382,9 +396,5 @@ def _find_guard(result: ir.Value, mask: Mask | None) -> tuple[ir.Node | None, Ma
     original = operand(mask.value, "Max")
     if original is None or number(operand(mask.value, "Max", index=1)) != LOWEST:
         original = mask.value
-    highest = producer(operand(where.inputs[0], "Greater"), "ReduceMax")
-    if highest is None or number(operand(where.inputs[0], "Greater", index=1)) != -math.inf:
-        return None, mask
-    if highest.inputs[0] is not original or integers(highest.inputs[1]) != [-1]:
-        return None, mask
-    return where, Mask(original)
+    reductions = visible_rows(where.inputs[0])
+    return (where, Mask(original)) if reductions and reductions[0].inputs[0] is original else (None, mask)

@@ -55,9 +55,13 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
     visible = None
     if hides:
         axis, keep = builder.constant("last_axis", [-1]), ir.AttrInt64("keepdims", 1)
-        highest = builder.shared(value, "ReduceMax", [value, axis], keep)
         lowest = builder.constant("minus_infinity", -math.inf)
-        visible = builder.shared(highest, "Greater", [highest, lowest])
+        highest, total = (
+            builder.shared(value, operator, [value, axis], keep) for operator in ("ReduceMax", "ReduceSum")
+        )
+        are_lowest = [builder.shared(item, "Equal", [item, lowest]) for item in (highest, total)]
+        both = builder.shared(are_lowest[0], "And", are_lowest)  # each is right after the first: the second is before
+        visible = builder.shared(both, "Not", [both])
     if raised:
         value = builder.shared(value, "Max", [value, builder.constant("low", _LOW)])
     rows = [query.length, key.length]
