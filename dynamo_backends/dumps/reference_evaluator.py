@@ -18,6 +18,8 @@ _MOST_NODES = 64  # larger models are slow in an evaluator that is written in Py
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
 
+_WITH_STASH_TYPE = ("LayerNormalization", "GroupNormalization", "RMSNormalization")
+
 _DTYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision")  # dtypes of results or intermediate values
 
 Change = Callable[[np.ndarray], np.ndarray]
@@ -116,7 +118,9 @@ def _in_float64(model: ir.Model) -> tuple[ir.Model, Feeds]:
 
 
 def _widen_attributes(node: ir.Node) -> None:
-    """Widens the dtypes and tensors in a node's attributes."""
+    """Widens the dtypes and tensors in a node's attributes, and the dtype of its intermediate values."""
+    if node.op_type in _WITH_STASH_TYPE and node.domain in ("", "ai.onnx"):
+        node.attributes["stash_type"] = ir.AttrInt64("stash_type", int(ir.DataType.DOUBLE))  # float32 by default
     for name, attribute in list(node.attributes.items()):
         value: Any = None if attribute.is_ref() else attribute.value
         if attribute.type == ir.AttributeType.TENSOR and value is not None and value.dtype in _NARROW:
@@ -129,10 +133,12 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _for_evaluator(model: ir.Model) -> onnx.ModelProto:
-    """For onnx's evaluator, which computes in the dtype of the inputs, and rejects another ``stash_type``."""
+    """For onnx's evaluator, which computes layer normalization in the dtype of the inputs, and rejects another
+    ``stash_type``."""
     proto = ir.to_proto(model)
     for node in proto.graph.node:
-        kept = [item for item in node.attribute if item.name != "stash_type"]
+        is_dropped = node.op_type == "LayerNormalization"
+        kept = [item for item in node.attribute if not (is_dropped and item.name == "stash_type")]
         del node.attribute[:]
         node.attribute.extend(kept)
     return proto

@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dynamo_backends.dumps.cut_folder import repro_text
 from dynamo_backends.dumps.model_sessions import PLAIN, ModelSession
 from dynamo_backends.dumps.models import OnnxModel, kind_of
 from dynamo_backends.dumps.reading import DATA_SET, write_data_set
+from dynamo_backends.dumps.reference_evaluator import computed_in_float64
 from dynamo_backends.dumps.schema import Settings
 from dynamo_backends.numerics.rule import FORMATS
 
@@ -109,3 +111,40 @@ def test_repro_prints_a_screenful(tmp_path: Path) -> None:
     assert ended.returncode == 1 and len(lines) < 25, ended
     assert lines[1].startswith("y_123: error 1,") and lines[-1] == "differs: y_123"
     assert any(re.search(r"\b290 more\b.*\b0 of them\b", line) for line in lines)
+
+
+def of_groups(x: np.ndarray) -> np.ndarray:
+    return standardized(x.reshape(2, 2, 16), (2,)).reshape(x.shape)
+
+
+def standardized(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    x = x - x.mean(axes, keepdims=True)
+    return x / np.sqrt(np.square(x).mean(axes, keepdims=True) + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("opset", "weights", "call", "expected"),
+    [
+        (18, "float[8,4] s", "LayerNormalization <axis = 1> (x, s)", lambda x: standardized(x, (1, 2))),
+        (21, "float[8] s, float[8] b", "GroupNormalization <num_groups = 2> (x, s, b)", of_groups),
+        (18, "float[2] s, float[2] b", "GroupNormalization <num_groups = 2> (x, s, b)", of_groups),
+        (
+            23,
+            "float[4] s",
+            "RMSNormalization (x, s)",
+            lambda x: x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5),
+        ),
+    ],
+)
+def test_normalizations_are_in_float64_inside(
+    opset: int, weights: str, call: str, expected: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """ONNX's functions of them subtract squares, in float32 by default: with a large mean, nothing is left."""
+    text = f'<ir_version: 10, opset_import: ["" : {opset}]> g (float[2,8,4] x, {weights}) => (float[2,8,4] y)'
+    model = ir.from_onnx_text(f"{text} {{ y = {call} }}")
+    sizes = {str(item.name): tuple(item.shape or ()) for item in model.graph.inputs}
+    x = (np.random.default_rng(0).standard_normal((2, 8, 4)) + 3000).astype(np.float32)
+    feeds = {"x": x, "s": np.ones(sizes["s"], np.float32), "b": np.zeros(sizes.get("b", ()), np.float32)}  # type: ignore[arg-type]
+    found = computed_in_float64(model, feeds, lambda model, feeds: ModelSession(OnnxModel(model, "g"), PLAIN)(feeds))  # type: ignore[arg-type]
+    assert found is not None
+    np.testing.assert_allclose(found["y"], expected(x.astype(np.float64)), rtol=1e-6, atol=1e-6)
