@@ -61,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quantize", choices=SCHEMES, default="", help="quantize the model first, with torchao")
     add_device_argument(parser)
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the model (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=DTYPES[0], help="of the model and its inputs (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=positive, metavar="N", help="threads of PyTorch and of each session")
     parser.add_argument("--rounds", type=positive, default=9, metavar="N", help="timed rounds (default: %(default)s)")
     parser.add_argument(
@@ -99,8 +101,8 @@ def _epilog() -> str:
             "--quantize SCHEME, a configuration of torchao:",
             *(f"  {name:<16} {summary}" for name, summary in SCHEMES.items()),
             "",
-            "Exit codes: 0 all results are right; 1 a backend was wrong, failed, crashed or timed out; 2 a model could",
-            "not be measured, or an argument is invalid.",
+            "Exit codes: 0 all results are right, or not supported; 1 a backend was wrong, failed, crashed or timed",
+            "out; 2 a model could not be measured, an argument is invalid, or the bench was interrupted.",
         ]
     )
 

@@ -99,7 +99,10 @@ def add_options_argument(parser: argparse.ArgumentParser, backends: str) -> None
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
     """Adds ``--device``, where the model runs."""
     parser.add_argument(
-        "--device", default="cpu", metavar="NAME", help="where the model and its inputs are, as cuda (default: cpu)"
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="device of the model and its inputs, such as cuda (default: cpu)",
     )
 
 

@@ -1,4 +1,4 @@
-"""The state of autocast, which is one for each type of device."""
+"""The state of autocast on the CPU and on GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of PyTorch's random generators, which a run that is repeated must start from again.
+"""The states of PyTorch's random generators, which must be restored before a run is repeated.
 
 ::
 
@@ -42,13 +42,13 @@ class RandomState:
         return cls(cpu.get_state(), tuple(generator.get_state() for generator in others))
 
     @classmethod
-    def of_devices(cls, states: Mapping[str, Any]) -> RandomState:
-        """The states of a file, see ``by_device``; those of GPUs that this process has."""
+    def from_dict(cls, states: Mapping[str, Any]) -> RandomState:
+        """The states that ``to_dict`` returned, without those of GPUs that this machine lacks."""
         return cls(
             states["cpu"], tuple(states[f"cuda:{i}"] for i in range(min(len(states) - 1, torch.cuda.device_count())))
         )
 
-    def by_device(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """The states by the device's name, for a file."""
         return {"cpu": self.cpu, **{f"cuda:{i}": state for i, state in enumerate(self.gpus)}}
 
@@ -59,8 +59,8 @@ class RandomState:
             torch.cuda.set_rng_state_all(self.gpus)
 
     def equals(self, other: RandomState) -> bool:
-        """Whether both are the same: no numbers were drawn in between."""
-        if len(self.gpus) != len(other.gpus):  # a GPU was used for the first time
+        """Whether both are the same; not, if a GPU was first used in between."""
+        if len(self.gpus) != len(other.gpus):
             return False
         pairs = zip((self.cpu, *self.gpus), (other.cpu, *other.gpus), strict=True)
         return all(torch.equal(first, second) for first, second in pairs)

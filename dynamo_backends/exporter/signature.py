@@ -9,7 +9,8 @@ from torch import fx
 
 
 def signature(node: fx.Node) -> tuple[object, ...]:
-    """A node's operator, constants, the dtypes, devices and shapes of its arguments and results, and which are used.
+    """A node's operator and constants; dtype, layout, device type and shape of its arguments and results; which results
+    are read.
 
     Args:
         node: a call with ``meta["val"]`` on itself and on its arguments.
@@ -28,7 +29,8 @@ def signature(node: fx.Node) -> tuple[object, ...]:
 
 
 def used_results(node: fx.Node) -> tuple[int, ...]:
-    """The positions of a node's results that are read; of a node with one result, or none that is read, all."""
+    """The positions of a node's results that are read; all, if it has one, none is read, or one is read otherwise than
+    by ``getitem``."""
     value = node.meta["val"]
     if not isinstance(value, (tuple, list)):
         return (0,)

@@ -172,8 +172,8 @@ TOLERANT_REPLACEMENTS = {
 }
 """Replacements for operators that fail when a real argument differs from its fake tensor, which the graph was traced
 with (PyTorch 2.13). Strides: batch normalization of a transposed tensor in training. Dtypes, for a half input: the
-statistics of layer normalization with float32 weights, the running statistics of batch normalization. And for those
-that have no kernel for float64."""
+statistics of layer normalization with float32 weights, the running statistics of batch normalization. Also attention
+on a GPU, which has no kernel for float64."""
 
 
 class TolerantInterpreter(fx.Interpreter):

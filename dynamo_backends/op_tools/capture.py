@@ -94,7 +94,7 @@ class OpCapture(OpTool):
         changed = {name: value for name, value in call.results.items() if name.endswith(AFTER)}
         self.save(relative, "output", {"output": result, "changed": changed})
         if not rng_state.equals(RandomState.now()):
-            self.save(relative, "rng_state", rng_state.by_device())
+            self.save(relative, "rng_state", rng_state.to_dict())
 
         def finished(gradients: Gradients) -> None:
             self.save(relative, "grad_outputs", gradients.outputs)

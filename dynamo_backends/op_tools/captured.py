@@ -115,7 +115,7 @@ def run_call(
     with unchanged_random_state(), torch.set_grad_enabled(bool(tangents)):
         args, kwargs = pytree.tree_map_only(torch.Tensor, _passed, (args, kwargs))
         if states and all(isinstance(state, torch.Tensor) for state in states.values()):  # not beyond the size limit
-            RandomState.of_devices(states).restore()
+            RandomState.from_dict(states).restore()
         with tool:
             returned = function(*args, **kwargs)
             results = named_results(returned, named_arguments(args, kwargs))

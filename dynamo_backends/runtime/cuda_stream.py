@@ -1,4 +1,4 @@
-"""Orders runs of the CUDA provider among PyTorch's work on a GPU, without waiting for either.
+"""Orders runs of the CUDA provider among PyTorch's work on a GPU, without blocking the CPU.
 
 A GPU runs what was launched on one stream in that order. A session launches on one stream for its whole life, which is
 PyTorch's default stream. So on that stream a run needs nothing: PyTorch's kernels before it have computed its
@@ -6,9 +6,9 @@ arguments, and those after it read its results. On another stream, events let th
 before the run, and the caller's for the session's after it. Thus the memory of arguments and results may be freed or
 overwritten right after the call, as in eager, and calls of several threads share one stream.
 
-No call waits for the GPU: the program launches ahead, and an error of a kernel is raised where the program waits for
-the GPU next, as PyTorch raises it. Only a run with results on the CPU waits. A session must not be freed before the GPU
-has done what it launched (ONNX Runtime 1.31 ends Python: it frees its memory in a callback of the GPU's stream).
+A call waits for the GPU only if it has results on the CPU. Otherwise the program launches ahead, and an error of a
+kernel is raised where the program waits next, as in PyTorch. A session must not be freed before the GPU has done what
+it launched: ONNX Runtime 1.31 would end the process, as it frees its memory in a callback of the GPU's stream.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _LEGACY_STREAM = 1
-"""``cudaStreamLegacy``: the default stream by another name than 0, with which ONNX Runtime would make its own."""
+"""``cudaStreamLegacy``, a handle of the default stream. With 0, ONNX Runtime would create a stream of its own."""
 
 
 class SessionStream:

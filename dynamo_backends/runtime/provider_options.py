@@ -30,12 +30,12 @@ DEVICE_TYPES: Mapping[str, str] = {
 }
 """PyTorch's type of the device whose memory a provider reads and writes; the CPU's for all others."""
 
-TRIED_IN_PROCESS = frozenset({"CPUExecutionProvider", CUDA})
-"""Providers whose sessions no subprocess tries first: they raise if they do not support a model, and follow their
+PROBED_IN_PROCESS = frozenset({"CPUExecutionProvider", CUDA})
+"""Providers whose sessions need no probe in a subprocess: they raise if they do not support a model, and follow their
 options of precision."""
 
-OWN_OF_CUDA: Mapping[str, str] = {
-    "enable_cuda_graph": "it replays a call on the memory of its arguments, which is another in each call",
+FORBIDDEN_CUDA_OPTIONS: Mapping[str, str] = {
+    "enable_cuda_graph": "a CUDA graph reads its arguments at fixed addresses, which change with each call",
     "user_compute_stream": "each session runs on PyTorch's default stream",
 }
 """Options of CUDA's provider that users cannot give, and why."""

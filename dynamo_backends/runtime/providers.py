@@ -26,10 +26,10 @@ from .provider_libraries import (
 from .provider_options import (
     CUDA,
     DEVICE_TYPES,
-    OWN_OF_CUDA,
+    FORBIDDEN_CUDA_OPTIONS,
     PACKAGES,
     PLUGIN_OPTIONS,
-    TRIED_IN_PROCESS,
+    PROBED_IN_PROCESS,
     precision_options,
     thread_options,
     with_defaults,
@@ -45,7 +45,7 @@ SILENT = 4
 """ONNX Runtime's log level for fatal errors alone: other errors are exceptions, and we report them."""
 
 _told: set[str] = set()
-"""Types of devices of which a missing provider was told."""
+"""Device types for which a missing provider was reported."""
 
 _started: set[str] = set()
 """Providers, with their options, that started in this process."""
@@ -70,13 +70,13 @@ def device_types(providers: Iterable[Provider]) -> set[str]:
 
 
 def runs_on_gpu(providers: Sequence[Provider]) -> bool:
-    """Whether a GPU, whose memory PyTorch's tensors may be in, runs the nodes."""
+    """Whether the first provider runs on a GPU that PyTorch's tensors can be on."""
     return provider_name(providers[0]) in DEVICE_TYPES
 
 
 def on_current_gpu(providers: Sequence[Provider]) -> tuple[Provider, ...]:
-    """The providers with PyTorch's current GPU, if it is not the first: a session for another would take memory there.
-    A user's choice is kept."""
+    """Sets ``device_id`` of CUDA's provider to PyTorch's current GPU, unless that is the first or the user set it: a
+    session for another GPU would take memory there."""
     index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     return tuple(
         (CUDA, {"device_id": str(index), **options_of(item)}) if index and provider_name(item) == CUDA else item
@@ -96,8 +96,8 @@ def unchanged_gpu() -> Iterator[None]:
 
 
 def needs_subprocess(providers: Sequence[Provider]) -> bool:
-    """Whether a session of these providers is tried in a subprocess first."""
-    return not only_cpu(providers) and any(provider_name(item) not in TRIED_IN_PROCESS for item in providers)
+    """Whether a session of these providers is probed in a subprocess first."""
+    return not only_cpu(providers) and any(provider_name(item) not in PROBED_IN_PROCESS for item in providers)
 
 
 def fallbacks(providers: Sequence[Provider], devices: Collection[str] = ("cpu",)) -> Iterator[tuple[Provider, ...]]:
@@ -118,8 +118,8 @@ def fallbacks(providers: Sequence[Provider], devices: Collection[str] = ("cpu",)
 
 
 def as_precise_as_pytorch(providers: Sequence[Provider], operators: Collection[str] = ()) -> tuple[Provider, ...]:
-    """The providers with options for PyTorch's float32 precision: of ``torch.set_float32_matmul_precision``, which is
-    full precision by default; on a GPU that of the operators. A user's options of precision are kept.
+    """The providers with options for PyTorch's float32 precision: ``torch.set_float32_matmul_precision``, or for CUDA
+    the settings for convolutions and matrix products. A user's own options of precision are kept.
 
     Args:
         providers: of a session.
@@ -282,9 +282,9 @@ def _check_start(provider: Provider) -> None:
 def _check_options(name: str, given: Mapping[str, str], device: object | None) -> None:
     """Raises ``ProviderError`` if a plugin would ignore an option, or an option does not work with new tensors in each
     call."""
-    for option, why in OWN_OF_CUDA.items() if name == CUDA else ():
+    for option, why in FORBIDDEN_CUDA_OPTIONS.items() if name == CUDA else ():
         if given.get(option, "0") not in ("0", "False", "false"):
-            raise ProviderError(f"the option {option!r} of {name!r} cannot be given: {why}")
+            raise ProviderError(f"the option {option!r} of {name!r} is not supported: {why}")
     known = {**OWN_OPTIONS, **PLUGIN_OPTIONS.get(name, {})}
     for option in given if device is not None and name in PLUGIN_OPTIONS else ():
         if option not in known:

@@ -28,8 +28,8 @@ def device_type_of(values: object) -> str:
 def wait_for_streams(devices: Sequence[torch.device]) -> None:
     """Waits for PyTorch's streams on these devices.
 
-    The CUDA provider has its own stream, and does not wait for arguments that PyTorch still computes. PyTorch need not
-    wait for ONNX Runtime: a run returns when its stream is done.
+    A provider without a ``SessionStream``, such as TensorRT's, has its own stream, and does not wait for arguments that
+    PyTorch still computes. PyTorch need not wait for ONNX Runtime: a run returns when its stream is done.
     """
     for device in devices:
         torch.cuda.current_stream(device).synchronize()

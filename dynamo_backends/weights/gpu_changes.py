@@ -2,12 +2,12 @@
 
 Each call compares the tensors' addresses (the caller does) and version counters, which PyTorch increments at each write
 it knows of. Other writes (``p.data.copy_(...)``, DLPack, a kernel of another library) are found by checksums, which the
-GPU computes. All tensors together are divided into groups of about equal size. Every few calls, the checksums of the
-next group are launched on PyTorch's stream and compared there, and the answer is read when the following ones are
-launched: no call waits for its own. So a write that PyTorch does not know of is found within ``CALLS`` calls.
+GPU computes. All tensors together are divided into groups of about equal size. Every eighth call launches the checksums
+of the next group and their comparison on PyTorch's stream, and reads the result of the previous group, so that no call
+waits for what it launches. So a write that PyTorch does not know of is found within ``CALLS`` calls.
 
-A checksum is a sum of the elements' bits, each with a factor of its position modulo a prime number: it also changes
-when elements change places.
+A checksum is the sum of the elements' bits, each multiplied by a random factor that is chosen by its position modulo a
+prime number. Elements that change places change it too, unless their distance is a multiple of that prime.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from .watchable import addresses_of, can_be_watched
 _PERIOD, _GROUPS = 8, 31
 
 CALLS = _PERIOD * (_GROUPS + 1)
-"""Number of calls in which every write is found. Launching the checksums takes 10 microseconds per tensor, every eighth
-call."""
+"""Number of calls within which a write is found."""
 
 _PRIMES = (1021, 1019, 1013, 1009)
-"""Numbers of factors. One that divides no size of a tensor is taken: rows that change places meet other factors."""
+"""Numbers of factors. The first that divides no size of the tensor is used: rows that change places meet others."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the size of an element, the dtype of its bits."""
@@ -45,7 +44,7 @@ def _factors(number: int, device: torch.device) -> torch.Tensor:
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """A number of type int64, on the tensor's device, that a write to the dense tensor changes."""
+    """A number of type int64, on the tensor's device, that almost any write to the dense tensor changes."""
     words = tensor.detach().as_strided((tensor.numel(),), (1,)).view(_WORDS[tensor.itemsize])
     number = next((prime for prime in _PRIMES if all(size % prime for size in tensor.shape)), _PRIMES[0])
     factors, rows = _factors(number, tensor.device), len(words) // number

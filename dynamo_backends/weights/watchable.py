@@ -24,8 +24,8 @@ def addresses_of(tensors: Iterable[torch.Tensor]) -> Addresses:
 def can_be_watched(tensor: torch.Tensor) -> bool:
     """Whether every write to a tensor can be detected.
 
-    It must be a plain, dense tensor on the CPU or a GPU of NVIDIA, with a version counter, which tensors made under
-    ``torch.inference_mode()`` lack.
+    It must be a non-empty, dense tensor, parameter or buffer, of no other class, on the CPU or a GPU of NVIDIA, with a
+    version counter, which tensors made under ``torch.inference_mode()`` lack.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False

@@ -1,6 +1,6 @@
 """On a GPU of NVIDIA with ONNX Runtime's CUDA provider: ``pytest -m gpu``.
 
-``GPU_TESTS_DEVICE=cpu pytest -m gpu tests/gpu`` tries the tests without one.
+``GPU_TESTS_DEVICE=cpu pytest -m gpu tests/gpu`` runs them on the CPU.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_an_argument_that_is_still_computed_and_then_overwritten(context: Callab
         torch.testing.assert_close(ours, theirs)
 
 
-def test_results_are_arguments_and_are_freed_at_once() -> None:
+def test_results_become_arguments_and_are_freed_at_once() -> None:
     model, back = perceptron(), numbers(8, 64)
     function = compiled(model)
     ours = theirs = numbers(5, 64)
@@ -145,7 +145,7 @@ def test_models_are_freed_while_they_run() -> None:
         gc.collect()
 
 
-def test_memory_is_given_back() -> None:
+def test_gpu_memory_is_freed() -> None:
     if DEVICE != "cuda":
         pytest.skip("a GPU's memory")
     free = []
@@ -210,6 +210,19 @@ def test_weights_that_change() -> None:
         torch.testing.assert_close(function(x), model(x))
 
 
+def test_constant_weights() -> None:
+    model, x = perceptron(), numbers(5, 64)
+    function = compiled(model, options={"weights": "constants"})
+    torch.testing.assert_close(function(x), model(x))
+    assert counted("constant_weights")
+    model[0].weight.mul_(1.1)  # type: ignore[index]
+    torch.testing.assert_close(function(x), model(x))
+    model[3].weight.data.add_(0.1)  # type: ignore[index]
+    for _ in range(300):
+        result = function(x)
+    torch.testing.assert_close(result, model(x))
+
+
 def test_channels_last() -> None:
     layers = torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
     model = torch.nn.Sequential(*layers).to(DEVICE).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -220,7 +233,7 @@ def test_channels_last() -> None:
 
 @pytest.mark.parametrize("backend", [None, SDPBackend.MATH])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_attention_is_one_operator(dtype: torch.dtype, backend: SDPBackend | None) -> None:
+def test_attention_and_its_fusion_in_float32(dtype: torch.dtype, backend: SDPBackend | None) -> None:
     torch.set_num_threads(1)
     x = [numbers(2, 12, 9, 32, dtype=dtype) for _ in range(3)]
 
@@ -233,7 +246,7 @@ def test_attention_is_one_operator(dtype: torch.dtype, backend: SDPBackend | Non
         assert counted("pass onnx.attention")
 
 
-def test_an_operator_without_kernel_runs_in_pytorch() -> None:
+def test_an_operator_that_onnx_lacks_runs_in_pytorch() -> None:
     x = numbers(5, 5)
     ours = compiled(lambda x: torch.linalg.qr(x.sin()).R.abs().exp())(x)
     torch.testing.assert_close(ours, torch.linalg.qr(x.sin()).R.abs().exp(), rtol=1e-3, atol=1e-3)
@@ -249,7 +262,7 @@ def test_generating() -> None:
     assert torch.equal(model.generate(tokens, **settings), expected)
 
 
-def test_the_debugger_finds_nothing(tmp_path: Path) -> None:
+def test_the_verdict_of_onnx_debug_is_ok(tmp_path: Path) -> None:
     with torch.enable_grad():
         model = perceptron()
         torch.compile(model, backend="onnx_debug", options={"dump_dir": str(tmp_path)})(numbers(5, 64)).sum().backward()
@@ -258,7 +271,7 @@ def test_the_debugger_finds_nothing(tmp_path: Path) -> None:
     assert not any(graph["unchecked"] for graph in content["graphs"])
 
 
-def test_a_session_may_not_replay_a_call() -> None:
+def test_options_that_cannot_be_given() -> None:
     if DEVICE != "cuda":
         pytest.skip("an option of its provider")
     options = {"providers": [("CUDAExecutionProvider", {"enable_cuda_graph": "1"}), "CPUExecutionProvider"]}

@@ -65,7 +65,7 @@ def test_states_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, *gpus = (torch.Generator().manual_seed(i).get_state() for i in range(3))
     state = RandomState(cpu, tuple(gpus))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    read = RandomState.of_devices(state.by_device())
+    read = RandomState.from_dict(state.to_dict())
     assert read.equals(RandomState(cpu, (gpus[0],))) and not read.equals(RandomState(cpu, (gpus[1],)))
     assert RandomState.now().gpus == (), "no GPU is used here"
 

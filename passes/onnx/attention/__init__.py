@@ -1,4 +1,4 @@
-"""Replaces attention written out by one operator, ONNX's ``Attention`` of opset 23.
+"""Fuses attention that is written as several operators into ONNX's ``Attention`` of opset 23.
 
 Rule: ``MatMul(Softmax(scores), v)`` with ``scores = MatMul(q, k^T)`` becomes one ``Attention``, where
 

@@ -106,14 +106,15 @@ def find_probabilities(value: ir.Value | None) -> Probabilities | None:
     if value is None or chosen is None or number(chosen.inputs[2]) != 0.0:
         return None
     softmax = producer(chosen.inputs[1], "Softmax")
-    reductions = visible_rows(chosen.inputs[0])
+    reductions = reductions_of_visible_rows(chosen.inputs[0])
     if softmax is None or not reductions or reductions[0].inputs[0] is not softmax.inputs[0]:
         return None
     return Probabilities(value, softmax, reductions)
 
 
-def visible_rows(value: ir.Value | None) -> tuple[ir.Node, ...]:
-    """The reductions of a tensor if a value says which of its rows have an element other than -inf; else none::
+def reductions_of_visible_rows(value: ir.Value | None) -> tuple[ir.Node, ...]:
+    """The ``ReduceMax`` and ``ReduceSum`` of a tensor if a value says which of its rows have an element other than
+    -inf, else ``()``::
 
     Not(And(Equal(ReduceMax(x), -inf), Equal(ReduceSum(x), -inf)))
     """
@@ -141,12 +142,12 @@ def find_attention(product: ir.Node, probabilities: Probabilities, threads: int)
         is_private = is_private and len(softmax.outputs[0].uses()) == 1
     require(is_private, "the probabilities have other users", 2)
     axis = softmax.attributes.get_int("axis", -1)
-    require(axis in (-1, 3), f"the softmax is over dimension {axis}", 2)
+    require(axis in (-1, 3), f"the softmax is over dimension {axis}, not the last", 2)
     groups = merged_groups(flat.producer())
     scores, scale, mask = _find_scores(softmax, groups, probabilities.reductions)
     query_value, query_factor = _unscaled(_query_of(scores, groups))
     transposed, key_factor = _unscaled(unmerged_batches(scores.inputs[1]))
-    require(query_value.dtype == ir.DataType.FLOAT, f"the scores are {query_value.dtype}", 3)
+    require(query_value.dtype == ir.DataType.FLOAT, f"q is {query_value.dtype}, not FLOAT", 3)
     query = _heads(query_value, "q")
     key, value, inner_factor = _keys_and_values(transposed, product.inputs[1], query.heads)
     scale *= query_factor * key_factor * inner_factor
@@ -396,5 +397,5 @@ def _find_guard(result: ir.Value, mask: Mask | None) -> tuple[ir.Node | None, Ma
     original = operand(mask.value, "Max")
     if original is None or number(operand(mask.value, "Max", index=1)) != LOWEST:
         original = mask.value
-    reductions = visible_rows(where.inputs[0])
+    reductions = reductions_of_visible_rows(where.inputs[0])
     return (where, Mask(original)) if reductions and reductions[0].inputs[0] is original else (None, mask)

@@ -1,4 +1,4 @@
-"""Replaces attention that is written out by ONNX's ``Attention``, by head or by position."""
+"""Replaces such an attention by ONNX's ``Attention``, by head or by position."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def ready_mask(builder: Builder, mask: Mask | None, query: Heads, key: Heads) ->
         choices = [builder.constant("zero", 0.0), builder.constant("low", low)]
         value = builder.shared(value, "Where", [value, *(choices if mask.keep else choices[::-1])])
     elif value.dtype != ir.DataType.FLOAT:
-        raise MatchError(f"the mask is {value.dtype}", 3)
+        raise MatchError(f"the mask is {value.dtype}, not FLOAT", 3)
     batches, heads = ([1, 1, 1] + shape)[-4:-2]
     if batches not in (1, query.batch) or heads not in (1, query.heads):
         raise MatchError(f"the mask of {shape} does not fit {query.batch} batches of {query.heads} heads", 3)
