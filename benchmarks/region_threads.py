@@ -25,6 +25,7 @@ from torch import nn
 sys.path[0] = str(Path(__file__).parents[1])  # instead of this folder, whose passes.py would hide the package passes
 
 from dynamo_backends.pipeline import emission  # noqa: E402
+from dynamo_backends.runtime.providers import Provider  # noqa: E402
 from dynamo_backends.runtime.settings import SessionSettings  # noqa: E402
 
 PRODUCTS = ("MatMul", "Gemm")
@@ -50,9 +51,9 @@ def compiled(name: str, regions: int, threads: int, rule: Callable[[bool], int])
     optimizers = emission.optimizers_to_disable
     has_product: list[bool] = []
 
-    def note(model: ir.Model) -> tuple[str, ...]:
+    def note(model: ir.Model, providers: Sequence[Provider]) -> tuple[str, ...]:
         has_product.append(any(node.op_type in PRODUCTS for node in model.graph))
-        return optimizers(model)
+        return optimizers(model, providers)
 
     def settings(*args: object, **kwargs: object) -> SessionSettings:
         return dataclasses.replace(SessionSettings(*args, **kwargs), threads=rule(has_product[-1]))  # type: ignore

@@ -39,7 +39,7 @@ class SessionStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = torch.device(device.type, device.index or 0)
         self._has_several = torch.cuda.device_count() > 1
         self._stream = torch.cuda.default_stream(device)
         self._process = os.getpid()
