@@ -132,9 +132,10 @@ def _moved(loaded: LoadedCase, case: Case) -> LoadedCase:
     dtype: torch.dtype = getattr(torch, case.dtype)
     try:
         device = torch.empty(0, device=case.device).device
-        model = loaded.model.to(device, dtype)
-    except (RuntimeError, AssertionError) as error:  # PyTorch was built without it, it is not there, or full
+    except (RuntimeError, AssertionError) as error:  # PyTorch was built without it, or it is not there
         raise UsageError(f"--device {case.device}: {first_line(str(error))}") from error
+    with errors_of_user(f"MODEL {case.model!r} on {case.device} in {case.dtype}: it raised"):
+        model = loaded.model.to(device, dtype)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         result = tensor.detach().to(device, dtype if tensor.is_floating_point() else None)

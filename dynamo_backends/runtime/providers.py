@@ -136,16 +136,18 @@ def as_precise_as_pytorch(providers: Sequence[Provider], operators: Collection[s
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "Attention", "Einsum"})
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
 def _allows_tf32(operators: Collection[str]) -> bool:
     """Whether PyTorch may compute all operators of a model with TF32. The provider has one switch for them all."""
-    allowed = []
-    if not _CONVOLUTIONS.isdisjoint(operators):
-        allowed.append(torch.backends.cudnn.conv.fp32_precision == "tf32")
-    if not _PRODUCTS.isdisjoint(operators):
-        allowed.append(torch.backends.cuda.matmul.fp32_precision == "tf32")
-    return bool(allowed) and all(allowed)
+    backends = (
+        (_CONVOLUTIONS, torch.backends.cudnn.conv),
+        (_PRODUCTS, torch.backends.cuda.matmul),
+        (_RECURRENT, torch.backends.cudnn.rnn),
+    )
+    precisions = {backend.fp32_precision for kinds, backend in backends if not kinds.isdisjoint(operators)}
+    return precisions == {"tf32"}
 
 
 def options_for_float32(provider: Provider) -> dict[str, str]:

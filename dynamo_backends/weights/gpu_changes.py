@@ -31,8 +31,8 @@ CALLS = _PERIOD * (_GROUPS + 1)
 _PRIMES = (1021, 1019, 1013, 1009)
 """Numbers of factors. The first that divides no size of the tensor is used: rows that change places meet others."""
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By the size of an element, the dtype of its bits."""
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""By the size of an element, the dtype of its bits. Not int64: signs that are flipped in pairs would cancel."""
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import compiled
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -84,6 +85,7 @@ def mask_of(shape: tuple[int, ...]) -> torch.Tensor:
         ("flash", None, False),
         ("flash", None, True),
         ("cudnn", (B, H, S, T), False),
+        ("cudnn", None, True),
     ],
 )
 def test_results_and_gradients(name: str, shape: tuple[int, ...] | None, is_causal: bool, scale: float | None) -> None:
@@ -142,6 +144,28 @@ def test_the_gradient_of_a_mask() -> None:
     wide = mask.double().requires_grad_()
     scaled_dot_product_attention(query.double(), key.double(), value.double(), wide).backward(gradient.double())
     torch.testing.assert_close(found, wide.grad.float())  # type: ignore[union-attr]
+
+
+def test_the_gradient_of_a_mask_that_is_broadcast_is_not_translated() -> None:
+    query, key, value, mask = heads(S), heads(T), heads(T), mask_of((1, H, S, T))
+    function, others = of_operator("efficient", mask, False, None)
+    output, logsumexp = translated(function, [query, key, value, *others], [0, 1])
+    seed = torch.tensor(0)
+    saved = [output, logsumexp, seed, seed, 0.0, [True, True, True, True]]
+    backward = aten._scaled_dot_product_efficient_attention_backward.default
+    with pytest.raises(TranslationError, match="broadcast"):
+        translated(backward, [output, query, key, value, mask, *saved], [0])
+    with pytest.raises(TranslationError, match="random"):
+        translated(backward, [output, query, key, value, mask, *saved[:4], 0.5, [True] * 4], [0])
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_softmax_of_rows_that_are_hidden(dim: int) -> None:
+    x = torch.randn(3, 4, 5)
+    x.select(dim, 0)[:] = -torch.inf
+    x[:, 1, 2], x[1, :, 3], x[2, 2, :], x[2, 2, 1] = -torch.inf, -torch.inf, -torch.inf, torch.nan
+    function = compiled(lambda x: aten._safe_softmax.default(x, dim), options={"fallback": "error"})
+    torch.testing.assert_close(function(x), aten._safe_softmax.default(x, dim), equal_nan=True)
 
 
 def test_a_length_that_is_not_known() -> None:

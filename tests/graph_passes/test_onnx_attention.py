@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from conftest import assert_same_as_eager, counted
@@ -17,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from dynamo_backends import decomposition_table, onnx_compiler
-from passes import PassContext
+from passes import PassContext, Target
 from passes.onnx.attention import PASS
 
 ALONE = {"disable": ["*"], "enable": ["onnx.attention", "onnx.lift_constants"]}
@@ -104,20 +105,20 @@ def masks() -> dict[str, torch.Tensor]:
     return {**kinds, "NaN": undefined}
 
 
-@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
 def test_projections_and_heads_go_into_the_operator(attend: Callable[..., torch.Tensor]) -> None:
     check(SelfAttention(attend), torch.randn(B, S, H * D))
 
 
 @pytest.mark.parametrize("kind", masks())
-@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
 def test_masks_from_outside(attend: Callable[..., torch.Tensor], kind: str) -> None:
     torch.manual_seed(0)
     check(attend, *queries_keys_values(), masks()[kind])
 
 
 @pytest.mark.parametrize("kind", masks())
-@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
 def test_masks_where_heads_are_put_together(attend: Callable[..., torch.Tensor], kind: str) -> None:
     torch.manual_seed(0)
     mask = masks()[kind][..., :S]
@@ -178,7 +179,7 @@ def test_keys_transposed_as_one_permutation() -> None:
     check(attend, torch.randn(B, S, H, D), torch.randn(B, T, H, D), heads())
 
 
-@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention, written_out])
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, eager_attention])
 def test_keys_and_values_shared_by_groups_of_queries(attend: Callable[..., torch.Tensor]) -> None:
     check(SelfAttention(attend, groups=2), torch.randn(B, S, H * D))
 
@@ -335,6 +336,29 @@ def translated(function: Callable[..., object], *args: object) -> ir.Model:
     model = ir.from_proto(records[0].onnx_model)
     common.CommonSubexpressionEliminationPass()(model)
     return model
+
+
+@pytest.mark.parametrize("kind", [None, *masks()])
+def test_what_pytorch_writes_out_is_fused_for_a_gpu(kind: str | None) -> None:
+    torch.manual_seed(0)
+    q, k, v = queries_keys_values()
+    given = (q, k, v) if kind is None else (q, k, v, masks()[kind])
+    model = translated(written_out, *given)
+    assert PASS.run(model.clone(), PassContext(PASS.name)) == 0, "on the CPU it stays as it is"
+    assert PASS.run(model, PassContext(PASS.name, target=Target(providers=("CUDAExecutionProvider",), threads=1))) == 1
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    names = sorted(item.name for item in session.get_inputs())  # of the arguments, in order
+    [result] = session.run(None, {name: value.numpy() for name, value in zip(names, given, strict=True)})
+    torch.testing.assert_close(torch.from_numpy(result), written_out(*given), equal_nan=True)
+
+
+def test_what_pytorch_writes_out_keeps_nan_and_infinity() -> None:
+    q, k, v = queries_keys_values()
+    mask = masks()["row of -inf"]
+    hidden = v.clone()
+    hidden[:, :, 0] = math.nan
+    for given in ((q, k, hidden, mask), (q.abs() + 1, -(k.abs() + 1) * 3e38, v, None)):
+        check(written_out, *given, times=0)
 
 
 def test_names_metadata_and_near_misses() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import operator
 from collections.abc import Callable, Mapping
@@ -19,12 +20,15 @@ from dynamo_backends.exporter.translate import translate
 from dynamo_backends.graphs import fake_tensors
 from dynamo_backends.graphs.artifacts import Region, RegionOutput
 from dynamo_backends.graphs.layout import ROW_MAJOR
-from dynamo_backends.options import parse_options
+from dynamo_backends.options import Options, parse_options
 from dynamo_backends.partition.regions import Support, split_graph
+from dynamo_backends.pipeline import emission
 from dynamo_backends.pipeline.emission import output_specs
+from dynamo_backends.pipeline.pass_target import pass_target
 from dynamo_backends.runtime import providers
 from dynamo_backends.runtime.binding import InputSpec, OutputSpec
 from dynamo_backends.runtime.cuda_stream import SessionStream
+from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
 from dynamo_backends.runtime.providers import fallbacks
 from dynamo_backends.runtime.session import Session
@@ -278,3 +282,84 @@ def test_results_that_are_read() -> None:
 
     assert [read(1), read(0, 1, 1), read()] == [(1,), (0, 1), (0, 1)]
     assert [read(-1), read(slice(0, 1)), read(1, -2)] == 3 * [(0, 1)], "as a pass may write it"
+
+
+class FakeStream:
+    """In place of a stream of PyTorch's; ``order`` has the waits of all."""
+
+    def __init__(self, number: int, order: list[str]) -> None:
+        self.cuda_stream, self._order = number, order
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self._order.append(f"{self.cuda_stream} waits for {other.cuda_stream}")
+
+    def synchronize(self) -> None:
+        self._order.append("the program waits")
+
+
+@pytest.mark.parametrize("current", [0, 7])
+def test_the_order_on_streams(current: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    default, mine = FakeStream(0, order), FakeStream(current, order)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: mine)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current, raising=False)
+    stream = SessionStream.of(["CUDAExecutionProvider"], [torch.device("cuda", 0)])
+    assert stream is not None
+    assert stream.run(lambda: order.append("run")) is None
+    stream.copy(lambda: order.append("copy"))
+    stream.wait()
+    waits = ["0 waits for 7", "run", "7 waits for 0", "copy", "0 waits for 7"] if current else ["run", "copy"]
+    assert order == [*waits, "the program waits"]
+
+
+def test_the_memory_of_results_on_a_gpu_is_pytorchs() -> None:
+    assert OutputSpec("y", torch.float32, sizes=(2, 3), device=FIRST).memory_sizes == (2, 3)
+    assert OutputSpec("y", torch.float32, sizes=(2, 3), device=torch.device("meta")).memory_sizes is None
+
+
+def test_the_current_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [1]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: current.__setitem__(0, index))
+    cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    assert providers.on_current_gpu([cuda, cpu]) == ((cuda, {"device_id": "1"}), cpu)
+    assert providers.on_current_gpu([(cuda, {"device_id": "2"})]) == ((cuda, {"device_id": "2"}),)
+    with providers.unchanged_gpu():
+        current[0] = 0
+    assert current == [1]
+    current[0] = 0
+    assert providers.on_current_gpu([cuda, cpu]) == (cuda, cpu)
+
+
+def test_what_a_gpu_changes_for_passes_and_probes() -> None:
+    cuda, cpu, openvino = "CUDAExecutionProvider", "CPUExecutionProvider", "OpenVINOExecutionProvider"
+    assert [providers.needs_subprocess(item) for item in ([cuda, cpu], [cpu, openvino], [openvino])] == [False] * 2 + [
+        True
+    ]
+    options = dataclasses.replace(Options(), threads=3)
+    object.__setattr__(options, "providers", (cuda, cpu))
+    target = pass_target(options, Support(23, (cpu,)))
+    assert target.multiplies_bfloat16 and target.threads == 1 and target.providers == (cuda, cpu)
+
+
+def test_an_executable_is_made_for_providers_that_reach_its_tensors() -> None:
+    sin, _ = graph_of_two()
+    model = translate([sin], [node_sessions.RegionInput(sin.args[0])], [RegionOutput(sin)], opset=18)  # type: ignore[arg-type]
+    cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+    def made(device: torch.device) -> list[list[str]]:
+        inputs, outputs = (
+            (InputSpec("x", torch.float32, device=device),),
+            (OutputSpec("y", torch.float32, device=device),),
+        )
+        executable = Executable(b"", inputs, outputs, SessionSettings((cuda, cpu)))
+        return [
+            [str(item[0]) if isinstance(item, tuple) else item for item in each.settings.providers]
+            for each in emission._on_providers(executable, model)
+        ]
+
+    assert made(FIRST) == [[cuda, cpu]] and made(CPU) == [[cuda, cpu], [cpu]]

@@ -47,7 +47,13 @@ from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.node_support import AnswerCache
 from dynamo_backends.runtime.ort_internals import IDENTITY
 from dynamo_backends.runtime.provider_options import is_own
-from dynamo_backends.runtime.providers import Provider, as_precise_as_pytorch, fallbacks, with_threads
+from dynamo_backends.runtime.providers import (
+    Provider,
+    as_precise_as_pytorch,
+    fallbacks,
+    float32_precision,
+    with_threads,
+)
 from dynamo_backends.runtime.settings import SessionSettings
 from dynamo_backends.runtime.subprocess_session import check_in_subprocess
 from dynamo_backends.weights.region_session import RegionSession
@@ -396,8 +402,13 @@ def test_a_provider_computes_float32_as_pytorch_is_set_to() -> None:
 
     assert options("highest", "CUDAExecutionProvider", CPU) == [{"use_tf32": "0"}, {}]
     assert options("high", "CUDAExecutionProvider", CPU) == [{"use_tf32": "1"}, {}]
+    torch.set_float32_matmul_precision("highest")
+    assert float32_precision([("CUDAExecutionProvider", {"use_tf32": "1"}), CPU]) is torch.float16
+    assert float32_precision([("CUDAExecutionProvider", {"use_tf32": "0"}), CPU]) is torch.float32
     # PyTorch rounds convolutions by default, and products not; the provider has one switch.
-    for operators, expected in ((["Conv", "Relu"], "1"), (["Conv", "Gemm"], "0"), ([], "0")):
+    pairs = [(["Conv", "Relu"], "1"), (["Conv", "LSTM"], "1"), ([], "0")]
+    pairs += [([kind, "Conv"], "0") for kind in ("MatMul", "Gemm", "FusedMatMul", "Attention", "Einsum")]
+    for operators, expected in pairs:
         assert options("highest", "CUDAExecutionProvider", operators=operators) == [{"use_tf32": expected}]
     assert [hint(setting, OPENVINO) for setting in ("highest", "high", "medium")] == ["f32", "f32", "bf16"]
     of_the_user = (OPENVINO, {"precision": "ACCURACY", "cache_dir": "x"})

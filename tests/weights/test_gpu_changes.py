@@ -26,7 +26,7 @@ def weights() -> list[torch.Tensor]:
         torch.randn(300, 17),
         torch.randn(5),
         torch.randn(64, 64).half(),
-        torch.randn(33, 7, dtype=torch.float64).t(),
+        torch.randn(33, 8, dtype=torch.float64).t(),
         torch.arange(1, 50, dtype=torch.int8),
         torch.randn(4, 2042)[1:],
         *[torch.randn(i + 2) for i in range(60)],
@@ -43,13 +43,14 @@ def test_a_checksum_changes_with_the_content(write: str) -> None:
         assert not torch.equal(checksum(other), before), (write, tensor.shape)
 
 
-@pytest.mark.parametrize("position", [0, 1, 3, 5, 65])
+@pytest.mark.parametrize("position", [0, 1, 3, 5, 17, 40, 65])
 def test_a_write_is_found(position: int) -> None:
     tensors = weights()
     watch = GpuWatch(tensors)
     watch.session_was_made(tensors)
     assert all(watch.is_unchanged(tensors) for _ in range(2 * CALLS))
-    tensors[position].data.mul_(2)
+    assert len(set(watch._groups)) == len(watch._groups) > 3
+    tensors[position].data.neg_()
     calls = next(i for i in range(2 * CALLS) if not watch.is_unchanged(tensors))
     assert 0 < calls <= CALLS
     assert watch.changed(tensors) == ([position], [position]) and watch.differing(tensors) == [position]

@@ -29,6 +29,8 @@ constants show that there are none.
 Not if
 
 - scores or probabilities have other users, as in training;
+- the CPU provider runs a softmax that PyTorch has written out (``_safe_softmax``): it is 0 in rows whose scores are all
+  -inf, and keeps NaN in hidden rows. On a GPU it is fused all the same, as eager has a kernel of its own there;
 - the mask has no row for each query (one row is expanded if the sizes are known), or two masks are added;
 - there are fewer heads than threads: the kernel splits work by heads only, the separate products split it further.
 """
@@ -46,6 +48,7 @@ from .finding import NODES, find_attention, find_probabilities, merged_groups, u
 from .fusion import Fusion
 
 _FIRST_OPSET = 23
+_CPU = "CPUExecutionProvider"
 
 
 def fuse_attention(model: ir.Model, context: PassContext) -> int:
@@ -61,6 +64,8 @@ def fuse_attention(model: ir.Model, context: PassContext) -> int:
         if probabilities is None or node.graph is not model.graph:
             return False
         require(opset >= _FIRST_OPSET, f"Attention needs opset {_FIRST_OPSET}", NODES)
+        is_plain = not probabilities.reductions or context.target.providers[0] != _CPU
+        require(is_plain, "the softmax is 0 where all scores are -inf, not only where the mask is", NODES)
         found = find_attention(node, probabilities, context.target.threads or torch.get_num_threads())
         return Fusion(builder, found).run()
 
