@@ -352,6 +352,19 @@ def test_what_pytorch_writes_out_is_fused_for_a_gpu(kind: str | None) -> None:
     torch.testing.assert_close(torch.from_numpy(result), written_out(*given), equal_nan=True)
 
 
+@pytest.mark.parametrize("passes", [ALONE, {"disable": ["onnx.attention"]}])
+def test_nan_in_hidden_rows_stays(passes: dict[str, list[str]]) -> None:
+    q, k, v = queries_keys_values()
+    mask, undefined = masks()["row of -inf"], v.clone()
+    undefined[:, :, 0, 1], undefined[:, :, 1, 2] = math.nan, math.inf
+    unknown = torch.where(torch.arange(S)[:, None] == 2, math.nan, q)
+    for given in ((q, k, undefined, mask), (unknown, k, v, mask)):
+        with torch.no_grad():
+            assert_same_as_eager(
+                scaled_dot_product_attention, *given, settings={"options": {"opset": 23, "passes": passes}}
+            )
+
+
 def test_what_pytorch_writes_out_keeps_nan_and_infinity() -> None:
     q, k, v = queries_keys_values()
     mask = masks()["row of -inf"]

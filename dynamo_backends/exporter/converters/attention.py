@@ -55,9 +55,8 @@ def flash_attention(
     maximum = op.ReduceMax(scores, [-1], keepdims=0)
     logsumexp = groups.split_rows(op.Sub(maximum, op.Log(op.ReduceMax(probabilities, [-1], keepdims=0))))
     if visible is not None:
-        zero = shapes.constant(0.0, computing)
-        output = op.Where(visible, output, zero)
-        logsumexp = op.Where(op.Squeeze(visible, [-1]), logsumexp, zero)
+        output = op.Mul(output, op.Cast(visible, to=computing))  # NaN in a hidden row stays, as in eager
+        logsumexp = op.Where(op.Squeeze(visible, [-1]), logsumexp, shapes.constant(0.0, computing))
     return shapes.cast(output, dtype), logsumexp
 
 

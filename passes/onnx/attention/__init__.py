@@ -20,11 +20,11 @@ Before and after, for two heads of eight features::
     s = Softmax(Add(Mul(MatMul(q, k), 0.3535), mask))
     y = Reshape(Transpose <perm=[0, 2, 1, 3]> (MatMul(s, v)), [0, 0, 16])
 
-Rows whose mask hides all keys: eager's ``scaled_dot_product_attention`` returns 0 (the translation has a ``Where`` for
-it, around the result or, where PyTorch writes attention out, around the softmax); a softmax that is written out returns
-the mean of v for a finite mask, and NaN for -inf. ONNX Runtime's kernel returns 0 for -inf *and for the lowest
-float32*, which most masks use. So the mask is raised to -3e38, and a ``Where`` writes 0 or NaN to such rows, unless
-constants show that there are none.
+Rows whose mask hides all keys: eager's ``scaled_dot_product_attention`` returns 0, or NaN if a number in it is NaN (the
+translation multiplies the result with 0 there; where PyTorch writes attention out, it chooses probabilities of 0). A
+softmax that is written out by hand returns the mean of v for a finite mask, and NaN for -inf. ONNX Runtime's kernel
+returns 0 for -inf *and for the lowest float32*, which most masks use. So the mask is raised to -3e38, and such rows are
+multiplied with 0, or replaced by NaN, unless constants show that there are none.
 
 Not if
 

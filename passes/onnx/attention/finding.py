@@ -75,7 +75,7 @@ class Attention:
     scale: float
     mask: Mask | None
     guard: ir.Node | None
-    """``Where(visible, result, 0)`` around the result."""
+    """``Mul(result, Cast(visible))`` around the result."""
     hidden: float
     """The result in rows that are fully hidden, 0 or NaN."""
     result: ir.Value
@@ -384,18 +384,16 @@ def _unrepeated(value: ir.Value | None, heads: int) -> ir.Value | None:
 
 
 def _find_guard(result: ir.Value, mask: Mask | None) -> tuple[ir.Node | None, Mask | None]:
-    """The ``Where`` around the result that sets fully hidden rows to 0, and the mask before the translation raised it;
-    else ``None`` and the same mask."""
-    where = only_user(result, "Where")
-    if mask is None or mask.low is not None or where is None:
+    """The ``Mul`` that makes fully hidden rows of the result 0, and the mask before the translation raised it; else
+    ``None`` and the same mask."""
+    factor = only_user(result, "Mul")
+    if mask is None or mask.low is not None or factor is None or factor.inputs[0] is not result:
         return None, mask
-    if where.inputs[1] is not result or number(where.inputs[2]) != 0:
-        return None, mask
-    always = constant(where.inputs[0])
-    if always is not None and always.all():
-        return where, mask
+    always = constant(factor.inputs[1])
+    if always is not None and (always == 1).all():
+        return factor, mask
     original = operand(mask.value, "Max")
     if original is None or number(operand(mask.value, "Max", index=1)) != LOWEST:
         original = mask.value
-    reductions = reductions_of_visible_rows(where.inputs[0])
-    return (where, Mask(original)) if reductions and reductions[0].inputs[0] is original else (None, mask)
+    reductions = reductions_of_visible_rows(operand(factor.inputs[1], "Cast"))
+    return (factor, Mask(original)) if reductions and reductions[0].inputs[0] is original else (None, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -34,7 +35,7 @@ class Fusion:
                 result = self._by_position(ready, back.outputs[0])
             else:
                 output = self._attention([self._by_head(item) for item in inputs], ready)
-                self._with_hidden_rows(output, ready.visible)
+                self._with_hidden_rows(output, self._visible(ready))
                 result = self._result
         return self._builder.substitute([result])
 
@@ -55,7 +56,7 @@ class Fusion:
         assert value is not None
         rows = self._reshaped(value, "grouped", [0, key.heads, groups, query.features])
         output = self._attention([rows, self._by_head(key), self._by_head(found.value)], ready)
-        output = self._with_hidden_rows(output, ready.visible)
+        output = self._with_hidden_rows(output, self._visible(ready))
         self._reshaped(output, "heads_of_queries", [0, heads, 1, found.value.features])
         return self._result
 
@@ -72,7 +73,8 @@ class Fusion:
             assert together is not None
             return together
         split = self._reshaped(output, "heads_apart", [0, 0, query.heads, features])
-        self._with_hidden_rows(split, None if ready.visible is None else self._visible_by_position(ready.visible))
+        visible = self._visible(ready)
+        self._with_hidden_rows(split, None if visible is None else self._visible_by_position(visible))
         return result
 
     def _attention(self, inputs: list[ir.Value], ready: ReadyMask, *attributes: ir.Attr) -> ir.Value:
@@ -82,11 +84,20 @@ class Fusion:
         masks = [] if ready.value is None else [ready.value]
         return self._add("Attention", [*inputs, *masks], *attributes)
 
+    def _visible(self, ready: ReadyMask) -> ir.Value | None:
+        """Which rows are visible: booleans, or 1 and 0 if hidden rows are multiplied with 0, which keeps NaN."""
+        if ready.visible is None or math.isnan(self._found.hidden):
+            return ready.visible
+        to = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+        return self._builder.shared(ready.visible, "Cast", [ready.visible], to)
+
     def _with_hidden_rows(self, output: ir.Value, visible: ir.Value | None) -> ir.Value:
-        """The output, with eager's values in rows that are fully hidden."""
+        """The output, with eager's values in rows that are fully hidden; ``visible`` is from ``_visible``."""
         if visible is None:
             return output
-        return self._add("Where", [visible, output, self._builder.constant("fill", self._found.hidden)])
+        if math.isnan(self._found.hidden):
+            return self._add("Where", [visible, output, self._builder.constant("fill", math.nan)])
+        return self._add("Mul", [output, visible])
 
     def _by_head(self, of: Heads) -> ir.Value:
         if of.by_head is not None:
