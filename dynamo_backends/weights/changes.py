@@ -28,11 +28,7 @@ import torch
 from xxhash import xxh3_64_intdigest
 
 from .gpu_changes import GpuWatch, checksum
-from .watchable import addresses_of, can_be_watched
-
-CALLS = 256
-"""Number of calls in which every byte is read once. A call of a model that does nothing but read its weights then takes
-0.4 % longer."""
+from .watchable import CALLS, VersionWatch, addresses_of, can_be_watched
 
 WHOLE = 16 * 1024
 """Bytes up to which a tensor is read whole in each call."""
@@ -123,7 +119,7 @@ def _content(tensor: torch.Tensor) -> tuple[int, int, int] | None:
     return tensor.data_ptr(), tensor._version, digest
 
 
-class Watch:
+class Watch(VersionWatch):
     """Remembers the content of tensors, and detects when it changes.
 
     Versions are read before memory: a write during the construction counts as a change.
@@ -131,20 +127,14 @@ class Watch:
     Args:
         tensors: tensors that ``can_be_watched``.
         complete: whether each call reads every byte.
-
-    Attributes:
-        addresses: of the tensors.
-        written_meanwhile: positions of tensors that were written while the session read them, see ``session_was_made``.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, complete: bool = False) -> None:
-        self.addresses = addresses_of(tensors)
+        super().__init__(tensors)
         stay_cached = sum(tensor.nbytes for tensor in tensors) <= _SMALL
         all_whole = complete or stay_cached
         self._large = [i for i, tensor in enumerate(tensors) if not all_whole and tensor.nbytes > WHOLE]
-        self._first_versions = [tensor._version for tensor in tensors]
         self._versions = [self._first_versions[i] for i in self._large]
-        self.written_meanwhile: list[int] = []
         memories = [_memory(tensor) for tensor in tensors]
         self._samples = [[memories[i][len(memories[i]) * n // 2 :][:_SAMPLE] for i in self._large] for n in (0, 1)]
         self._sampled = [b"".join(samples) for samples in self._samples]
@@ -155,15 +145,6 @@ class Watch:
         self._whole = _Pieces(whole, stay_cached=stay_cached)
         self._slices = [_Pieces(pieces) for pieces in slices]
         self._turns = itertools.count()  # thread-safe
-
-    def session_was_made(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Must be called when the session has read the tensors, which are those of the construction.
-
-        Another thread may have written to them meanwhile, and then back, as one does that swaps moving averages in and
-        out. Then nothing tells which values the session has, and they count as changed for good.
-        """
-        pairs = zip(tensors, self._first_versions, strict=True)
-        self.written_meanwhile = [i for i, (tensor, before) in enumerate(pairs) if tensor._version != before]
 
     def is_unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this call's checks find no write.

@@ -21,12 +21,13 @@ from typing import NamedTuple
 import torch
 
 from ..common.fork_safety import renew_in_children
-from .watchable import addresses_of, can_be_watched
+from .watchable import CALLS, VersionWatch, can_be_watched
 
-_PERIOD, _GROUPS = 8, 31
+_PERIOD = 8
+"""Calls between launches: those of one call take as long as launching some kernels of a model."""
 
-CALLS = _PERIOD * (_GROUPS + 1)
-"""Number of calls within which a write is found."""
+_GROUPS = CALLS // _PERIOD - 1
+"""Parts of the tensors, so that each is compared, and its answer read, within ``CALLS`` calls."""
 
 _PRIMES = (1021, 1019, 1013, 1009)
 """Numbers of factors. The first that divides no size of the tensor is used: rows that change places meet others."""
@@ -68,7 +69,7 @@ class _Pending(NamedTuple):
         return bool(self.differ)
 
 
-class GpuWatch:
+class GpuWatch(VersionWatch):
     """Remembers the content of tensors, and detects when it changes; see ``changes.Watch``.
 
     Args:
@@ -77,9 +78,8 @@ class GpuWatch:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, complete: bool = False) -> None:
-        self.addresses = addresses_of(tensors)
-        self.written_meanwhile: list[int] = []
-        self._versions = self._first_versions = [tensor._version for tensor in tensors]
+        super().__init__(tensors)
+        self._versions = self._first_versions
         self._device = next((item.device for item in tensors if item.device.type == "cuda"), torch.device("cpu"))
         self._checksums = self._of(tensors)
         self._groups = _groups([tensor.nbytes for tensor in tensors])
@@ -92,11 +92,6 @@ class GpuWatch:
     def renew_in_child(self) -> None:
         """See ``fork_safety.Renewable``."""
         self._lock = threading.Lock()
-
-    def session_was_made(self, tensors: Sequence[torch.Tensor]) -> None:
-        """See ``changes.Watch``."""
-        pairs = zip(tensors, self._first_versions, strict=True)
-        self.written_meanwhile = [i for i, (tensor, before) in enumerate(pairs) if tensor._version != before]
 
     def is_unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this call's checks find no write."""

@@ -29,8 +29,8 @@ from ..runtime.executable import Executable
 from ..runtime.session import Session
 from ..runtime.system_memory import available, give_back
 from ..runtime.tensors import on_same_memory, uses_of
-from .changes import CALLS, Snapshot, watch_of
-from .watchable import Addresses, addresses_of, can_be_watched
+from .changes import Snapshot, watch_of
+from .watchable import CALLS, Addresses, addresses_of, can_be_watched
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
-"""Which tensors can be constants of a session, because every write to them can be detected."""
+"""Which tensors can be constants of a session, because every write to them can be detected; what all watches share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -13,6 +13,10 @@ _DTYPES = frozenset(
         *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
     }
 )
+
+CALLS = 256
+"""Number of calls in which every byte is read once. A call of a model that does nothing but read its weights then takes
+0.4 % longer."""
 
 Addresses: TypeAlias = tuple[int, ...]
 
@@ -34,3 +38,29 @@ def can_be_watched(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0 or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_inference():
         return False
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
+
+
+class VersionWatch:
+    """What tells of a write without reading memory.
+
+    Args:
+        tensors: tensors that ``can_be_watched``.
+
+    Attributes:
+        addresses: of the tensors.
+        written_meanwhile: positions of tensors that were written while the session read them, see ``session_was_made``.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.addresses = addresses_of(tensors)
+        self.written_meanwhile: list[int] = []
+        self._first_versions = [tensor._version for tensor in tensors]
+
+    def session_was_made(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Must be called when the session has read the tensors, which are those of the construction.
+
+        Another thread may have written to them meanwhile, and then back, as one does that swaps moving averages in and
+        out. Then nothing tells which values the session has, and they count as changed for good.
+        """
+        pairs = zip(tensors, self._first_versions, strict=True)
+        self.written_meanwhile = [i for i, (tensor, before) in enumerate(pairs) if tensor._version != before]

@@ -63,14 +63,14 @@ def test_by_default_the_gpu_runs_all_of_a_model() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
     model, x = perceptron().to(dtype), numbers(5, 64, dtype=dtype)
-    torch.testing.assert_close(compiled(model)(x), model(x), rtol=3e-2, atol=3e-2)
+    torch.testing.assert_close(compiled(model)(x), model(x), rtol=3e-2, atol=3e-2)  # a few of bfloat16's 2**-8
 
 
 def test_autocast() -> None:
     model, x = perceptron(), numbers(5, 64)
     function = compiled(model)
     with torch.autocast(DEVICE, torch.bfloat16):
-        torch.testing.assert_close(function(x), model(x), rtol=3e-2, atol=3e-2)
+        torch.testing.assert_close(function(x), model(x), rtol=3e-2, atol=3e-2)  # as above
 
 
 def test_sizes_change() -> None:
@@ -108,7 +108,7 @@ def test_results_become_arguments_and_are_freed_at_once() -> None:
         ours, theirs = function(ours) @ back, model(theirs) @ back
         ours, theirs = ours / ours.norm(), theirs / theirs.norm()
         function(numbers(5, 64))
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)  # roundings of 200 calls add up
 
 
 def test_threads_with_streams_of_their_own() -> None:
@@ -167,7 +167,7 @@ def test_results_on_the_cpu() -> None:
     ours = compiled(lambda x: (x.softmax(-1).cpu() * 2, x.cpu().cos().to(DEVICE), x.sum().item() + 1))(x)
     theirs = (x.softmax(-1).cpu() * 2, x.cpu().cos().to(DEVICE), x.sum().item() + 1)
     for result, expected in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)  # a sum of 320 numbers in another order
 
 
 @pytest.mark.parametrize("placement", ["measured", "onnx"])
@@ -184,7 +184,7 @@ def test_training(placement: str) -> None:
                 call(numbers(5, 64)).square().mean().backward()
                 optimizer.step()
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # AdamW divides by small numbers, ten times
 
 
 def test_dropout_draws_eagers_numbers() -> None:
@@ -241,15 +241,17 @@ def test_attention_and_its_fusion_in_float32(dtype: torch.dtype, backend: SDPBac
         with nullcontext() if backend is None else sdpa_kernel(backend):
             return scaled_dot_product_attention(*x)
 
-    torch.testing.assert_close(compiled(attend, options={"fallback": "error"})(*x), attend(*x), rtol=1e-2, atol=1e-2)
-    if dtype is torch.float32:
+    result = compiled(attend, options={"fallback": "error"})(*x)
+    torch.testing.assert_close(result, attend(*x), rtol=1e-2, atol=1e-2)  # eager rounds probabilities to float16
+    if dtype is torch.float32 and (DEVICE == "cuda" or backend is None):  # the CPU keeps what PyTorch writes out
         assert counted("pass onnx.attention")
 
 
 def test_an_operator_that_onnx_lacks_runs_in_pytorch() -> None:
     x = numbers(5, 5)
     ours = compiled(lambda x: torch.linalg.qr(x.sin()).R.abs().exp())(x)
-    torch.testing.assert_close(ours, torch.linalg.qr(x.sin()).R.abs().exp(), rtol=1e-3, atol=1e-3)
+    expected = torch.linalg.qr(x.sin()).R.abs().exp()
+    torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)  # ill-conditioned
     assert counted("nodes_in_pytorch") and counted("nodes_on_onnx")
 
 

@@ -36,7 +36,8 @@ from dynamo_backends.runtime.executable import Executable
 from dynamo_backends.runtime.ort_internals import PublicCalls
 from dynamo_backends.runtime.session import Session
 from dynamo_backends.weights import changes, region_session
-from dynamo_backends.weights.changes import CALLS, WHOLE, Snapshot, Watch
+from dynamo_backends.weights.changes import WHOLE, Snapshot, Watch
+from dynamo_backends.weights.watchable import CALLS
 from passes import Pass, onnx_editing, register, unregister
 
 

@@ -9,7 +9,8 @@ import torch
 from conftest import compiled, counted
 
 from dynamo_backends.weights import region_session
-from dynamo_backends.weights.gpu_changes import CALLS, GpuWatch, checksum
+from dynamo_backends.weights.gpu_changes import GpuWatch, checksum
+from dynamo_backends.weights.watchable import CALLS
 
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "scaled": lambda p: p.mul_(2),
